@@ -1,0 +1,36 @@
+# make demo   set up, then show what BFTrainer does, on this machine
+# make test   set up, then lint, types, import rules and all tests
+# make setup  build .venv only
+# make format rewrite the code in the project's style
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+export PYTHON ?= python3
+BIN := .venv/bin
+JOBS ?= auto
+
+.PHONY: help setup demo test check format clean
+
+help:
+	@sed -n 's/^# make /make /p' Makefile
+
+setup:
+	@bash scripts/setup.sh
+
+demo: setup
+	@bash scripts/demo.sh
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+test: check
+	$(BIN)/pytest -n $(JOBS)
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

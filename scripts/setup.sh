@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Build .venv with BFTrainer and everything its tests need. Run by `make setup`; does nothing when up to date.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+as_root() { [ "$(id -u)" = 0 ]; }
+
+# The first Python that is new enough; Debian 12 ships 3.11.
+python=""
+for candidate in "${PYTHON:-python3}" python3.13 python3.12 python3.11; do
+  if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    python=$candidate
+    break
+  fi
+done
+if [ -z "$python" ]; then
+  say "Python 3.11 or newer is needed, but none was found. Install it, or name it: make setup PYTHON=/path/to/python3.12"
+  exit 1
+fi
+
+# On Debian, venv is a package of its own.
+if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+  if as_root && command -v apt-get >/dev/null; then
+    say "installing python3-venv"
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv >/dev/null
+  else
+    say "Python's venv module is missing. Install it (Debian: apt-get install python3-venv) and run this again."
+    exit 1
+  fi
+fi
+
+stamp=.venv/.bftrainer-setup
+want=$(cat pyproject.toml constraints.txt scripts/setup.sh | sha256sum | cut -d' ' -f1)-$("$python" -V)-$PWD
+if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then
+  exit 0
+fi
+say "building .venv (a minute or two the first time)"
+"$python" -m venv --clear .venv
+.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[dev]' 2>&1 |
+  { grep -v '^WARNING: Location .* is ignored' || true; } >&2
+.venv/bin/bftrainer --version >/dev/null
+printf '%s' "$want" >"$stamp"

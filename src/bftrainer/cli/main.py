@@ -1,0 +1,87 @@
+"""The `bftrainer` command: gathers the command groups and turns every error into one line and an exit status.
+
+0 done, 1 failed, 2 the call or the input is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from bftrainer import __version__
+from bftrainer.cli import trace
+from bftrainer.errors import BFTrainerError
+
+# Newer releases of typer bring a click of their own, so its errors are found by way of typer.
+_UsageError: Any = typer.BadParameter.__base__
+_AnyCallError: Any = _UsageError.__base__
+
+app = typer.Typer(
+    name="bftrainer",
+    help="Train neural networks on the nodes that a supercomputer's batch scheduler cannot fill.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(trace.app, name="trace")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"bftrainer {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None: ...
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(args: list[str]) -> int:
+    """Run the command line with `args`; the exit status."""
+    try:
+        status = app(args, prog_name="bftrainer", standalone_mode=False)
+    except _UsageError as problem:
+        if type(problem).__name__ == "NoArgsIsHelpError":
+            print(problem.format_message(), file=sys.stderr)
+            return 2
+        where = problem.ctx.command_path if problem.ctx else "bftrainer"
+        return _fail(f"{_one_line(problem.format_message())} (see: {where} --help)", 2)
+    except _AnyCallError as problem:
+        return _fail(_one_line(problem.format_message()), problem.exit_code)
+    except BFTrainerError as problem:
+        return _fail(_one_line(str(problem)), problem.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        return _fail("interrupted", 130)
+    except BrokenPipeError:
+        # The reader of our output left, as `head` does. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except MemoryError:
+        return _fail("out of memory", 1)
+    except OSError as problem:
+        where = f"{problem.filename}: " if problem.filename else ""
+        return _fail(f"{where}{problem.strerror or problem}", 1)
+    return status if isinstance(status, int) else 0
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"bftrainer: {message}", file=sys.stderr)
+    return status
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())

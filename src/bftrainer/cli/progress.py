@@ -1,0 +1,40 @@
+"""A progress bar for what takes longer than two seconds while a terminal watches; nothing otherwise."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+PATIENCE_S = 2.0
+
+
+@contextmanager
+def byte_progress(
+    label: str, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[int, int], None]]:
+    """Gives a function to call with the bytes done and in all. The bar appears only after two seconds."""
+    console = console or Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda done, total: None
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True)
+    task = bar.add_task(label, total=None)
+    began = clock()
+    shown = False
+
+    def advance(done: int, total: int) -> None:
+        nonlocal shown
+        if not shown and clock() - began >= PATIENCE_S:
+            bar.start()
+            shown = True
+        bar.update(task, completed=done, total=total or None)
+
+    try:
+        yield advance
+    finally:
+        bar.stop()

@@ -1,0 +1,232 @@
+"""`bftrainer trace`: import logs, measure idleness, synthesise and record traces."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from datetime import tzinfo
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bftrainer.cli.progress import byte_progress
+from bftrainer.cli.show import show_import, show_stats
+from bftrainer.core.trace import Trace, Window
+from bftrainer.errors import InputError
+from bftrainer.provenance import file_hash, provenance
+from bftrainer.traces import files
+from bftrainer.traces.importing import FORMATS, import_trace
+from bftrainer.traces.journal import Entry
+from bftrainer.traces.options import ImportOptions
+from bftrainer.traces.plot import check_picture, plot_stats
+from bftrainer.traces.record import INTERVAL_S, default_source, poll, record
+from bftrainer.traces.recording import read_journal
+from bftrainer.traces.stats import idle_stats
+from bftrainer.traces.synth import PROFILES, synthesise
+from bftrainer.traces.times import parse_time, time_zone
+
+app = typer.Typer(
+    help="Traces: which nodes were idle when.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
+)
+
+_FORMAT_NAMES = ", ".join(f.name for f in FORMATS)
+
+Output = Annotated[Path, typer.Option("--output", "-o", help="The trace to write, .parquet or .csv.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Zone = Annotated[
+    str, typer.Option("--tz", metavar="ZONE", help="The zone of times that name none, e.g. Europe/Berlin.")
+]
+From = Annotated[str | None, typer.Option("--from", metavar="TIME", help="Start of the window.")]
+To = Annotated[str | None, typer.Option("--to", metavar="TIME", help="End of the window.")]
+MinIdle = Annotated[
+    float, typer.Option("--min-idle", metavar="SECONDS", min=0, help="Drop fragments known to be shorter than this.")
+]
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The log; may be gzipped.")],
+    output: Output,
+    format_name: Annotated[
+        str | None,
+        typer.Option("--format", metavar="NAME", help=f"One of {_FORMAT_NAMES}; found from content if not said."),
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(metavar="A,B,…", help="Column names of sacct output that has no header line.")
+    ] = None,
+    tz: Zone = "UTC",
+    from_: From = None,
+    to: To = None,
+    nodes_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="All nodes of the machine in order, one a line.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODES", help="Nodes to leave out: login[1-3],gpu01 or batch*. Repeatable."),
+    ] = None,
+    keep_edges: Annotated[
+        bool,
+        typer.Option(
+            "--keep-edges", help="Count a node as idle before its first and after its last job in the log too."
+        ),
+    ] = False,
+    min_idle: MinIdle = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Turn a scheduler's log into a trace of idle nodes."""
+    files.check_output(output)
+    zone = time_zone(tz)
+    if columns is not None and format_name is None:
+        format_name = "sacct"
+    options = ImportOptions(
+        zone=zone,
+        columns=tuple(columns.split(",")) if columns else (),
+        start=_time(from_, zone, "--from"),
+        end=_time(to, zone, "--to"),
+        nodes=tuple(files.read_node_names(nodes_file)) if nodes_file else None,
+        exclude=tuple(exclude or ()),
+        keep_edges=keep_edges,
+        min_idle_s=min_idle,
+    )
+    with byte_progress(f"reading {file.name}") as progress:
+        imported = import_trace(file, options, format_name, progress)
+    origin = provenance({file.name: imported.sha256})
+    files.save_trace(imported.trace, output, {**origin, "import": imported.report.as_dict()})
+    if as_json:
+        _print_json({**imported.report.as_dict(), "fragments": len(imported.trace), "provenance": origin})
+    else:
+        show_import(imported, output)
+
+
+@app.command()
+def stats(
+    file: Annotated[Path, typer.Argument(metavar="T", help="A trace, .parquet or .csv.")],
+    from_: From = None,
+    to: To = None,
+    nodes: Annotated[
+        str | None, typer.Option(metavar="N|A:B", help="Only the machine's first N nodes, or nodes A up to B.")
+    ] = None,
+    tz: Zone = "UTC",
+    min_idle: MinIdle = 0.0,
+    plot: Annotated[Path | None, typer.Option(metavar="F", help="Draw a figure: .png, .svg or .pdf.")] = None,
+    as_json: Json = False,
+) -> None:
+    """How much of the machine stands idle, in what pieces, and how long the pieces last."""
+    if plot is not None:
+        check_picture(plot)
+    zone = time_zone(tz)
+    trace = files.load_trace(file, zone)
+    if nodes is not None:
+        trace = trace.select(_some_nodes(trace, nodes))
+    trace = trace.without_transients(min_idle)
+    window = _window(trace, _time(from_, zone, "--from"), _time(to, zone, "--to"))
+    result = idle_stats(trace, window)
+    if not trace.nodes_known:
+        _warn(
+            f"{file}: the machine's nodes are not known, so the ratio divides by the {len(trace.nodes)} nodes seen; "
+            "name all in a nodes.txt beside it"
+        )
+    if plot is not None:
+        plot_stats(trace, window, result, plot)
+    if as_json:
+        _print_json({**result.as_dict(), "provenance": provenance({file.name: file_hash(file)})})
+    else:
+        show_stats(result, plot)
+
+
+@app.command()
+def synth(
+    profile: Annotated[str, typer.Option(metavar="|".join(PROFILES), help="The machine to be like.")],
+    output: Output,
+    nodes: Annotated[int | None, typer.Option(metavar="N", help="Nodes; by default the machine's own number.")] = None,
+    hours: Annotated[float, typer.Option(metavar="H", help="Length of the trace.")] = 336.0,
+    seed: Annotated[int, typer.Option(metavar="S", help="The same seed gives the same trace.")] = 0,
+) -> None:
+    """Make up a trace that is like a real machine's, for those who have no log."""
+    files.check_output(output)
+    trace = synthesise(profile, nodes=nodes, hours=hours, seed=seed)
+    files.save_trace(trace, output, provenance(seed=seed))
+    print(f"wrote {output}: {len(trace):,} fragments of {len(trace.nodes):,} nodes in {trace.window.hours:,g} h")
+
+
+@app.command("record")
+def record_(
+    source: Annotated[str, typer.Option(metavar="slurm|pbs|script", help="What to ask for the nodes' states.")],
+    output: Output,
+    command: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND", help="For --source script: prints idle nodes, one a line, or a scheduler's JSON."
+        ),
+    ] = None,
+    interval: Annotated[float, typer.Option(metavar="SECONDS", help="Time from poll to poll.")] = INTERVAL_S,
+    duration: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Stop after this long; by default on Ctrl-C or SIGTERM.")
+    ] = None,
+) -> None:
+    """Watch a live machine and record which nodes are idle.
+
+    Every poll is appended to OUTPUT.journal at once; the trace is written at the end. The same command goes on with an
+    existing journal, and `trace import` reads it at any time.
+    """
+    files.check_output(output)
+    journal = output.with_name(output.name + ".journal")
+    asked = default_source(source, command)
+    if not journal.exists():
+        poll(asked)  # a command that cannot work should fail now, not in the journal
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    print(f"recording every {interval:g} s into {journal}; stop with Ctrl-C", file=sys.stderr)
+    tally = record(asked, journal, stop, interval_s=interval, duration_s=duration, watch=_warn_of_miss)
+    recording = read_journal(journal)
+    files.save_trace(recording.trace, output, provenance({journal.name: file_hash(journal)}))
+    for note in recording.notes:
+        print(f"note: {note}")
+    print(f"wrote {output}: {len(recording.trace):,} fragments from {recording.polls:,} polls, {tally.polls:,} new")
+
+
+def _warn_of_miss(entry: Entry) -> None:
+    if entry.missed is not None:
+        _warn(f"missed a poll: {entry.missed}")
+
+
+def _some_nodes(trace: Trace, text: str) -> tuple[str, ...]:
+    """`N`: the first N nodes; `A:B`: from A (counting from 0) up to, not including, B."""
+    low, colon, high = text.partition(":")
+    try:
+        first, last = (int(low or 0), int(high) if high else len(trace.nodes)) if colon else (0, int(low))
+    except ValueError:
+        raise InputError(f"--nodes must be a number N or a range A:B, but got {text!r}") from None
+    if not 0 <= first < last:
+        raise InputError(f"--nodes must name at least one node, but got {text!r}")
+    if last > len(trace.nodes):
+        raise InputError(f"--nodes asks for {last} nodes, but the trace has {len(trace.nodes)}")
+    return trace.nodes[first:last]
+
+
+def _window(trace: Trace, start: float | None, end: float | None) -> Window:
+    """The window asked for, cut to what the trace covers."""
+    covered = trace.window
+    if (start is not None and start >= covered.end) or (end is not None and end <= covered.start):
+        raise InputError(f"the trace covers {covered}, nothing of the window asked for")
+    wanted = Window(covered.start if start is None else start, covered.end if end is None else end)
+    window = Window(max(wanted.start, covered.start), min(wanted.end, covered.end))
+    if window != wanted:
+        _warn(f"the trace covers {covered}; figures are for {window}")
+    return window
+
+
+def _time(text: str | None, zone: tzinfo, what: str) -> float | None:
+    return None if text is None else parse_time(text, zone, what)
+
+
+def _print_json(value: object) -> None:
+    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def _warn(message: str) -> None:
+    print(f"bftrainer: warning: {message}", file=sys.stderr)

@@ -1,0 +1,28 @@
+"""Where a result comes from: every result file and JSON carries this."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bftrainer import __version__
+
+
+def provenance(inputs: Mapping[str, str] | None = None, seed: int | None = None) -> dict[str, Any]:
+    """The version, the command line, the seed if there is one, and the SHA-256 of each input by its name."""
+    return {
+        "version": __version__,
+        "command": shlex.join(["bftrainer", *sys.argv[1:]]),
+        "seed": seed,
+        "inputs": dict(inputs or {}),
+    }
+
+
+def file_hash(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,1 @@
+"""Traces: read from logs, recorded, synthesised, measured and drawn."""

@@ -1,0 +1,272 @@
+"""Traces as files: Parquet (the native form) or CSV with the columns node, start, end, open.
+
+Nodes, window and provenance travel as file metadata. A file without them opens too: its nodes come from a `nodes.txt`
+beside it or, failing that, are those it mentions.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, tzinfo
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from bftrainer.core.trace import Floats, Trace, Window
+from bftrainer.errors import InputError
+from bftrainer.traces.source import Source, opened
+from bftrainer.traces.times import LATEST, Clock
+
+KEY = "bftrainer"
+"""The Parquet metadata entry, and the word after `#` in the first line of a CSV file, that hold what columns cannot."""
+
+SUFFIXES = (".parquet", ".csv")
+COLUMNS = ("node", "start", "end", "open")
+
+
+def load_trace(path: Path, zone: tzinfo = UTC) -> Trace:
+    """Open a trace file. Naive times in it are in `zone`."""
+    with opened(path) as source:
+        return read_trace(source, zone)
+
+
+def read_trace(source: Source, zone: tzinfo = UTC) -> Trace:
+    """The trace in an open Parquet or CSV file."""
+    head = source.head()
+    if not head:
+        raise InputError("is empty")
+    if is_parquet(head):
+        frame, meta = _from_parquet(source.stream.read())
+    elif is_csv(head):
+        frame, meta = _from_csv(source.stream.read())
+    else:
+        raise InputError(
+            "is not a trace (Parquet, or CSV with the columns node,start,end). If it is a scheduler's log, "
+            "turn it into a trace first: bftrainer trace import FILE -o T.parquet"
+        )
+    return _to_trace(frame, meta, source.path.parent / "nodes.txt", Clock(zone))
+
+
+def save_trace(trace: Trace, path: Path, provenance: Mapping[str, Any]) -> None:
+    """Write `trace` to a `.parquet` or `.csv` file, whole or not at all."""
+    check_output(path)
+    frame = pl.DataFrame(
+        {
+            "node": pl.Series(trace.node, dtype=pl.UInt32),
+            "start": pl.Series(_milliseconds(trace.start)).cast(pl.Datetime("ms", "UTC")),
+            "end": pl.Series(_milliseconds(trace.end)).cast(pl.Datetime("ms", "UTC")),
+            "open": trace.open,
+        }
+    ).with_columns(pl.col("node").replace_strict(range(len(trace.nodes)), trace.nodes, return_dtype=pl.String))
+    meta = json.dumps(
+        {
+            "format": 1,
+            "window": (_milliseconds(np.array([trace.window.start, trace.window.end])) / 1000).tolist(),
+            "nodes": list(trace.nodes),
+            "nodes_known": trace.nodes_known,
+            "provenance": dict(provenance),
+        }
+    )
+    with writing(path, "wb") as out:
+        if path.suffix == ".csv":
+            out.write(f"# {KEY} {meta}\n".encode())
+            frame.write_csv(out, datetime_format="%Y-%m-%dT%H:%M:%S%.3fZ")
+        else:
+            frame.write_parquet(out, metadata={KEY: meta})
+
+
+def _milliseconds(seconds: Floats) -> npt.NDArray[np.int64]:
+    """Whole milliseconds: what a trace file can hold. Rounding keeps order, so a fragment stays inside its window."""
+    return (seconds * 1000).round().astype(np.int64)
+
+
+def check_output(path: Path) -> None:
+    """Refuse early what could not be written later."""
+    if path.suffix not in SUFFIXES:
+        raise InputError(f"{path}: a trace file must end in {' or '.join(SUFFIXES)}")
+    check_writable(path)
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a path whose folder is missing or closed, before any work is done."""
+    if path.is_dir():
+        raise InputError(f"{path}: is a directory, not a file")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"{path}: Permission denied")
+
+
+@contextmanager
+def writing(path: Path, mode: str) -> Iterator[IO[Any]]:
+    """A file that appears under its name only when complete: written beside, then renamed."""
+    check_writable(path)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
+    beside = Path(name)
+    try:
+        with os.fdopen(handle, mode) as out:
+            yield out
+        mask = os.umask(0)
+        os.umask(mask)
+        beside.chmod(0o666 & ~mask)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def read_node_names(path: Path) -> list[str]:
+    """The nodes of a machine in order, one a line; blank lines and `#` comments are passed over."""
+    with opened(path) as source:
+        names = [name for _, line in source.lines() if (name := line.partition("#")[0].strip())]
+        bad = next((name for name in names if any(c.isspace() or not c.isprintable() for c in name)), None)
+        if bad is not None:
+            raise InputError(f"must have one node name a line, but got {bad[:60]!r}")
+        if not names:
+            raise InputError("names no node")
+    return names
+
+
+def is_parquet(head: bytes) -> bool:
+    """Parquet's magic bytes."""
+    return head.startswith(b"PAR1")
+
+
+def is_csv(head: bytes) -> bool:
+    """Our metadata line, or a header with the columns of a trace."""
+    first, _, _rest = head.partition(b"\n")
+    if first.startswith(f"# {KEY} ".encode()):
+        # The metadata line names every node, so it may be longer than the head.
+        return True
+    names = {name.strip().strip(b'"').lower() for name in first.split(b",")}
+    return {b"node", b"start", b"end"} <= names
+
+
+def _from_parquet(data: bytes) -> tuple[pl.DataFrame, dict[str, Any]]:
+    try:
+        meta = pl.read_parquet_metadata(io.BytesIO(data)).get(KEY, "{}")
+        frame = pl.read_parquet(io.BytesIO(data))
+    except (Exception, pl.exceptions.PanicException) as problem:  # damaged files can make the decoder panic
+        raise InputError(f"truncated or damaged Parquet file ({_first_line(problem)})") from None
+    return frame, _meta(meta)
+
+
+def _from_csv(data: bytes) -> tuple[pl.DataFrame, dict[str, Any]]:
+    meta = "{}"
+    mark = f"# {KEY} ".encode()
+    if data.startswith(mark):
+        line, _, data = data.partition(b"\n")
+        meta = line.removeprefix(mark).decode("utf-8", "replace")
+    try:
+        frame = pl.read_csv(io.BytesIO(data), infer_schema=False)
+    except (Exception, pl.exceptions.PanicException) as problem:
+        raise InputError(f"unreadable CSV ({_first_line(problem)})") from None
+    return frame.rename(lambda name: name.strip().lower()), _meta(meta)
+
+
+def _meta(text: str) -> dict[str, Any]:
+    try:
+        meta = json.loads(text)
+    except ValueError:
+        raise InputError("its metadata is damaged: not JSON") from None
+    if not isinstance(meta, dict):
+        raise InputError("its metadata is damaged: not a JSON object")
+    return meta
+
+
+def _to_trace(frame: pl.DataFrame, meta: dict[str, Any], beside: Path, clock: Clock) -> Trace:
+    missing = [name for name in COLUMNS[:3] if name not in frame.columns]
+    if missing:
+        raise InputError(
+            f"a trace must have the columns node, start and end, but {', '.join(missing)} is missing "
+            f"(found {', '.join(frame.columns[:8]) or 'none'})"
+        )
+    node = frame["node"].cast(pl.String)
+    if node.null_count():
+        raise InputError(f"row {int(node.is_null().arg_max() or 0) + 1} has no node")
+    nodes, known = _machine(node, meta, beside)
+    position = pl.DataFrame({"node": nodes, "position": np.arange(len(nodes), dtype=np.int32)})
+    number = node.to_frame("node").join(position, on="node", how="left", maintain_order="left")["position"]
+    if number.null_count():
+        stranger = node[int(number.is_null().arg_max() or 0)]
+        where = "its metadata" if "nodes" in meta else str(beside)
+        raise InputError(f"node {stranger!r} has a fragment but is not among the {len(nodes)} nodes of {where}")
+    start, end = (_seconds(frame[name], clock) for name in ("start", "end"))
+    return Trace.build(nodes, number.to_numpy(), start, end, _flags(frame), _window(meta), known)
+
+
+def _machine(node: pl.Series, meta: dict[str, Any], beside: Path) -> tuple[Sequence[str], bool]:
+    """The machine's nodes, and whether they are known to be all of them."""
+    names = meta.get("nodes")
+    if names is not None:
+        if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+            raise InputError("its metadata is damaged: nodes must be a list of names")
+        return names, bool(meta.get("nodes_known", True))
+    if beside.is_file():
+        return read_node_names(beside), True
+    return node.unique(maintain_order=True).to_list(), False
+
+
+def _window(meta: dict[str, Any]) -> Window | None:
+    window = meta.get("window")
+    if window is None:
+        return None
+    try:
+        start, end = (float(t) for t in window)
+    except (TypeError, ValueError):
+        raise InputError("its metadata is damaged: window must be two times in seconds") from None
+    return Window(start, end)
+
+
+def _seconds(column: pl.Series, clock: Clock) -> Floats:
+    """A column of times, in whatever form, as seconds since 1970 UTC."""
+    if column.null_count():
+        raise InputError(f"row {int(column.is_null().arg_max() or 0) + 1} has no {column.name}")
+    if isinstance(column.dtype, pl.Datetime) and (column.dtype.time_zone or clock.zone is UTC):
+        seconds = column.dt.epoch("us").to_numpy() / 1e6
+    elif column.dtype.is_numeric():
+        seconds = column.cast(pl.Float64).to_numpy()
+    else:
+        seconds = _parsed(column, clock)
+    if len(seconds) and not (np.isfinite(seconds).all() and seconds.min() >= 0 and seconds.max() <= LATEST):
+        raise InputError(f"column {column.name} must hold times between 1970 and 2200")
+    return seconds
+
+
+def _parsed(column: pl.Series, clock: Clock) -> Floats:
+    """A column of texts or naive times; our own CSV files take the fast way."""
+    if isinstance(column.dtype, pl.Datetime | pl.Date):
+        column = column.dt.to_string("iso:strict")
+    column = column.cast(pl.String)
+    ours = column.str.to_datetime("%Y-%m-%dT%H:%M:%S%.fZ", time_unit="us", strict=False)
+    if not ours.null_count():
+        return ours.dt.epoch("us").to_numpy() / 1e6
+    try:
+        return np.array([clock(text) for text in column.to_list()], dtype=np.float64)
+    except ValueError as problem:
+        raise InputError(f"column {column.name}: {problem}") from None
+
+
+def _flags(frame: pl.DataFrame) -> npt.NDArray[np.bool_] | None:
+    if "open" not in frame.columns:
+        return None
+    column = frame["open"]
+    if column.dtype == pl.String:
+        column = column.str.to_lowercase().replace_strict(
+            {"true": True, "1": True, "false": False, "0": False}, default=None, return_dtype=pl.Boolean
+        )
+    if column.dtype != pl.Boolean or column.null_count():
+        raise InputError("column open must hold true or false")
+    return column.to_numpy()
+
+
+def _first_line(problem: BaseException) -> str:
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:120]

@@ -1,0 +1,215 @@
+"""The recorder: watches a machine's nodes and writes down which are idle, for `bftrainer trace record`.
+
+A source is a command to run and the form of what it prints; `poll` runs it once. The recorder polls on a fixed schedule
+and appends to a journal (`bftrainer.traces.journal`), from which
+`bftrainer.traces.recording` makes the trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.traces.journal import Entry, Journal
+from bftrainer.traces.states import Form, NodeStates, read_states
+
+INTERVAL_S = 10.0
+"""How far polls are apart unless said otherwise (§2.1 of the paper)."""
+TIMEOUT_S = 30.0
+
+
+class PollError(BFTrainerError):
+    """A source could not be asked, or its answer could not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where node states come from."""
+
+    command: tuple[str, ...] | str
+    """Words to run as they are, or a line for the shell."""
+    form: Form = "auto"
+    timeout_s: float = TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        if not self.command or (isinstance(self.command, str) and not self.command.strip()):
+            raise InputError("a source needs a command to run, but got none; give the one that lists the nodes")
+        if not (math.isfinite(self.timeout_s) and self.timeout_s > 0):
+            raise InputError(f"a source's timeout must be a positive number of seconds, but got {self.timeout_s}")
+
+    def __str__(self) -> str:
+        return self.command if isinstance(self.command, str) else shlex.join(self.command)
+
+    def identity(self) -> dict[str, object]:
+        """What must stay the same for a journal to go on: the command and its form."""
+        return {"command": self.command if isinstance(self.command, str) else list(self.command), "form": self.form}
+
+
+def default_source(kind: str, command: str | None = None) -> Source:
+    """The source for a scheduler, or for a user's `command` that prints idle nodes (or any form we read)."""
+    if kind == "script":
+        if command is None:
+            raise InputError("the source `script` needs a command that prints the idle nodes, but got none")
+        return Source(command)
+    if command is not None:
+        raise InputError(f"the source {kind!r} has its own command; use the source `script` to run {command!r}")
+    if kind == "slurm":
+        return Source(("sinfo", "-N", "-h", "-o", "%N %T"), "sinfo")
+    if kind == "pbs":
+        return Source(("pbsnodes", "-a", "-F", "json"), "pbs-json")
+    raise InputError(f"a source must be slurm, pbs or script, but got {kind!r}")
+
+
+def poll(source: Source) -> NodeStates:
+    """Ask `source` once. It answers within its timeout, or PollError says why not."""
+    output = _run(source)
+    try:
+        return read_states(output, source.form)
+    except InputError as error:
+        raise PollError(f"{source}: {error}") from None
+
+
+def steady_clock() -> Callable[[], float]:
+    """A clock that tells the time of day when it is made and then only goes forward, whatever sets the system's clock.
+
+    The length of an idle period would be wrong by as much as the clock is set during it.
+    """
+    kind = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # counts a suspended machine's time as well
+    offset = time.time() - time.clock_gettime(kind)
+    return lambda: offset + time.clock_gettime(kind)
+
+
+class Stop(Protocol):
+    """What ends a recording, and all the waiting there is: a `threading.Event`, or in tests something faster."""
+
+    def is_set(self) -> bool:
+        """Whether to stop now."""
+        ...
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until it is set or `timeout` seconds have passed; whether it is set."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What one run of the recorder did."""
+
+    polls: int
+    """Successful ones."""
+    missed: int
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """Polls every interval and journals the answers. A failed poll is journalled too, and the next slot is tried."""
+
+    poll: Callable[[], NodeStates]
+    journal: Journal
+    stop: Stop
+    clock: Callable[[], float] = field(default_factory=steady_clock)
+    watch: Callable[[Entry], None] = lambda entry: None
+    """Called with each entry once it is safe."""
+
+    def run(self, duration_s: float | None = None) -> Tally:
+        """Record until told to stop, or from the first poll until `duration_s` later."""
+        if duration_s is not None and not duration_s > 0:
+            raise InputError(f"the duration must be a positive number of seconds, but got {duration_s}")
+        interval_s = self.journal.header.interval_s
+        # The last slot is found from its number, so that rounding does not lose the poll at the very end.
+        last_slot = math.inf if duration_s is None else math.floor(duration_s / interval_s + 1e-6)
+        begin = self.clock()
+        slot = polls = missed = 0
+        while slot <= last_slot and self._wait_until(begin + slot * interval_s):
+            entry = self._poll_once()
+            polls, missed = (polls + 1, missed) if entry.missed is None else (polls, missed + 1)
+            slot = _next_slot(slot, begin, interval_s, self.clock())
+        return Tally(polls, missed)
+
+    def _poll_once(self) -> Entry:
+        t = self.clock()
+        try:
+            states = self.poll()
+        except BFTrainerError as error:
+            entry = self.journal.missed(t, str(error))
+        else:
+            entry = self.journal.saw(t, states)
+        self.watch(entry)
+        return entry
+
+    def _wait_until(self, time: float) -> bool:
+        """False when told to stop instead."""
+        while not self.stop.is_set():
+            left = time - self.clock()
+            if left <= 0:
+                return True
+            self.stop.wait(left)
+        return False
+
+
+def record(
+    source: Source,
+    path: str | Path,
+    stop: Stop,
+    *,
+    interval_s: float = INTERVAL_S,
+    duration_s: float | None = None,
+    watch: Callable[[Entry], None] = lambda entry: None,
+) -> Tally:
+    """Record `source` into the journal at `path`, a new one or one to go on with."""
+    with Journal.open(path, source.identity(), interval_s) as journal:
+        return Recorder(lambda: poll(source), journal, stop, watch=watch).run(duration_s)
+
+
+def _next_slot(slot: int, begin: float, interval_s: float, now: float) -> int:
+    """The first slot after `slot` that still lies ahead: a slow poll skips slots instead of bunching them."""
+    ahead = max(slot + 1, math.floor((now - begin) / interval_s) + 1)
+    return ahead if begin + ahead * interval_s > now else ahead + 1
+
+
+def _run(source: Source) -> str:
+    """What the command prints. It has its own process group, so that a timeout ends everything it started."""
+    argv = ["/bin/sh", "-c", source.command] if isinstance(source.command, str) else list(source.command)
+    try:
+        process = subprocess.Popen(  # noqa: S603 - running the user's command is the point
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise PollError(f"{source}: cannot run it: {why}; is {argv[0]} installed and on the PATH?") from None
+    with process:
+        try:
+            out, err = process.communicate(timeout=source.timeout_s)
+        except BaseException as error:
+            # Not yet waited for, so the group is still the command's. A second Ctrl-C must not leave it behind either.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise PollError(f"{source}: no answer within {source.timeout_s:g} s") from None
+            raise
+    if process.returncode != 0:
+        raise PollError(f"{source}: {_failure(process.returncode)}: {_first_line(err)}")
+    return out.decode(errors="replace")
+
+
+def _failure(returncode: int) -> str:
+    return f"it failed with exit status {returncode}" if returncode > 0 else f"signal {-returncode} ended it"
+
+
+def _first_line(stderr: bytes) -> str:
+    lines = (line.strip() for line in stderr.decode(errors="replace").splitlines())
+    return next((line[:200] for line in lines if line), "it said nothing on stderr")

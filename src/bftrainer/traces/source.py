@@ -1,0 +1,106 @@
+"""A file to import: opened once, unpacked if gzipped, hashed and counted while it is read.
+
+Whatever goes wrong with the file itself becomes one `InputError` here, so readers see only lines or bytes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+from bftrainer.errors import InputError
+
+Progress = Callable[[int, int], None]
+"""Called now and then with the bytes read and the bytes in all (0: unknown)."""
+
+_BLOCK = 1 << 20
+_HEAD = 1 << 16
+_LONGEST_LINE = 1 << 25
+
+
+class _Counted(io.RawIOBase):
+    """Passes bytes through, hashing and counting them."""
+
+    def __init__(self, raw: io.FileIO, total: int, progress: Progress) -> None:
+        self._raw, self._total, self._progress = raw, total, progress
+        self.hash = hashlib.sha256()
+        self.count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        count = self._raw.readinto(buffer) or 0
+        self.hash.update(buffer[:count])
+        self.count += count
+        self._progress(self.count, self._total)
+        return count
+
+
+class Source:
+    """The bytes of one input file. Use `opened`."""
+
+    def __init__(self, path: Path, raw: io.FileIO, progress: Progress) -> None:
+        self.path = path
+        self._counted = _Counted(raw, raw.seek(0, io.SEEK_END) if raw.seekable() else 0, progress)
+        if raw.seekable():
+            raw.seek(0)
+        self._stream = io.BufferedReader(cast(io.RawIOBase, self._counted), _BLOCK)
+        if self._stream.peek(2)[:2] == b"\x1f\x8b":
+            unpacked = gzip.GzipFile(fileobj=self._stream)
+            self._stream = io.BufferedReader(cast(io.RawIOBase, unpacked), _BLOCK)
+
+    @property
+    def stream(self) -> io.BufferedReader[io.RawIOBase]:
+        """The unpacked bytes."""
+        return self._stream
+
+    def head(self) -> bytes:
+        """The first bytes, without consuming them."""
+        return self._stream.peek(_HEAD)[:_HEAD]
+
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """The lines with their numbers from 1, without line ends; what is not UTF-8 is marked as such."""
+        number = 0
+        rest = b""
+        while block := self._stream.read(_BLOCK):
+            *whole, rest = (rest + block).split(b"\n")
+            for line in whole:
+                number += 1
+                yield number, _text(line)
+            if len(rest) > _LONGEST_LINE:
+                raise InputError(f"line {number + 1} is over {_LONGEST_LINE >> 20} MiB long: this is no text log")
+        if rest:
+            yield number + 1, _text(rest)
+
+    def sha256(self) -> str:
+        """The hash of the file as it lies on disk, after reading what is left of it."""
+        while self._counted.read(_BLOCK):
+            pass
+        return self._counted.hash.hexdigest()
+
+
+@contextmanager
+def opened(path: Path, progress: Progress = lambda done, total: None) -> Iterator[Source]:
+    """Open a file for import. Every InputError that leaves this block names the file."""
+    try:
+        if path.is_dir():
+            raise InputError("is a directory, not a file")
+        with path.open("rb", buffering=0) as raw:
+            yield Source(path, raw, progress)
+    except InputError as problem:
+        raise InputError(f"{path}: {problem}") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as problem:
+        raise InputError(f"{path}: truncated or damaged gzip data ({problem})") from None
+    except OSError as problem:
+        raise InputError(f"{path}: {problem.strerror or problem}") from None
+
+
+def _text(line: bytes) -> str:
+    return line.removesuffix(b"\r").decode("utf-8", "replace")
