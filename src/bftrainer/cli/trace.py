@@ -162,7 +162,7 @@ def record_(
             metavar="COMMAND", help="For --source script: prints idle nodes, one a line, or a scheduler's JSON."
         ),
     ] = None,
-    interval: Annotated[float, typer.Option(metavar="SECONDS", help="Time from poll to poll.")] = INTERVAL_S,
+    interval: Annotated[float, typer.Option(metavar="SECONDS", min=0.01, help="Time from poll to poll.")] = INTERVAL_S,
     duration: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Stop after this long; by default on Ctrl-C or SIGTERM.")
     ] = None,

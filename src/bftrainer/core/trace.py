@@ -6,6 +6,7 @@ Readers (`bftrainer.traces`) make traces; statistics and the simulator consume t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -91,8 +92,7 @@ class Trace:
         node_col, start_col, end_col, open_col = node_col[order], start_col[order], end_col[order], open_col[order]
         names = tuple(nodes)
         if len(set(names)) != len(names):
-            seen: set[str] = set()
-            twice = next(n for n in names if n in seen or seen.add(n))  # type: ignore[func-returns-value]
+            twice, _ = Counter(names).most_common(1)[0]
             raise InputError(f"node {twice!r} is named twice in the list of nodes")
         _check_fragments(names, node_col, start_col, end_col)
         if window is None:

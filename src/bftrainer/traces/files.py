@@ -10,6 +10,7 @@ import io
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, tzinfo
@@ -132,6 +133,7 @@ def read_node_names(path: Path) -> list[str]:
             raise InputError(f"must have one node name a line, but got {bad[:60]!r}")
         if not names:
             raise InputError("names no node")
+        _refuse_twice(names)
     return names
 
 
@@ -193,7 +195,9 @@ def _to_trace(frame: pl.DataFrame, meta: dict[str, Any], beside: Path, clock: Cl
     if node.null_count():
         raise InputError(f"row {int(node.is_null().arg_max() or 0) + 1} has no node")
     nodes, known = _machine(node, meta, beside)
-    position = pl.DataFrame({"node": nodes, "position": np.arange(len(nodes), dtype=np.int32)})
+    position = pl.DataFrame(
+        {"node": pl.Series(nodes, dtype=pl.String), "position": np.arange(len(nodes), dtype=np.int32)}
+    )
     number = node.to_frame("node").join(position, on="node", how="left", maintain_order="left")["position"]
     if number.null_count():
         stranger = node[int(number.is_null().arg_max() or 0)]
@@ -209,10 +213,17 @@ def _machine(node: pl.Series, meta: dict[str, Any], beside: Path) -> tuple[Seque
     if names is not None:
         if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
             raise InputError("its metadata is damaged: nodes must be a list of names")
+        _refuse_twice(names)
         return names, bool(meta.get("nodes_known", True))
     if beside.is_file():
         return read_node_names(beside), True
     return node.unique(maintain_order=True).to_list(), False
+
+
+def _refuse_twice(names: Sequence[str]) -> None:
+    if len(set(names)) != len(names):
+        twice, _ = Counter(names).most_common(1)[0]
+        raise InputError(f"node {twice!r} is named twice in the list of nodes")
 
 
 def _window(meta: dict[str, Any]) -> Window | None:

@@ -6,24 +6,28 @@ import re
 import sys
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import product
 
 LIMIT = 1_000_000
 """More names than this in one list is a damaged line, not a job."""
 
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
+_BRACKET = re.compile(r"\[([^]]*)\]")
+_SPACE = re.compile(r"\s")
 
 
-@lru_cache(maxsize=2048)
+@lru_cache(maxsize=4096)
 def expand(text: str) -> tuple[str, ...]:
     """The node names in `text`, in order, each once. ValueError when it is no host list."""
-    names: dict[str, None] = {}
-    for term in split_terms(text):
-        for name in _expand_term(term):
-            names[sys.intern(name)] = None
-            if len(names) > LIMIT:
-                raise ValueError("host list names over a million nodes")
-    return tuple(names)
+    if not text or _SPACE.search(text):
+        raise ValueError(f"not a host list: {text[:60]!r}")
+    names: list[str] = []
+    for term in split_terms(text) if "[" in text or "]" in text else text.split(","):
+        if not term:
+            raise ValueError(f"a name is missing in host list {text[:60]!r}")
+        names += _expand_term(term) if "[" in term else (term,)
+        if len(names) > LIMIT:
+            raise ValueError("host list names over a million nodes")
+    return tuple(dict.fromkeys(map(sys.intern, names)))
 
 
 def split_terms(text: str) -> Iterator[str]:
@@ -44,23 +48,16 @@ def split_terms(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _expand_term(term: str) -> Iterator[str]:
+def _expand_term(term: str) -> list[str]:
     """The names of one term, which may hold several brackets: `rack[1-2]n[01-04]`."""
-    if not term or any(c.isspace() for c in term):
-        raise ValueError(f"not a node name: {term[:60]!r}")
-    if "[" not in term:
-        return iter((term,))
-    literals = re.split(r"\[[^]]*\]", term)
-    choices = [_numbers(body) for body in re.findall(r"\[([^]]*)\]", term)]
-    total = 1
-    for choice in choices:
-        total *= len(choice)
-        if total > LIMIT:
+    head, *rest = _BRACKET.split(term)  # text, then bodies of brackets and texts in turn
+    names = [head]
+    for body, after in zip(rest[::2], rest[1::2], strict=True):
+        numbers = _numbers(body)
+        if len(names) * len(numbers) > LIMIT:
             raise ValueError("host list names over a million nodes")
-    return (
-        "".join(part for pair in zip(literals, (*numbers, ""), strict=True) for part in pair)
-        for numbers in product(*choices)
-    )
+        names = [f"{name}{number}{after}" for name in names for number in numbers]
+    return names
 
 
 def _numbers(body: str) -> list[str]:
@@ -73,5 +70,6 @@ def _numbers(body: str) -> list[str]:
         low, high = match[1], match[2] or match[1]
         if int(high) < int(low) or int(high) - int(low) >= LIMIT:
             raise ValueError(f"not a range of node numbers: {part!r}")
-        numbers.extend(str(n).zfill(len(low)) for n in range(int(low), int(high) + 1))
+        width = len(low)
+        numbers += [f"{n:0{width}}" for n in range(int(low), int(high) + 1)]
     return numbers

@@ -1,0 +1,5 @@
+"""`python -m bftrainer` is the `bftrainer` command."""
+
+from bftrainer.cli.main import main
+
+main()

@@ -1,0 +1,149 @@
+"""The question an allocator answers: a pool, a horizon and claims on it come in, a node count for each goes out.
+
+For each claim j, now on C_j nodes, choose N_j ∈ {0} ∪ [min_j, max_j] with Σ N_j ≤ |pool|, maximising
+Σ_j T·O_j(N_j) − O_j(C_j)·R_j, where R_j is up_j if N_j > C_j, down_j if N_j < C_j, else 0. Which nodes serve whom is
+`place.py`'s business: every such vector can be placed without migration, so counts are enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from bftrainer.core.curve import Curve
+from bftrainer.errors import InputError
+
+LARGEST_POOL = 1_000_000
+
+Status = Literal["optimal", "time-limit", "kept", "heuristic"]
+"""optimal: proven best. time-limit: the best found in time. kept: nothing better than the current map was found in
+time. heuristic: the rule of a baseline, which proves nothing."""
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one trainer has, may have, and what that is worth."""
+
+    name: str
+    current: int  # C_j, after preemption
+    min_nodes: int  # N_j^min
+    max_nodes: int  # N_j^max
+    value: Curve  # O_j
+    up_s: float  # R_j^up
+    down_s: float  # R_j^dw
+    owner: str = ""
+
+    def __post_init__(self) -> None:
+        def require(good: bool, field: str, rule: str, value: object) -> None:
+            if not good:
+                raise InputError(f"trainer {self.name!r}: {field} must be {rule}, but got {value!r}")
+
+        for name in ("current", "min_nodes", "max_nodes"):
+            value = getattr(self, name)
+            require(isinstance(value, int) and not isinstance(value, bool), name, "a whole number", value)
+        require(0 <= self.current <= LARGEST_POOL, "current", f"from 0 to {LARGEST_POOL}", self.current)
+        require(self.min_nodes >= 1, "min_nodes", "1 or more", self.min_nodes)
+        require(self.max_nodes >= self.min_nodes, "max_nodes", f"at least min_nodes ({self.min_nodes})", self.max_nodes)
+        for name in ("up_s", "down_s"):
+            value = getattr(self, name)
+            require(math.isfinite(value) and value >= 0, name, "a number of seconds, 0 or more", value)
+
+    @property
+    def running(self) -> int:
+        """The nodes it really runs on: a trainer preempted below its minimum has stopped, and its nodes are free."""
+        return self.current if self.current >= self.min_nodes else 0
+
+    def gain(self, nodes: npt.ArrayLike, horizon_s: float) -> Floats:
+        """T·O(n) − O(C)·R for each count in `nodes`, whether the claim allows that count or not."""
+        counts = np.asarray(nodes)
+        at_stake = self.value.rate(self.running)
+        cost = np.where(counts > self.running, self.up_s, np.where(counts < self.running, self.down_s, 0.0)) * at_stake
+        result: Floats = horizon_s * self.value.at(counts) - cost
+        return result
+
+    def allows(self, nodes: int) -> bool:
+        """Whether it may run on `nodes` nodes (0: not at all)."""
+        return nodes == 0 or self.min_nodes <= nodes <= self.max_nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Constraints beyond the paper's model, which only the `milp` allocator can hold."""
+
+    owner_caps: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """At most so many nodes for all trainers of an owner."""
+    owner_shares: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """At least so many nodes for an owner, as far as its trainers can use them and the pool has them."""
+    exclusive: Sequence[frozenset[str]] = ()
+    """Groups of trainers of which at most one may run at a time."""
+
+    def __bool__(self) -> bool:
+        return bool(self.owner_caps or self.owner_shares or self.exclusive)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A pool of idle nodes and the claims on it, in order of submission."""
+
+    pool: int  # |N|
+    horizon_s: float  # T_fwd
+    claims: tuple[Claim, ...]
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.pool <= LARGEST_POOL:
+            raise InputError(f"pool must be from 0 to {LARGEST_POOL} nodes, but got {self.pool}")
+        if not (math.isfinite(self.horizon_s) and self.horizon_s > 0):
+            raise InputError(f"horizon_s must be a number of seconds above 0, but got {self.horizon_s}")
+        names: set[str] = set()
+        for claim in self.claims:
+            if claim.name in names:
+                raise InputError(f"trainer {claim.name!r} is named twice")
+            names.add(claim.name)
+        strangers = sorted(set().union(*self.limits.exclusive) - names) if self.limits.exclusive else []
+        if strangers:
+            raise InputError(f"exclusive group names trainer {strangers[0]!r}, which is not in the problem")
+
+    @property
+    def current(self) -> tuple[int, ...]:
+        """The counts now, of the trainers that really run."""
+        return tuple(claim.running for claim in self.claims)
+
+    def feasible(self, counts: Sequence[int]) -> bool:
+        """Whether `counts` keep to the pool and to what each claim allows (not: to the extra limits)."""
+        return sum(counts) <= self.pool and all(c.allows(n) for c, n in zip(self.claims, counts, strict=True))
+
+    def objective(self, counts: Sequence[int]) -> float:
+        """Σ_j T·O_j(N_j) − O_j(C_j)·R_j."""
+        return math.fsum(float(c.gain(n, self.horizon_s)) for c, n in zip(self.claims, counts, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How many nodes each claim gets, in the order of the problem's claims."""
+
+    counts: tuple[int, ...]
+    status: Status
+    objective: float
+    solve_ms: float
+
+
+class Allocator(Protocol):
+    """Answers problems. Every implementation passes the conformance suite in `tests/allocate/test_allocators.py`."""
+
+    @property
+    def name(self) -> str:
+        """What `--allocator` calls it."""
+        ...
+
+    def allocate(self, problem: Problem) -> Decision:
+        """Node counts that keep to the pool and to every claim."""
+        ...
