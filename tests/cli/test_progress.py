@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import io
+import time
 
 from rich.console import Console
 
-from bftrainer.cli.progress import byte_progress
+from bftrainer.cli.progress import byte_progress, waiting
 
 
 class FakeClock:
@@ -35,3 +36,20 @@ def test_no_bar_for_what_is_quick() -> None:
 
 def test_no_bar_when_nobody_watches() -> None:
     assert watched(0.5, terminal=False) == ""
+
+
+def test_work_without_a_known_end_shows_that_it_goes_on() -> None:
+    screen = io.StringIO()
+    with waiting("measuring", Console(file=screen, force_terminal=True, width=100), patience_s=0.01):
+        deadline = time.monotonic() + 30
+        while "measuring" not in screen.getvalue():
+            assert time.monotonic() < deadline, "no bar appeared"
+            time.sleep(0.01)
+
+
+def test_quick_or_unwatched_work_shows_nothing() -> None:
+    for terminal, patience in ((True, 60.0), (False, 0.0)):
+        screen = io.StringIO()
+        with waiting("measuring", Console(file=screen, force_terminal=terminal, width=100), patience_s=patience):
+            pass
+        assert screen.getvalue() == ""

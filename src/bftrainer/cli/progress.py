@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 PATIENCE_S = 2.0
 
@@ -37,4 +46,25 @@ def byte_progress(
     try:
         yield advance
     finally:
+        bar.stop()
+
+
+@contextmanager
+def waiting(label: str, console: Console | None = None, patience_s: float = PATIENCE_S) -> Iterator[None]:
+    """For work whose end cannot be foretold: a bar without an end, after two seconds, while the block runs."""
+    console = console or Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=console, transient=True)
+    bar.add_task(label, total=None)
+    timer = threading.Timer(patience_s, bar.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # so that the bar is not started after it was stopped
         bar.stop()

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from bftrainer.cli.progress import byte_progress
+from bftrainer.cli.progress import byte_progress, waiting
 from bftrainer.cli.show import show_import, show_stats
 from bftrainer.core.trace import Trace, Window
 from bftrainer.errors import InputError
@@ -94,7 +94,8 @@ def import_(
     with byte_progress(f"reading {file.name}") as progress:
         imported = import_trace(file, options, format_name, progress)
     origin = provenance({file.name: imported.sha256})
-    files.save_trace(imported.trace, output, {**origin, "import": imported.report.as_dict()})
+    with waiting(f"writing {output.name}"):
+        files.save_trace(imported.trace, output, {**origin, "import": imported.report.as_dict()})
     if as_json:
         _print_json({**imported.report.as_dict(), "fragments": len(imported.trace), "provenance": origin})
     else:
@@ -118,19 +119,21 @@ def stats(
     if plot is not None:
         check_picture(plot)
     zone = time_zone(tz)
-    trace = files.load_trace(file, zone)
-    if nodes is not None:
-        trace = trace.select(_some_nodes(trace, nodes))
-    trace = trace.without_transients(min_idle)
-    window = _window(trace, _time(from_, zone, "--from"), _time(to, zone, "--to"))
-    result = idle_stats(trace, window)
+    start, end = _time(from_, zone, "--from"), _time(to, zone, "--to")
+    with waiting(f"measuring {file.name}"):
+        trace = files.load_trace(file, zone)
+        if nodes is not None:
+            trace = trace.select(_some_nodes(trace, nodes))
+        trace = trace.without_transients(min_idle)
+        window = _window(trace, start, end)
+        result = idle_stats(trace, window)
+        if plot is not None:
+            plot_stats(trace, window, result, plot)
     if not trace.nodes_known:
         _warn(
             f"{file}: the machine's nodes are not known, so the ratio divides by the {len(trace.nodes)} nodes seen; "
             "name all in a nodes.txt beside it"
         )
-    if plot is not None:
-        plot_stats(trace, window, result, plot)
     if as_json:
         _print_json({**result.as_dict(), "provenance": provenance({file.name: file_hash(file)})})
     else:
@@ -147,8 +150,9 @@ def synth(
 ) -> None:
     """Make up a trace that is like a real machine's, for those who have no log."""
     files.check_output(output)
-    trace = synthesise(profile, nodes=nodes, hours=hours, seed=seed)
-    files.save_trace(trace, output, provenance(seed=seed))
+    with waiting(f"synthesising {profile}"):
+        trace = synthesise(profile, nodes=nodes, hours=hours, seed=seed)
+        files.save_trace(trace, output, provenance(seed=seed))
     print(f"wrote {output}: {len(trace):,} fragments of {len(trace.nodes):,} nodes in {trace.window.hours:,g} h")
 
 
