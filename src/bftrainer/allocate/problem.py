@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal, Protocol
 
@@ -61,13 +62,24 @@ class Claim:
         """The nodes it really runs on: a trainer preempted below its minimum has stopped, and its nodes are free."""
         return self.current if self.current >= self.min_nodes else 0
 
-    def gain(self, nodes: npt.ArrayLike, horizon_s: float) -> Floats:
-        """T·O(n) − O(C)·R for each count in `nodes`, whether the claim allows that count or not."""
-        counts = np.asarray(nodes)
-        at_stake = self.value.rate(self.running)
-        cost = np.where(counts > self.running, self.up_s, np.where(counts < self.running, self.down_s, 0.0)) * at_stake
-        result: Floats = horizon_s * self.value.at(counts) - cost
-        return result
+    def gain_at(self, nodes: int, horizon_s: float) -> float:
+        """T·O(n) − O(C)·R for one count, whether the claim allows it or not."""
+        cost_s = self.up_s if nodes > self.running else self.down_s if nodes < self.running else 0.0
+        return horizon_s * self.value.rate(nodes) - cost_s * self.value.rate(self.running)
+
+    def gains(self, top: int, horizon_s: float) -> Floats:
+        """T·O(n) − O(C)·R for every n from 0 to `top`, minus infinity where the claim does not allow it."""
+        gains: Floats = horizon_s * _values(self.value, top)
+        running = self.running
+        if running:
+            at_stake = self.value.rate(running)
+            gains[:running] -= self.down_s * at_stake
+            gains[running + 1 :] -= self.up_s * at_stake
+        if self.min_nodes > 1:
+            gains[1 : self.min_nodes] = -np.inf
+        if self.max_nodes < top:
+            gains[self.max_nodes + 1 :] = -np.inf
+        return gains
 
     def allows(self, nodes: int) -> bool:
         """Whether it may run on `nodes` nodes (0: not at all)."""
@@ -84,6 +96,12 @@ class Limits:
     """At least so many nodes for an owner, as far as its trainers can use them and the pool has them."""
     exclusive: Sequence[frozenset[str]] = ()
     """Groups of trainers of which at most one may run at a time."""
+
+    def __post_init__(self) -> None:
+        for kind, counts in (("cap", self.owner_caps), ("share", self.owner_shares)):
+            for owner, count in counts.items():
+                if count < 0:
+                    raise InputError(f"the {kind} of owner {owner!r} must be 0 nodes or more, but got {count}")
 
     def __bool__(self) -> bool:
         return bool(self.owner_caps or self.owner_shares or self.exclusive)
@@ -123,7 +141,15 @@ class Problem:
 
     def objective(self, counts: Sequence[int]) -> float:
         """Σ_j T·O_j(N_j) − O_j(C_j)·R_j."""
-        return math.fsum(float(c.gain(n, self.horizon_s)) for c, n in zip(self.claims, counts, strict=True))
+        return math.fsum(c.gain_at(n, self.horizon_s) for c, n in zip(self.claims, counts, strict=True))
+
+
+@lru_cache(maxsize=1024)
+def _values(curve: Curve, top: int) -> Floats:
+    """The curve at every count from 0 to `top`; the same curve is asked for at every decision."""
+    values = curve.at(np.arange(top + 1))
+    values.flags.writeable = False
+    return values
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from bftrainer import __version__
-from bftrainer.cli import trace
+from bftrainer.cli import allocate, trace
 from bftrainer.errors import BFTrainerError
 
 # Newer releases of typer bring a click of their own, so its errors are found by way of typer.
@@ -29,6 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(trace.app, name="trace")
+app.command()(allocate.allocate)
 
 
 def _print_version(wanted: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import threading
@@ -12,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from bftrainer.cli.output import print_json, warn
 from bftrainer.cli.progress import byte_progress, waiting
 from bftrainer.cli.show import show_import, show_stats
 from bftrainer.core.trace import Trace, Window
@@ -97,7 +97,7 @@ def import_(
     with waiting(f"writing {output.name}"):
         files.save_trace(imported.trace, output, {**origin, "import": imported.report.as_dict()})
     if as_json:
-        _print_json({**imported.report.as_dict(), "fragments": len(imported.trace), "provenance": origin})
+        print_json({**imported.report.as_dict(), "fragments": len(imported.trace), "provenance": origin})
     else:
         show_import(imported, output)
 
@@ -130,12 +130,12 @@ def stats(
         if plot is not None:
             plot_stats(trace, window, result, plot)
     if not trace.nodes_known:
-        _warn(
+        warn(
             f"{file}: the machine's nodes are not known, so the ratio divides by the {len(trace.nodes)} nodes seen; "
             "name all in a nodes.txt beside it"
         )
     if as_json:
-        _print_json({**result.as_dict(), "provenance": provenance({file.name: file_hash(file)})})
+        print_json({**result.as_dict(), "provenance": provenance({file.name: file_hash(file)})})
     else:
         show_stats(result, plot)
 
@@ -195,7 +195,7 @@ def record_(
 
 def _warn_of_miss(entry: Entry) -> None:
     if entry.missed is not None:
-        _warn(f"missed a poll: {entry.missed}")
+        warn(f"missed a poll: {entry.missed}")
 
 
 def _some_nodes(trace: Trace, text: str) -> tuple[str, ...]:
@@ -220,17 +220,9 @@ def _window(trace: Trace, start: float | None, end: float | None) -> Window:
     wanted = Window(covered.start if start is None else start, covered.end if end is None else end)
     window = Window(max(wanted.start, covered.start), min(wanted.end, covered.end))
     if window != wanted:
-        _warn(f"the trace covers {covered}; figures are for {window}")
+        warn(f"the trace covers {covered}; figures are for {window}")
     return window
 
 
 def _time(text: str | None, zone: tzinfo, what: str) -> float | None:
     return None if text is None else parse_time(text, zone, what)
-
-
-def _print_json(value: object) -> None:
-    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
-
-
-def _warn(message: str) -> None:
-    print(f"bftrainer: warning: {message}", file=sys.stderr)

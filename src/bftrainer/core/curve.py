@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -87,7 +88,14 @@ class Curve:
 
     def rate(self, nodes: float) -> float:
         """Samples per second on `nodes` nodes."""
-        return float(np.interp(nodes, self.nodes, self.rates))
+        if nodes <= 0:
+            return 0.0
+        if nodes >= self.nodes[-1]:
+            return self.rates[-1]
+        above = bisect_right(self.nodes, nodes)
+        low, high = self.nodes[above - 1], self.nodes[above]
+        rate = self.rates[above - 1]
+        return (self.rates[above] - rate) / (high - low) * (nodes - low) + rate
 
     def at(self, nodes: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Samples per second on each of many node counts."""

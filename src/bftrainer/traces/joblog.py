@@ -6,12 +6,12 @@ take different ways to the same result.
 
 from __future__ import annotations
 
-import re
 from array import array
 from collections.abc import Sequence
 
 import numpy as np
 
+from bftrainer.core.hostlist import natural
 from bftrainer.core.trace import Trace
 from bftrainer.errors import InputError
 from bftrainer.traces import jobs
@@ -92,7 +92,7 @@ def _from_node_lists(found: _Jobs, options: ImportOptions, report: ImportReport)
     # Such logs list jobs by when they ended. Before the first end, jobs that ended earlier are missing.
     first = min(found.first_end, found.latest)
     window = choose_window(first if first < found.latest else found.first_start, found.latest, options)
-    seen = sorted(found.number.index, key=_natural)
+    seen = sorted(found.number.index, key=natural)
     nodes = list(options.nodes) if options.nodes is not None else seen
     if options.nodes is not None:
         listed = set(options.nodes)
@@ -165,8 +165,3 @@ def _renumbered(busy: Intervals, index: dict[str, int], nodes: Sequence[str]) ->
 def _check_machine(size: int) -> None:
     if size > LARGEST_MACHINE:
         raise InputError(f"has {size} nodes, more than the {LARGEST_MACHINE} that are supported")
-
-
-def _natural(name: str) -> list[tuple[int, int | str]]:
-    """Sort key by which n2 comes before n10."""
-    return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name)]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from fnmatch import fnmatchcase
 
+from bftrainer.core.hostlist import expand, split_terms
 from bftrainer.core.trace import Window
 from bftrainer.errors import InputError
-from bftrainer.traces.hostlist import expand, split_terms
 
 
 @dataclass(frozen=True, slots=True)

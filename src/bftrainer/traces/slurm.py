@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
+from bftrainer.core.hostlist import expand
 from bftrainer.errors import InputError
 from bftrainer.traces import jobs
-from bftrainer.traces.hostlist import expand
 from bftrainer.traces.jobs import Job, MachineFacts, ReaderOptions, Skip
 from bftrainer.traces.times import Clock, parse_elapsed
 

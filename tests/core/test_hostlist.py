@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bftrainer.traces.hostlist import expand
+from bftrainer.core.hostlist import expand
 
 
 @pytest.mark.parametrize(

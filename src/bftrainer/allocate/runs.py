@@ -1,0 +1,186 @@
+"""The gain of a claim as runs of counts on which it is linear, and what can be done faster because of it.
+
+Used by the `exact` allocator on large problems. A claim has few runs: stop, stay, and the pieces of its curve below and
+above its current size. `promising` drops the counts that can be in no optimal plan; `slide` takes a whole run at once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from bftrainer.allocate.problem import Claim, Floats
+
+_PRICE_STEPS = 30
+_ROUNDING = 1e-9
+
+Counts = npt.NDArray[np.int64]
+
+
+class Run(NamedTuple):
+    """Counts `first` to `last`; the gain is `gain` at the first and changes by `slope` a node."""
+
+    first: int
+    last: int
+    gain: float
+    slope: float
+
+
+def runs_of(claim: Claim, pool: int, horizon_s: float, bonus: float = 0.0) -> list[Run]:
+    """The runs of one claim, by rising count. Staying as it is counts for `bonus` more."""
+    curve, running, least, top = claim.value, claim.running, claim.min_nodes, min(claim.max_nodes, pool)
+    at_stake = curve.rate(running)
+    up, down = claim.up_s * at_stake, claim.down_s * at_stake
+    runs = [Run(0, 0, -down if running else bonus, 0.0)]
+    # Below, at and above the current size the cost of rescaling differs.
+    for first, high, cost in ((least, running - 1, down), (running, running, -bonus), (running + 1, top, up)):
+        first, last = max(first, least), min(high, top)
+        if first > last:
+            continue
+        gain = horizon_s * curve.rate(first) - cost
+        if first == last:
+            runs.append(Run(first, last, gain, 0.0))
+            continue
+        for corner, rate in zip(curve.nodes, curve.rates, strict=True):
+            if first < corner < last:
+                there = horizon_s * rate - cost
+                runs.append(Run(first, corner, gain, (there - gain) / (corner - first)))
+                first, gain = corner, there
+        there = horizon_s * curve.rate(last) - cost
+        runs.append(Run(first, last, gain, (there - gain) / (last - first)))
+    return runs
+
+
+def slide(run: Run, following: Floats) -> Floats:
+    """max over n in the run of gain(n) + following[b−n], for every budget b from the run's first count on."""
+    reach = following[: len(following) - run.first]
+    width = min(run.last - run.first + 1, len(reach))
+    if width == 1:
+        return reach + run.gain
+    # With m = b−n: gain(n) + following[m] = gain(first) + slope·(b−first) + (following[m] − slope·m).
+    ramp = run.slope * np.arange(len(reach))
+    window = np.full(width - 1 + len(reach), -np.inf)
+    np.subtract(reach, ramp, out=window[width - 1 :])
+    covered = 1
+    while covered < width:  # each pass doubles the span whose maximum a cell holds
+        shift = min(covered, width - covered)
+        window = np.maximum(window[shift:], window[:-shift])
+        covered += shift
+    window += ramp
+    window += run.gain
+    return window
+
+
+def promising(claims: list[list[Run]], pool: int) -> list[list[Run]]:
+    """The runs cut to the counts that may be in an optimal plan.
+
+    At a price λ per node no plan gains more than Σ_j max_n (gain_j(n) − λn) + λ·pool. A count that falls short of the
+    best of its claim at that price by more than this bound exceeds a plan in hand is in no optimal plan.
+    """
+    if not claims:
+        return []
+    table = _Table(claims)
+    price, bound, in_hand = table.bounds(pool)
+    rounding = _ROUNDING * (abs(bound) + float(np.abs(table.gain).max()) + float(np.abs(table.end).max()))
+    floor = table.best_at(price)[table.owner] - (bound - in_hand + rounding)
+    # gain(n) − λn ≥ floor is a linear condition on n, so what is left of a run is a run.
+    above_first = table.gain - price * table.first - floor
+    above_last = table.end - price * table.last - floor
+    tilt = np.abs(table.slope - price)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        steps = np.where(tilt > 0, np.maximum(above_first, above_last) / tilt, 0.0)
+    width = np.floor(np.minimum(steps, table.last - table.first)).astype(np.int64)
+    first = np.where(above_first < 0, table.last - width, table.first)
+    last = np.where(above_last < 0, table.first + width, table.last)
+    kept: list[list[Run]] = [[] for _ in claims]
+    for i in np.flatnonzero((above_first >= 0) | (above_last >= 0)).tolist():
+        a, b, slope = int(first[i]), int(last[i]), float(table.slope[i])
+        gain = float(table.gain[i]) + slope * (a - int(table.first[i]))
+        kept[table.owner[i]].append(Run(a, b, gain, slope if b > a else 0.0))
+    return kept
+
+
+class _Table:
+    """The runs of all claims as columns. At any price the best count of a claim is the end of a run."""
+
+    def __init__(self, claims: list[list[Run]]) -> None:
+        sizes = [len(runs) for runs in claims]
+        columns = np.array([run for runs in claims for run in runs])
+        self.first: Counts = columns[:, 0].astype(np.int64)
+        self.last: Counts = columns[:, 1].astype(np.int64)
+        self.gain: Floats = columns[:, 2]
+        self.slope: Floats = columns[:, 3]
+        self.end: Floats = self.gain + self.slope * (self.last - self.first)
+        self.starts = np.cumsum([0, *sizes[:-1]])
+        self.owner = np.repeat(np.arange(len(claims)), sizes)
+
+    def best_at(self, price: float) -> Floats:
+        """For each claim, the most of gain − price·n."""
+        ends = np.maximum(self.gain - price * self.first, self.end - price * self.last)
+        best: Floats = np.maximum.reduceat(ends, self.starts)
+        return best
+
+    def demand(self, price: float, *, most: bool) -> Counts:
+        """For each claim, the least (or the most) of the counts that are best at a price."""
+        at_first, at_last = self.gain - price * self.first, self.end - price * self.last
+        best = np.maximum.reduceat(np.maximum(at_first, at_last), self.starts)[self.owner]
+        if most:
+            counts = np.where(at_last >= best, self.last, np.where(at_first >= best, self.first, -1))
+            demanded: Counts = np.maximum.reduceat(counts, self.starts)
+        else:
+            counts = np.where(at_first >= best, self.first, np.where(at_last >= best, self.last, _NEVER))
+            demanded = np.minimum.reduceat(counts, self.starts)
+        return demanded
+
+    def bounds(self, pool: int) -> tuple[float, float, float]:
+        """The price at which the bound is least (demand meets the pool), that bound, and the gain of a good plan."""
+        wanted = self.demand(0.0, most=False)
+        if wanted.sum() <= pool:
+            total = float(self.best_at(0.0).sum())
+            return 0.0, total, total
+        low, high = 0.0, float(((self.end - self.gain.min()) / np.maximum(self.last, 1)).max()) + 1.0
+        for _ in range(_PRICE_STEPS):
+            middle = (low + high) / 2
+            if self.demand(middle, most=False).sum() <= pool:
+                high = middle
+            else:
+                low = middle
+        bound, price = min((float(self.best_at(p).sum()) + p * pool, p) for p in (low, high))
+        plan = self._plan(low, high, pool)
+        return price, bound, float(self._gain_of(plan).sum())
+
+    def _plan(self, low: float, high: float, pool: int) -> Counts:
+        """What is wanted at the higher price fits. Give claims in turn what they want at the lower one while that fits,
+        and then, best first, what is left.
+        """
+        plan = self.demand(high, most=False)
+        left = pool - int(plan.sum())
+        more = self.demand(low, most=True) - plan
+        for j in np.flatnonzero(more > 0).tolist():
+            if more[j] <= left:
+                left -= int(more[j])
+                plan[j] += more[j]
+        while left > 0:
+            now = plan[self.owner]
+            reached = np.minimum(self.last, now + left)
+            gains = self.gain + self.slope * (reached - self.first) - self._gain_of(plan)[self.owner]
+            gains[(reached <= now) | (reached < self.first)] = 0.0
+            best = int(gains.argmax())
+            if gains[best] <= 0:
+                break
+            left -= int(reached[best] - now[best])
+            plan[self.owner[best]] = reached[best]
+        return plan
+
+    def _gain_of(self, plan: Counts) -> Floats:
+        """The gain of each claim at its count in a plan."""
+        counts = plan[self.owner]
+        inside = (self.first <= counts) & (counts <= self.last)
+        gains = np.where(inside, self.gain + self.slope * (counts - self.first), -np.inf)
+        gain: Floats = np.maximum.reduceat(gains, self.starts)
+        return gain
+
+
+_NEVER = np.iinfo(np.int64).max

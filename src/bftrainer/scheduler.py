@@ -1,0 +1,301 @@
+"""The decision: queue, allocator and placement put together. State in, plan out; no clock, no input or output.
+
+The simulator and the live system keep a `State`, tell it what happens (`pool_changed`, `submitted`, `finished`), ask
+`Scheduler.decide` for a `Plan`, carry it out, and go on from `state.after(plan)`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise
+from types import MappingProxyType
+from typing import Literal
+
+from bftrainer.allocate.exact import ExactAllocator
+from bftrainer.allocate.place import Placed, Placement, Stable, place
+from bftrainer.allocate.problem import Allocator, Claim, Decision, Limits, Problem
+from bftrainer.core.curve import Curve
+from bftrainer.core.objective import Objective, throughput
+from bftrainer.core.pool import Event, Node, Pool
+from bftrainer.core.trainer import Trainer
+from bftrainer.errors import InputError
+
+DEFAULT_HORIZON_S = 120.0
+LEAST_HORIZON_S, MOST_HORIZON_S = 10.0, 3600.0
+LEAVES_TO_JUDGE = 10
+"""Leaves to have seen before an automatic horizon is trusted."""
+
+Action = Literal["start", "grow", "shrink", "stop", "keep", "wait"]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How to decide."""
+
+    allocator: Allocator = field(default_factory=ExactAllocator)
+    objective: Objective = throughput
+    horizon_s: float | None = DEFAULT_HORIZON_S
+    """T_fwd; None: the mean time between leaves seen so far."""
+    max_parallel: int | None = 10
+    """Pj_max, how many trainers are considered at once; None: from the pool and the trainers' sizes."""
+    placement: Placement = field(default_factory=Stable)
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if self.horizon_s is not None and not (math.isfinite(self.horizon_s) and self.horizon_s > 0):
+            raise InputError(f"horizon must be a number of seconds above 0, or auto, but got {self.horizon_s}")
+        if self.max_parallel is not None and self.max_parallel < 1:
+            raise InputError(f"max parallel must be 1 or more, or auto, but got {self.max_parallel}")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the pool has been like so far."""
+
+    since: float = math.nan
+    last: float = math.nan
+    leaves: int = 0
+    node_seconds: float = 0.0
+
+    def then(self, event: Event, pool_before: int) -> Seen:
+        """With one more event, which found `pool_before` nodes in the pool."""
+        if math.isnan(self.since):
+            return Seen(event.time, event.time, bool(event.left), 0.0)
+        passed = event.time - self.last
+        return Seen(self.since, event.time, self.leaves + bool(event.left), self.node_seconds + passed * pool_before)
+
+    @property
+    def between_leaves_s(self) -> float | None:
+        """Mean time between leaves, None before enough of them were seen."""
+        if self.leaves < LEAVES_TO_JUDGE:
+            return None
+        return (self.last - self.since) / self.leaves
+
+    @property
+    def mean_pool(self) -> float | None:
+        """The pool's size on average."""
+        passed = self.last - self.since
+        return self.node_seconds / passed if passed > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What is, as far as deciding goes. Trainers are in order of submission."""
+
+    pool: Pool = field(default_factory=Pool)
+    queue: tuple[Trainer, ...] = ()
+    """All trainers that are not finished."""
+    assigned: Mapping[str, tuple[Node, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """The nodes of each trainer that runs."""
+    admitted: frozenset[str] = frozenset()
+    """Trainers that were considered once: they stay so until they finish."""
+    seen: Seen = field(default_factory=Seen)
+
+    def pool_changed(self, event: Event) -> tuple[State, Mapping[str, tuple[Node, ...]]]:
+        """The state once nodes have joined and left, and the nodes that each trainer lost.
+
+        A trainer left with fewer nodes than its minimum has stopped: its other nodes are free.
+        """
+        lost: dict[str, tuple[Node, ...]] = {}
+        assigned = self.assigned
+        if event.left:
+            gone = frozenset(event.left)
+            minimum = {trainer.name: trainer.min_nodes for trainer in self.queue if trainer.name in assigned}
+            kept: dict[str, tuple[Node, ...]] = {}
+            for name, nodes in assigned.items():
+                if gone.isdisjoint(nodes):
+                    kept[name] = nodes
+                    continue
+                lost[name] = tuple(node for node in nodes if node in gone)
+                left = tuple(node for node in nodes if node not in gone)
+                if len(left) >= minimum[name]:
+                    kept[name] = left
+            assigned = MappingProxyType(kept)
+        state = replace(
+            self, pool=self.pool.after(event), assigned=assigned, seen=self.seen.then(event, len(self.pool))
+        )
+        return state, MappingProxyType(lost)
+
+    def submitted(self, trainer: Trainer) -> State:
+        """The state with one more trainer, behind those submitted before it."""
+        if any(other.name == trainer.name for other in self.queue):
+            raise InputError(f"trainer {trainer.name!r} is in the queue already")
+        queue = (*self.queue, trainer)
+        if len(self.queue) and trainer.submit < self.queue[-1].submit:
+            queue = tuple(sorted(queue, key=lambda t: t.submit))
+        return replace(self, queue=queue)
+
+    def finished(self, name: str) -> State:
+        """The state without one trainer, whose nodes are free."""
+        queue = tuple(trainer for trainer in self.queue if trainer.name != name)
+        if len(queue) == len(self.queue):
+            raise InputError(f"trainer {name!r} is not in the queue")
+        assigned = MappingProxyType({other: nodes for other, nodes in self.assigned.items() if other != name})
+        return replace(self, queue=queue, assigned=assigned, admitted=self.admitted - {name})
+
+    def after(self, plan: Plan) -> State:
+        """The state once the plan is carried out."""
+        assigned = MappingProxyType({name: nodes for name, nodes in plan.placed.nodes.items() if nodes})
+        return replace(self, assigned=assigned, admitted=plan.admitted)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a plan means for one trainer, and why."""
+
+    trainer: str
+    action: Action
+    before: int
+    after: int
+    gain: float
+    """What the new size is worth more than the old over the horizon, T·(O(after) − O(before))."""
+    cost: float
+    """What rescaling loses, O(before)·R."""
+    horizon_s: float
+
+    @property
+    def reason(self) -> str:
+        """The decision in words, with its numbers."""
+        if self.action == "wait":
+            return f"{self.trainer} waits: the nodes are worth more elsewhere"
+        if self.action == "keep":
+            return f"{self.trainer} keeps {self.after} nodes: no change is worth its cost"
+        verb = {"start": "starts on", "grow": "grows to", "shrink": "shrinks to", "stop": "stops, with"}[self.action]
+        worth = f"worth {self.gain:+,.6g} over {self.horizon_s:g} s, less {self.cost:,.6g} lost in rescaling"
+        if self.gain < self.cost:
+            worth += "; others gain more from its nodes"
+        return f"{self.trainer} {verb} {self.after} nodes (from {self.before}): {worth}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who gets how many nodes, which ones, and why."""
+
+    decision: Decision
+    placed: Placed
+    changes: tuple[Change, ...]
+    """One for each trainer that was considered, in order of submission."""
+    admitted: frozenset[str]
+    horizon_s: float
+    pool: int
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Nodes for each trainer considered."""
+        return {change.trainer: change.after for change in self.changes}
+
+
+class Scheduler:
+    """Decides by a policy. It remembers nothing but values it would compute again."""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.policy = policy or Policy()
+        self._values: dict[str, tuple[Trainer, Curve]] = {}
+
+    def horizon_s(self, state: State) -> float:
+        """The forward-looking time in force."""
+        if self.policy.horizon_s is not None:
+            return self.policy.horizon_s
+        between = state.seen.between_leaves_s
+        return DEFAULT_HORIZON_S if between is None else min(max(between, LEAST_HORIZON_S), MOST_HORIZON_S)
+
+    def max_parallel(self, state: State) -> int:
+        """How many trainers to consider.
+
+        Automatic: at least as many as can use the whole pool at their largest, at most as many as it holds at their
+        smallest, and as far from nodes left idle as from trainers starved: the geometric mean.
+        """
+        if self.policy.max_parallel is not None:
+            return self.policy.max_parallel
+        mean = state.seen.mean_pool
+        pool = max(len(state.pool) if mean is None else mean, 1.0)
+        fewest = _how_many(pool, (trainer.max_nodes for trainer in state.queue), enough=True)
+        most = _how_many(pool, (trainer.min_nodes for trainer in state.queue), enough=False)
+        return max(1, round(math.sqrt(max(fewest, 1) * max(most, fewest, 1))))
+
+    def decide(self, state: State) -> Plan:
+        """The best use of the pool for the trainers considered."""
+        considered = self._considered(state)
+        horizon_s = self.horizon_s(state)
+        held = {trainer.name: len(state.assigned.get(trainer.name, ())) for trainer in considered}
+        claims = tuple(self._claim(trainer, held[trainer.name]) for trainer in considered)
+        problem = Problem(len(state.pool), horizon_s, claims, self._limits(considered))
+        decision = self.policy.allocator.allocate(problem)
+        counts = {claim.name: count for claim, count in zip(claims, decision.counts, strict=True)}
+        placed = place(state.pool, state.assigned, counts, self.policy.placement)
+        changes = tuple(_change(claim, counts[claim.name], horizon_s) for claim in claims)
+        return Plan(decision, placed, changes, frozenset(counts), horizon_s, len(state.pool))
+
+    def _considered(self, state: State) -> list[Trainer]:
+        """Those admitted before, and then the next in the queue as long as there is room."""
+        room = max(self.max_parallel(state) - len(state.admitted), 0)
+        waiting = (trainer.name for trainer in state.queue if trainer.name not in state.admitted)
+        names = state.admitted.union(islice(waiting, room))
+        return [trainer for trainer in state.queue if trainer.name in names]
+
+    def _claim(self, trainer: Trainer, held: int) -> Claim:
+        known = self._values.get(trainer.name)
+        if known is None or known[0] is not trainer:
+            known = self._values[trainer.name] = (trainer, self.policy.objective(trainer))
+        return Claim(
+            trainer.name,
+            held,
+            trainer.min_nodes,
+            trainer.max_nodes,
+            known[1],
+            trainer.up_s,
+            trainer.down_s,
+            trainer.owner,
+        )
+
+    def _limits(self, considered: Sequence[Trainer]) -> Limits:
+        """The policy's limits, less what they say of trainers that are not considered now."""
+        limits = self.policy.limits
+        if not limits.exclusive:
+            return limits
+        names = {trainer.name for trainer in considered}
+        groups = (group & names for group in limits.exclusive)
+        return replace(limits, exclusive=tuple(group for group in groups if len(group) > 1))
+
+
+def _change(claim: Claim, after: int, horizon_s: float) -> Change:
+    before = claim.running
+    gain = horizon_s * (claim.value.rate(after) - claim.value.rate(before))
+    cost = claim.value.rate(before) * (claim.up_s if after > before else claim.down_s if after < before else 0.0)
+    action: Action
+    if after == before:
+        action = "keep" if after else "wait"
+    elif after > before:
+        action = "grow" if before else "start"
+    else:
+        action = "shrink" if after else "stop"
+    return Change(claim.name, action, before, after, gain, cost, horizon_s)
+
+
+def _how_many(pool: float, sizes: Iterable[int], *, enough: bool) -> int:
+    """How many trainers, first come first served, until their sizes fill the pool; or how many fit into it."""
+    total = number = 0
+    for size in sizes:
+        if not enough and total + size > pool:
+            break
+        total += size
+        number += 1
+        if enough and total >= pool:
+            break
+    return number
+
+
+def split_nodes(nodes: Sequence[Node], parts: int) -> list[tuple[Node, ...]]:
+    """The nodes of a machine in `parts` disjoint ranges as equal as can be, for independent schedulers."""
+    if not 1 <= parts <= len(nodes):
+        raise InputError(f"parts must be from 1 to the number of nodes ({len(nodes)}), but got {parts}")
+    bounds = [len(nodes) * i // parts for i in range(parts + 1)]
+    return [tuple(nodes[a:b]) for a, b in pairwise(bounds)]
+
+
+def deal_trainers(trainers: Sequence[Trainer], parts: int) -> list[tuple[Trainer, ...]]:
+    """Trainers dealt to `parts` queues in turn, in order of submission."""
+    ordered = sorted(trainers, key=lambda trainer: trainer.submit)
+    return [tuple(ordered[i::parts]) for i in range(parts)]
