@@ -35,6 +35,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "nodes.txt").write_text("".join(f"n{i}\n" for i in range(1, 7)) + "login1\n")
     rows = "".join(f"{i} {100 * i} 5 50 2 -1 -1 2 -1 -1 1 1 1 1 1 -1 -1 -1\n" for i in range(1, 9))
     (tmp_path / "theta.swf").write_text("; MaxNodes: 4\n" + rows)
+    problem = re.search(r"```json\n(.*?)```", (ROOT / "docs/allocation.md").read_text(), re.DOTALL)
+    assert problem is not None
+    (tmp_path / "problem.json").write_text(problem[1])
     (tmp_path / "idle-nodes.txt").write_text("n1\nn2\n")
     sinfo = tmp_path / "bin" / "sinfo"
     sinfo.parent.mkdir()
@@ -48,7 +51,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_documentation_shows_commands() -> None:
-    assert {page for page, _ in COMMANDS} >= {"README.md", "docs/traces.md"}
+    assert {page for page, _ in COMMANDS} >= {"README.md", "docs/traces.md", "docs/allocation.md"}
 
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[f"{p}: {c}" for p, c in COMMANDS])
@@ -75,5 +78,12 @@ def test_relative_links_resolve(page: Path) -> None:
 
 def test_every_command_has_a_page() -> None:
     text = "\n".join(page.read_text() for page in PAGES)
-    for command in ("import", "stats", "synth", "record"):
-        assert f"bftrainer trace {command}" in text
+    for command in ("trace import", "trace stats", "trace synth", "trace record", "allocate"):
+        assert f"bftrainer {command}" in text
+
+
+def test_python_in_the_documentation_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = [block for page in PAGES for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
+    for block in blocks:
+        exec(block, {})
+    assert "a starts on 3 nodes (from 0)" in capsys.readouterr().out

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, pairwise
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Literal
 
@@ -82,15 +82,15 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What is, as far as deciding goes. Trainers are in order of submission."""
+    """What is, as far as deciding goes. Trainers are in order of submission, first come first served."""
 
     pool: Pool = field(default_factory=Pool)
-    queue: tuple[Trainer, ...] = ()
-    """All trainers that are not finished."""
+    admitted: tuple[Trainer, ...] = ()
+    """Trainers that are considered. They stay so until they finish."""
+    waiting: tuple[Trainer, ...] = ()
+    """Trainers that are not considered yet."""
     assigned: Mapping[str, tuple[Node, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """The nodes of each trainer that runs."""
-    admitted: frozenset[str] = frozenset()
-    """Trainers that were considered once: they stay so until they finish."""
     seen: Seen = field(default_factory=Seen)
 
     def pool_changed(self, event: Event) -> tuple[State, Mapping[str, tuple[Node, ...]]]:
@@ -102,7 +102,7 @@ class State:
         assigned = self.assigned
         if event.left:
             gone = frozenset(event.left)
-            minimum = {trainer.name: trainer.min_nodes for trainer in self.queue if trainer.name in assigned}
+            minimum = {trainer.name: trainer.min_nodes for trainer in self.admitted}
             kept: dict[str, tuple[Node, ...]] = {}
             for name, nodes in assigned.items():
                 if gone.isdisjoint(nodes):
@@ -118,27 +118,32 @@ class State:
         )
         return state, MappingProxyType(lost)
 
-    def submitted(self, trainer: Trainer) -> State:
-        """The state with one more trainer, behind those submitted before it."""
-        if any(other.name == trainer.name for other in self.queue):
-            raise InputError(f"trainer {trainer.name!r} is in the queue already")
-        queue = (*self.queue, trainer)
-        if len(self.queue) and trainer.submit < self.queue[-1].submit:
-            queue = tuple(sorted(queue, key=lambda t: t.submit))
-        return replace(self, queue=queue)
+    def submitted(self, *trainers: Trainer) -> State:
+        """The state with more trainers, behind those submitted before them. Whoever submits sees to it that no two
+        trainers have the same name.
+        """
+        waiting = (*self.waiting, *trainers)
+        # Those that wait are in order already: look only where the new ones begin.
+        if any(b.submit < a.submit for a, b in pairwise(waiting[-len(trainers) - 1 :])):
+            waiting = tuple(sorted(waiting, key=lambda trainer: trainer.submit))
+        return replace(self, waiting=waiting)
 
     def finished(self, name: str) -> State:
         """The state without one trainer, whose nodes are free."""
-        queue = tuple(trainer for trainer in self.queue if trainer.name != name)
-        if len(queue) == len(self.queue):
-            raise InputError(f"trainer {name!r} is not in the queue")
+        admitted = tuple(trainer for trainer in self.admitted if trainer.name != name)
+        waiting = self.waiting
+        if len(admitted) == len(self.admitted):
+            waiting = tuple(trainer for trainer in waiting if trainer.name != name)
+            if len(waiting) == len(self.waiting):
+                raise InputError(f"trainer {name!r} is not in the queue")
         assigned = MappingProxyType({other: nodes for other, nodes in self.assigned.items() if other != name})
-        return replace(self, queue=queue, assigned=assigned, admitted=self.admitted - {name})
+        return replace(self, admitted=admitted, waiting=waiting, assigned=assigned)
 
     def after(self, plan: Plan) -> State:
         """The state once the plan is carried out."""
+        newcomers = len(plan.considered) - len(self.admitted)
         assigned = MappingProxyType({name: nodes for name, nodes in plan.placed.nodes.items() if nodes})
-        return replace(self, assigned=assigned, admitted=plan.admitted)
+        return replace(self, admitted=plan.considered, waiting=self.waiting[newcomers:], assigned=assigned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +182,7 @@ class Plan:
     placed: Placed
     changes: tuple[Change, ...]
     """One for each trainer that was considered, in order of submission."""
-    admitted: frozenset[str]
+    considered: tuple[Trainer, ...]
     horizon_s: float
     pool: int
 
@@ -211,13 +216,15 @@ class Scheduler:
             return self.policy.max_parallel
         mean = state.seen.mean_pool
         pool = max(len(state.pool) if mean is None else mean, 1.0)
-        fewest = _how_many(pool, (trainer.max_nodes for trainer in state.queue), enough=True)
-        most = _how_many(pool, (trainer.min_nodes for trainer in state.queue), enough=False)
+        queue = (*state.admitted, *state.waiting)
+        fewest = _how_many(pool, (trainer.max_nodes for trainer in queue), enough=True)
+        most = _how_many(pool, (trainer.min_nodes for trainer in queue), enough=False)
         return max(1, round(math.sqrt(max(fewest, 1) * max(most, fewest, 1))))
 
     def decide(self, state: State) -> Plan:
         """The best use of the pool for the trainers considered."""
-        considered = self._considered(state)
+        room = max(self.max_parallel(state) - len(state.admitted), 0)
+        considered = (*state.admitted, *state.waiting[:room])
         horizon_s = self.horizon_s(state)
         held = {trainer.name: len(state.assigned.get(trainer.name, ())) for trainer in considered}
         claims = tuple(self._claim(trainer, held[trainer.name]) for trainer in considered)
@@ -226,14 +233,7 @@ class Scheduler:
         counts = {claim.name: count for claim, count in zip(claims, decision.counts, strict=True)}
         placed = place(state.pool, state.assigned, counts, self.policy.placement)
         changes = tuple(_change(claim, counts[claim.name], horizon_s) for claim in claims)
-        return Plan(decision, placed, changes, frozenset(counts), horizon_s, len(state.pool))
-
-    def _considered(self, state: State) -> list[Trainer]:
-        """Those admitted before, and then the next in the queue as long as there is room."""
-        room = max(self.max_parallel(state) - len(state.admitted), 0)
-        waiting = (trainer.name for trainer in state.queue if trainer.name not in state.admitted)
-        names = state.admitted.union(islice(waiting, room))
-        return [trainer for trainer in state.queue if trainer.name in names]
+        return Plan(decision, placed, changes, considered, horizon_s, len(state.pool))
 
     def _claim(self, trainer: Trainer, held: int) -> Claim:
         known = self._values.get(trainer.name)

@@ -71,7 +71,8 @@ def _solve_densely(claims: tuple[Claim, ...], tops: list[int], pool: int, horizo
     table = np.full((len(claims), widest - 1 + pool + 1), -np.inf)
     best = table[:, widest - 1 :]
     row, cell = table.strides
-    shifted = np.lib.stride_tricks.as_strided(best, (len(claims), widest, pool + 1), (row, -cell, cell))
+    shape, strides = (len(claims), widest, pool + 1), (row, -cell, cell)
+    shifted: Floats = np.ndarray(shape, np.float64, table.data, (widest - 1) * cell, strides)
     # Nobody comes after the last claim: with b nodes it takes the best count up to b.
     best[last] = gains[last].max()
     np.maximum.accumulate(gains[last][: pool + 1], out=best[last, : len(gains[last])])
@@ -79,16 +80,20 @@ def _solve_densely(claims: tuple[Claim, ...], tops: list[int], pool: int, horizo
     least_left = [max(0, pool - taken) for taken in accumulate(tops, initial=0)]
     scratch = np.empty((widest, pool + 1))
     for j in range(last - 1, -1, -1):
-        width, first = len(gains[j]), least_left[j]
-        cells = scratch[:width, first:]
-        np.add(shifted[j + 1, :width, first:], gains[j][:, None], out=cells)
-        np.maximum.reduce(cells, axis=0, out=best[j, first:])
+        gain, first = gains[j], least_left[j]
+        following, cells, found = shifted[j + 1], scratch, best[j]
+        if first or len(gain) < widest:
+            following, cells = following[: len(gain), first:], cells[: len(gain), first:]
+            found = found[first:]
+        np.add(following, gain[:, None], cells)
+        np.maximum.reduce(cells, out=found)
     counts = []
-    left = pool
+    left, tie = pool, tie / 4
     for j, gain in enumerate(gains):
         value = gain + shifted[j + 1, : len(gain), left] if j < last else gain[: left + 1]
-        counts.append(int((value >= best[j, left] - tie / 4).nonzero()[0][-1]))
-        left -= counts[-1]
+        count = int((value >= best[j, left] - tie).nonzero()[0][-1])
+        counts.append(count)
+        left -= count
     return tuple(counts)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal, Protocol
 
@@ -69,7 +68,7 @@ class Claim:
 
     def gains(self, top: int, horizon_s: float) -> Floats:
         """T·O(n) − O(C)·R for every n from 0 to `top`, minus infinity where the claim does not allow it."""
-        gains: Floats = horizon_s * _values(self.value, top)
+        gains: Floats = horizon_s * self.value.up_to(top)
         running = self.running
         if running:
             at_stake = self.value.rate(running)
@@ -142,14 +141,6 @@ class Problem:
     def objective(self, counts: Sequence[int]) -> float:
         """Σ_j T·O_j(N_j) − O_j(C_j)·R_j."""
         return math.fsum(c.gain_at(n, self.horizon_s) for c, n in zip(self.claims, counts, strict=True))
-
-
-@lru_cache(maxsize=1024)
-def _values(curve: Curve, top: int) -> Floats:
-    """The curve at every count from 0 to `top`; the same curve is asked for at every decision."""
-    values = curve.at(np.arange(top + 1))
-    values.flags.writeable = False
-    return values
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,14 @@ import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from bftrainer.errors import InputError
+
+_MOST_TABLES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class Curve:
     """Node counts of the points, rising from 0."""
     rates: tuple[float, ...]
     """Samples per second at each, 0 at 0 nodes."""
+    _tables: dict[int, npt.NDArray[np.float64]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def through(cls, nodes: Sequence[int], rates: Sequence[float], where: str = "curve") -> Curve:
@@ -101,6 +104,16 @@ class Curve:
         """Samples per second on each of many node counts."""
         rates: npt.NDArray[np.float64] = np.interp(np.asarray(nodes, dtype=np.float64), self.nodes, self.rates)
         return rates
+
+    def up_to(self, top: int) -> npt.NDArray[np.float64]:
+        """Samples per second on 0, 1, …, `top` nodes, not to be changed. Every decision asks for it, so it is kept."""
+        table = self._tables.get(top)
+        if table is None:
+            if len(self._tables) >= _MOST_TABLES:
+                self._tables.clear()
+            table = self._tables[top] = self.at(np.arange(top + 1))
+            table.flags.writeable = False
+        return table
 
     def scaled(self, factor: float) -> Curve:
         """The curve with every rate multiplied."""
