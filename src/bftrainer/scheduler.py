@@ -24,6 +24,7 @@ from bftrainer.errors import InputError
 
 DEFAULT_HORIZON_S = 120.0
 LEAST_HORIZON_S, MOST_HORIZON_S = 10.0, 3600.0
+_MOST_REMEMBERED = 4096
 LEAVES_TO_JUDGE = 10
 """Leaves to have seen before an automatic horizon is trusted."""
 
@@ -150,24 +151,49 @@ class State:
 class Change:
     """What a plan means for one trainer, and why."""
 
-    trainer: str
-    action: Action
-    before: int
+    claim: Claim
     after: int
-    gain: float
-    """What the new size is worth more than the old over the horizon, T·(O(after) − O(before))."""
-    cost: float
-    """What rescaling loses, O(before)·R."""
     horizon_s: float
+
+    @property
+    def trainer(self) -> str:
+        """Whom it is about."""
+        return self.claim.name
+
+    @property
+    def before(self) -> int:
+        """The nodes it runs on now."""
+        return self.claim.running
+
+    @property
+    def action(self) -> Action:
+        """What it has to do."""
+        before, after = self.claim.running, self.after
+        if after == before:
+            return "keep" if after else "wait"
+        if after > before:
+            return "grow" if before else "start"
+        return "shrink" if after else "stop"
+
+    @property
+    def gain(self) -> float:
+        """What the new size is worth more than the old over the horizon, T·(O(after) − O(before))."""
+        return self.horizon_s * (self.claim.value.rate(self.after) - self.claim.value.rate(self.before))
+
+    @property
+    def cost(self) -> float:
+        """What rescaling loses, O(before)·R."""
+        return self.horizon_s * self.claim.value.rate(self.after) - self.claim.gain_at(self.after, self.horizon_s)
 
     @property
     def reason(self) -> str:
         """The decision in words, with its numbers."""
-        if self.action == "wait":
+        action = self.action
+        if action == "wait":
             return f"{self.trainer} waits: the nodes are worth more elsewhere"
-        if self.action == "keep":
+        if action == "keep":
             return f"{self.trainer} keeps {self.after} nodes: no change is worth its cost"
-        verb = {"start": "starts on", "grow": "grows to", "shrink": "shrinks to", "stop": "stops, with"}[self.action]
+        verb = {"start": "starts on", "grow": "grows to", "shrink": "shrinks to", "stop": "stops, with"}[action]
         worth = f"worth {self.gain:+,.6g} over {self.horizon_s:g} s, less {self.cost:,.6g} lost in rescaling"
         if self.gain < self.cost:
             worth += "; others gain more from its nodes"
@@ -198,6 +224,7 @@ class Scheduler:
     def __init__(self, policy: Policy | None = None) -> None:
         self.policy = policy or Policy()
         self._values: dict[str, tuple[Trainer, Curve]] = {}
+        self._claims: dict[str, tuple[Trainer, dict[int, Claim]]] = {}
 
     def horizon_s(self, state: State) -> float:
         """The forward-looking time in force."""
@@ -226,29 +253,40 @@ class Scheduler:
         room = max(self.max_parallel(state) - len(state.admitted), 0)
         considered = (*state.admitted, *state.waiting[:room])
         horizon_s = self.horizon_s(state)
-        held = {trainer.name: len(state.assigned.get(trainer.name, ())) for trainer in considered}
-        claims = tuple(self._claim(trainer, held[trainer.name]) for trainer in considered)
+        claims = tuple(self._claim(trainer, len(state.assigned.get(trainer.name, ()))) for trainer in considered)
         problem = Problem(len(state.pool), horizon_s, claims, self._limits(considered))
         decision = self.policy.allocator.allocate(problem)
         counts = {claim.name: count for claim, count in zip(claims, decision.counts, strict=True)}
         placed = place(state.pool, state.assigned, counts, self.policy.placement)
-        changes = tuple(_change(claim, counts[claim.name], horizon_s) for claim in claims)
+        changes = tuple(Change(claim, count, horizon_s) for claim, count in zip(claims, decision.counts, strict=True))
         return Plan(decision, placed, changes, considered, horizon_s, len(state.pool))
 
-    def _claim(self, trainer: Trainer, held: int) -> Claim:
+    def value_of(self, trainer: Trainer) -> Curve:
+        """What the objective makes of a trainer."""
         known = self._values.get(trainer.name)
         if known is None or known[0] is not trainer:
             known = self._values[trainer.name] = (trainer, self.policy.objective(trainer))
-        return Claim(
-            trainer.name,
-            held,
-            trainer.min_nodes,
-            trainer.max_nodes,
-            known[1],
-            trainer.up_s,
-            trainer.down_s,
-            trainer.owner,
-        )
+        return known[1]
+
+    def _claim(self, trainer: Trainer, held: int) -> Claim:
+        claims = self._claims.get(trainer.name)
+        if claims is None or claims[0] is not trainer:
+            if len(self._claims) >= _MOST_REMEMBERED:
+                self._claims.clear()
+            claims = self._claims[trainer.name] = (trainer, {})
+        claim = claims[1].get(held)
+        if claim is None:
+            claim = claims[1][held] = Claim(
+                trainer.name,
+                held,
+                trainer.min_nodes,
+                trainer.max_nodes,
+                self.value_of(trainer),
+                trainer.up_s,
+                trainer.down_s,
+                trainer.owner,
+            )
+        return claim
 
     def _limits(self, considered: Sequence[Trainer]) -> Limits:
         """The policy's limits, less what they say of trainers that are not considered now."""
@@ -258,20 +296,6 @@ class Scheduler:
         names = {trainer.name for trainer in considered}
         groups = (group & names for group in limits.exclusive)
         return replace(limits, exclusive=tuple(group for group in groups if len(group) > 1))
-
-
-def _change(claim: Claim, after: int, horizon_s: float) -> Change:
-    before = claim.running
-    gain = horizon_s * (claim.value.rate(after) - claim.value.rate(before))
-    cost = claim.value.rate(before) * (claim.up_s if after > before else claim.down_s if after < before else 0.0)
-    action: Action
-    if after == before:
-        action = "keep" if after else "wait"
-    elif after > before:
-        action = "grow" if before else "start"
-    else:
-        action = "shrink" if after else "stop"
-    return Change(claim.name, action, before, after, gain, cost, horizon_s)
 
 
 def _how_many(pool: float, sizes: Iterable[int], *, enough: bool) -> int:

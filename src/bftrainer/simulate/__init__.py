@@ -1,0 +1,1 @@
+"""Replay of a machine's history on a virtual clock, and what it shows."""

@@ -1,0 +1,308 @@
+"""The engine: a trace and a workload replayed on a virtual clock, through the same scheduler as the live system.
+
+Pool events, arrivals and completions in order of time; at each, the books are brought up to date (`accounting.py`) and
+the scheduler is asked. Order at one instant: progress, preemption charges, completions, joins, admissions, decision.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from bftrainer.core.pool import Event
+from bftrainer.core.trace import Floats, Trace
+from bftrainer.core.trainer import Trainer
+from bftrainer.errors import InputError
+from bftrainer.scheduler import Plan, Policy, Scheduler, State
+from bftrainer.simulate.accounting import Accounting, Books, Job, Loss
+from bftrainer.simulate.best import BestValues
+
+DecideOn = Literal["pool", "all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to replay."""
+
+    policy: Policy = field(default_factory=Policy)
+    accounting: Accounting = "stall"
+    decide_on: DecideOn = "all"
+    """`pool`: only at changes of the pool, where completions and arrivals are noticed; `all`: at those too."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerRow:
+    """One trainer's story. `start` is when it was first considered."""
+
+    name: str
+    model: str
+    submit: float
+    start: float | None
+    end: float | None
+    samples: float
+
+    @property
+    def run_hours(self) -> float | None:
+        """From its start to its end."""
+        return None if self.start is None or self.end is None else (self.end - self.start) / 3600
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timeline:
+    """One row for each step of the clock: what held from its time to the next, and what was lost at it."""
+
+    time: Floats
+    pool: Floats
+    used: Floats
+    value: Floats
+    """The worth of a second, if nobody stalled: samples per second under the throughput objective."""
+    best_value: Floats
+    """The most that a second could have been worth to the trainers considered, at no cost."""
+    outcome: Floats
+    """Samples so far."""
+    preemption: Floats
+    """Samples lost to preemption so far."""
+    rescale: Floats
+    """Samples lost to rescaling so far."""
+    decided: npt.NDArray[np.bool_]
+    pool_event: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replay:
+    """What happened."""
+
+    start: float
+    end: float
+    finished: bool
+    """Whether the workload came to its end before the trace did."""
+    outcome: float
+    lost: Mapping[Loss, float]
+    """Samples not made, by reason."""
+    value: float
+    """The outcome in the objective's unit."""
+    lost_value: Mapping[Loss, float]
+    best_value: float
+    """What the pool allowed at best to the trainers considered, at no cost, in the objective's unit."""
+    pool_node_seconds: float
+    used_node_seconds: float
+    pool_events: int
+    decisions: int
+    decision_ms: Floats
+    wall_s: float
+    trainers: tuple[TrainerRow, ...]
+    timeline: Timeline
+
+
+Watch = Callable[[float, Plan, State], None]
+"""Called after each decision with its time, the plan and the state before it."""
+
+
+def replay(
+    trace: Trace,
+    trainers: Sequence[Trainer],
+    settings: Settings | None = None,
+    watch: Watch | None = None,
+    progress: Callable[[float], None] = lambda share: None,
+) -> Replay:
+    """Replay `trace` with `trainers`, submitted at their times, until all are done or the trace ends."""
+    return _Engine(trace, trainers, settings or Settings(), watch, progress).run()
+
+
+class _Engine:
+    def __init__(
+        self,
+        trace: Trace,
+        trainers: Sequence[Trainer],
+        settings: Settings,
+        watch: Watch | None,
+        progress: Callable[[float], None],
+    ) -> None:
+        self.trace, self.settings, self.watch, self.progress = trace, settings, watch, progress
+        self.arrivals = sorted(trainers, key=lambda trainer: trainer.submit)
+        _check(trace, self.arrivals)
+        self.scheduler = Scheduler(settings.policy)
+        self.books = Books(settings.accounting)
+        self.best = BestValues(self.scheduler.value_of)
+        self.state = State()
+        self.jobs: dict[str, Job] = {}
+        self.rows: dict[str, TrainerRow] = {}
+        self.next_arrival = 0
+        self.now = trace.window.start
+        self.steps: list[tuple[float, ...]] = []
+        self.pool_node_s = self.used_node_s = self.best_made = 0.0
+        self.value = self.best_value = 0.0
+        self.used = self.pool_events = 0
+        self.solve_ms: list[float] = []
+
+    def run(self) -> Replay:
+        began = time.perf_counter()
+        window = self.trace.window
+        for event in self._events():
+            self._step(event)
+            if self._all_done():
+                break
+            self.progress((self.now - window.start) / window.seconds)
+        else:
+            self._advance(window.end)
+        finished = self._all_done()
+        wall_s = time.perf_counter() - began
+        columns = np.array([*self.steps, self._row(False, False)]).T
+        return Replay(
+            start=window.start,
+            end=self.now,
+            finished=finished,
+            outcome=self.books.outcome,
+            lost=dict(self.books.lost),
+            value=self.books.value,
+            lost_value=dict(self.books.lost_value),
+            best_value=self.best_made,
+            pool_node_seconds=self.pool_node_s,
+            used_node_seconds=self.used_node_s,
+            pool_events=self.pool_events,
+            decisions=len(self.solve_ms),
+            decision_ms=np.array(self.solve_ms),
+            wall_s=wall_s,
+            trainers=tuple(self._trainer_row(trainer) for trainer in self.arrivals),
+            timeline=Timeline(*columns[:8], *columns[8:].astype(bool)),
+        )
+
+    def _events(self) -> Iterator[Event]:
+        """Pool events, with, where they count, completions and arrivals (as events that change nothing) in between."""
+        for event in self.trace.events():
+            if self.settings.decide_on == "all":
+                while (moment := self._next_moment()) < event.time:
+                    yield Event(moment)
+                    if self._all_done():
+                        return
+            yield event
+        if self.settings.decide_on == "all":
+            while (moment := self._next_moment()) < self.trace.window.end:
+                yield Event(moment)
+                if self._all_done():
+                    return
+
+    def _next_moment(self) -> float:
+        """The next completion, or arrival of a trainer for which there is room."""
+        moment = min((job.finish_time(self.now) for job in self.jobs.values()), default=math.inf)
+        if self.next_arrival < len(self.arrivals):
+            room = self.scheduler.max_parallel(self.state) - len(self.state.admitted)
+            if room > len(self.state.waiting):
+                moment = min(moment, max(self.arrivals[self.next_arrival].submit, self.now))
+        return moment
+
+    def _step(self, event: Event) -> None:
+        self._advance(event.time)
+        changes_pool = bool(event.joined or event.left)
+        if changes_pool:
+            self.pool_events += 1
+            held = {name: job.nodes for name, job in self.jobs.items()} if event.left else {}
+            self.state, lost = self.state.pool_changed(event)
+            for name in lost:
+                left = len(self.state.assigned.get(name, ()))
+                assert left < held[name]
+                self.books.preempted(self.jobs[name], self.now, left)
+        self._complete()
+        self._admit_arrivals()
+        decided = bool(self.state.admitted or self.state.waiting)
+        if decided:
+            self._decide()
+        else:
+            self._measure()
+        self.steps.append(self._row(decided, changes_pool))
+
+    def _advance(self, to: float) -> None:
+        passed = to - self.now
+        if passed > 0:
+            for job in self.jobs.values():
+                self.books.progress(job, self.now, to)
+            self.pool_node_s += passed * len(self.state.pool)
+            self.used_node_s += passed * self.used
+            self.best_made += passed * self.best_value
+        self.now = to
+
+    def _complete(self) -> None:
+        # Rounding must not keep a trainer alive for the last millionth of a sample.
+        over = [n for n, j in self.jobs.items() if j.trainer.work - j.done <= 1e-9 * j.trainer.work]
+        for name in over:
+            job = self.jobs.pop(name)
+            self.state = self.state.finished(name)
+            self.rows[name] = self._story(job, self.now)
+
+    def _admit_arrivals(self) -> None:
+        first = self.next_arrival
+        while self.next_arrival < len(self.arrivals) and self.arrivals[self.next_arrival].submit <= self.now:
+            self.next_arrival += 1
+        if self.next_arrival > first:
+            self.state = self.state.submitted(*self.arrivals[first : self.next_arrival])
+
+    def _decide(self) -> None:
+        before = self.state
+        began = time.perf_counter()
+        plan = self.scheduler.decide(before)
+        self.solve_ms.append((time.perf_counter() - began) * 1e3)
+        self.state = before.after(plan)
+        for trainer, change in zip(plan.considered, plan.changes, strict=True):
+            job = self.jobs.get(trainer.name)
+            if job is None:
+                job = self.jobs[trainer.name] = Job(trainer, self.scheduler.value_of(trainer), self.now)
+            self.books.rescaled(job, self.now, change.after)
+        self._measure()
+        if self.watch is not None:
+            self.watch(self.now, plan, before)
+
+    def _measure(self) -> None:
+        """What holds from now on."""
+        self.used = sum(job.nodes for job in self.jobs.values())
+        self.value = sum(job.value for job in self.jobs.values())
+        self.best_value = self.best.total(self.state.admitted, len(self.state.pool))
+
+    def _row(self, decided: bool, pool_event: bool) -> tuple[float, ...]:
+        lost = self.books.lost
+        return (
+            self.now,
+            len(self.state.pool),
+            self.used,
+            self.value,
+            self.best_value,
+            self.books.outcome,
+            lost["preemption"],
+            lost["rescale"],
+            decided,
+            pool_event,
+        )
+
+    def _all_done(self) -> bool:
+        return not self.jobs and not self.state.waiting and self.next_arrival == len(self.arrivals)
+
+    def _trainer_row(self, trainer: Trainer) -> TrainerRow:
+        if trainer.name in self.rows:
+            return self.rows[trainer.name]
+        job = self.jobs.get(trainer.name)
+        if job is not None:
+            return self._story(job, None)
+        return TrainerRow(trainer.name, trainer.model, trainer.submit, None, None, 0.0)
+
+    @staticmethod
+    def _story(job: Job, end: float | None) -> TrainerRow:
+        trainer = job.trainer
+        return TrainerRow(trainer.name, trainer.model, trainer.submit, job.admitted_at, end, job.done)
+
+
+def _check(trace: Trace, trainers: Sequence[Trainer]) -> None:
+    if not trainers:
+        raise InputError("the workload has no trainer")
+    late = next((t for t in trainers if t.submit >= trace.window.end), None)
+    if late is not None:
+        raise InputError(f"trainer {late.name!r} is submitted at or after the end of the trace ({trace.window})")
+    large = next((t for t in trainers if t.min_nodes > len(trace.nodes)), None)
+    if large is not None:
+        raise InputError(
+            f"trainer {large.name!r} needs at least {large.min_nodes} nodes, but the machine has {len(trace.nodes)}"
+        )
