@@ -38,6 +38,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     problem = re.search(r"```json\n(.*?)```", (ROOT / "docs/allocation.md").read_text(), re.DOTALL)
     assert problem is not None
     (tmp_path / "problem.json").write_text(problem[1])
+    workload = re.search(r"```yaml\n(.*?)```", (ROOT / "docs/simulation.md").read_text(), re.DOTALL)
+    assert workload is not None
+    (tmp_path / "trainers.yaml").write_text(workload[1])
     (tmp_path / "idle-nodes.txt").write_text("n1\nn2\n")
     sinfo = tmp_path / "bin" / "sinfo"
     sinfo.parent.mkdir()
@@ -78,7 +81,7 @@ def test_relative_links_resolve(page: Path) -> None:
 
 def test_every_command_has_a_page() -> None:
     text = "\n".join(page.read_text() for page in PAGES)
-    for command in ("trace import", "trace stats", "trace synth", "trace record", "allocate"):
+    for command in ("trace import", "trace stats", "trace synth", "trace record", "allocate", "simulate", "tune"):
         assert f"bftrainer {command}" in text
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -12,7 +12,9 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -20,17 +22,23 @@ from rich.progress import (
 
 PATIENCE_S = 2.0
 
+_LABEL = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
+_BYTES = (*_LABEL, DownloadColumn(), TimeRemainingColumn())
+_SHARE = (*_LABEL, TaskProgressColumn(), TimeRemainingColumn())
+
 
 @contextmanager
 def byte_progress(
-    label: str, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+    label: str,
+    console: Console | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    columns: Sequence[ProgressColumn] = _BYTES,
 ) -> Iterator[Callable[[int, int], None]]:
     """Gives a function to call with the bytes done and in all. The bar appears only after two seconds."""
     console = console or Console(stderr=True)
     if not console.is_terminal:
         yield lambda done, total: None
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=console, transient=True)
     task = bar.add_task(label, total=None)
     began = clock()
@@ -50,14 +58,20 @@ def byte_progress(
 
 
 @contextmanager
+def share_progress(label: str, console: Console | None = None) -> Iterator[Callable[[float], None]]:
+    """Gives a function to call with the share of the work that is done, 0 to 1."""
+    with byte_progress(label, console, columns=_SHARE) as progress:
+        yield lambda share: progress(int(share * 10_000), 10_000)
+
+
+@contextmanager
 def waiting(label: str, console: Console | None = None, patience_s: float = PATIENCE_S) -> Iterator[None]:
     """For work whose end cannot be foretold: a bar without an end, after two seconds, while the block runs."""
     console = console or Console(stderr=True)
     if not console.is_terminal:
         yield
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    bar = Progress(*columns, console=console, transient=True)
+    bar = Progress(*_LABEL, TimeElapsedColumn(), console=console, transient=True)
     bar.add_task(label, total=None)
     timer = threading.Timer(patience_s, bar.start)
     timer.daemon = True

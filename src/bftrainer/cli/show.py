@@ -17,7 +17,8 @@ def _console() -> Console:
     return Console(highlight=False, soft_wrap=False)
 
 
-def _facts(console: Console, title: str) -> Table:
+def facts(console: Console, title: str) -> Table:
+    """A titled table of names, figures and remarks."""
     console.print(title, style="bold underline")
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
@@ -31,7 +32,7 @@ def show_import(imported: Imported, output: Path) -> None:
     console = _console()
     report, trace = imported.report, imported.trace
     if report.lines:
-        table = _facts(console, f"Read as {report.format}")
+        table = facts(console, f"Read as {report.format}")
         table.add_row("lines", f"{report.lines:,}")
         table.add_row("jobs", f"{report.jobs:,}")
         table.add_row("used", f"{report.used:,}")
@@ -39,7 +40,7 @@ def show_import(imported: Imported, output: Path) -> None:
             table.add_row("skipped", f"{tally.count:,}", f"{reason}, first in line {tally.first_line}")
         console.print(table)
         console.print()
-    table = _facts(console, "Idle nodes")
+    table = facts(console, "Idle nodes")
     table.add_row("window", f"{trace.window.hours:,.1f} h", str(trace.window))
     table.add_row("nodes", f"{len(trace.nodes):,}")
     table.add_row("fragments", f"{len(trace):,}")
@@ -64,7 +65,7 @@ def show_import(imported: Imported, output: Path) -> None:
 def show_stats(stats: IdleStats, plot: Path | None) -> None:
     """The paper's Table 1 and more."""
     console = _console()
-    table = _facts(console, "Idle nodes")
+    table = facts(console, "Idle nodes")
     table.add_row("window", f"{stats.hours:,.1f} h", f"{utc(stats.window[0])} to {utc(stats.window[1])} UTC")
     table.add_row(
         "nodes", f"{stats.nodes:,}", "" if stats.nodes_known else "seen in the trace; the machine may have more"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from datetime import tzinfo
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +12,8 @@ import typer
 
 from bftrainer.cli.output import print_json, warn
 from bftrainer.cli.progress import byte_progress, waiting
+from bftrainer.cli.selection import some_nodes, some_time, some_window
 from bftrainer.cli.show import show_import, show_stats
-from bftrainer.core.trace import Trace, Window
-from bftrainer.errors import InputError
 from bftrainer.provenance import file_hash, provenance
 from bftrainer.traces import files
 from bftrainer.traces.importing import FORMATS, import_trace
@@ -26,7 +24,7 @@ from bftrainer.traces.record import INTERVAL_S, default_source, poll, record
 from bftrainer.traces.recording import read_journal
 from bftrainer.traces.stats import idle_stats
 from bftrainer.traces.synth import PROFILES, synthesise
-from bftrainer.traces.times import parse_time, time_zone
+from bftrainer.traces.times import time_zone
 
 app = typer.Typer(
     help="Traces: which nodes were idle when.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
@@ -84,8 +82,8 @@ def import_(
     options = ImportOptions(
         zone=zone,
         columns=tuple(columns.split(",")) if columns else (),
-        start=_time(from_, zone, "--from"),
-        end=_time(to, zone, "--to"),
+        start=some_time(from_, zone, "--from"),
+        end=some_time(to, zone, "--to"),
         nodes=tuple(files.read_node_names(nodes_file)) if nodes_file else None,
         exclude=tuple(exclude or ()),
         keep_edges=keep_edges,
@@ -119,13 +117,13 @@ def stats(
     if plot is not None:
         check_picture(plot)
     zone = time_zone(tz)
-    start, end = _time(from_, zone, "--from"), _time(to, zone, "--to")
+    start, end = some_time(from_, zone, "--from"), some_time(to, zone, "--to")
     with waiting(f"measuring {file.name}"):
         trace = files.load_trace(file, zone)
         if nodes is not None:
-            trace = trace.select(_some_nodes(trace, nodes))
+            trace = trace.select(some_nodes(trace, nodes))
         trace = trace.without_transients(min_idle)
-        window = _window(trace, start, end)
+        window = some_window(trace, start, end)
         result = idle_stats(trace, window)
         if plot is not None:
             plot_stats(trace, window, result, plot)
@@ -196,33 +194,3 @@ def record_(
 def _warn_of_miss(entry: Entry) -> None:
     if entry.missed is not None:
         warn(f"missed a poll: {entry.missed}")
-
-
-def _some_nodes(trace: Trace, text: str) -> tuple[str, ...]:
-    """`N`: the first N nodes; `A:B`: from A (counting from 0) up to, not including, B."""
-    low, colon, high = text.partition(":")
-    try:
-        first, last = (int(low or 0), int(high) if high else len(trace.nodes)) if colon else (0, int(low))
-    except ValueError:
-        raise InputError(f"--nodes must be a number N or a range A:B, but got {text!r}") from None
-    if not 0 <= first < last:
-        raise InputError(f"--nodes must name at least one node, but got {text!r}")
-    if last > len(trace.nodes):
-        raise InputError(f"--nodes asks for {last} nodes, but the trace has {len(trace.nodes)}")
-    return trace.nodes[first:last]
-
-
-def _window(trace: Trace, start: float | None, end: float | None) -> Window:
-    """The window asked for, cut to what the trace covers."""
-    covered = trace.window
-    if (start is not None and start >= covered.end) or (end is not None and end <= covered.start):
-        raise InputError(f"the trace covers {covered}, nothing of the window asked for")
-    wanted = Window(covered.start if start is None else start, covered.end if end is None else end)
-    window = Window(max(wanted.start, covered.start), min(wanted.end, covered.end))
-    if window != wanted:
-        warn(f"the trace covers {covered}; figures are for {window}")
-    return window
-
-
-def _time(text: str | None, zone: tzinfo, what: str) -> float | None:
-    return None if text is None else parse_time(text, zone, what)

@@ -18,6 +18,9 @@ Loss = Literal["preemption", "rescale", "waiting"]
 """Why samples were not produced: nodes taken away; growing and shrinking; starting up, or holding nodes when done."""
 
 
+CLOCK_S = 1e-6
+
+
 @dataclass(slots=True)
 class Job:
     """A trainer while it is simulated."""
@@ -39,6 +42,15 @@ class Job:
         if self.rate <= 0:
             return math.inf
         return max(now, self.stalled_until) + max(self.trainer.work - self.done, 0.0) / self.rate
+
+
+    def is_done(self) -> bool:
+        """Whether its work is done, but for what the clock cannot resolve.
+
+        Seconds since 1970 have a resolution of a quarter of a microsecond: a trainer must not wait for less than that.
+        """
+        left = self.trainer.work - self.done
+        return left <= max(1e-9 * self.trainer.work, self.rate * CLOCK_S)
 
 
 def _nothing() -> dict[Loss, float]:
@@ -74,6 +86,14 @@ class Books:
         job.done += made
         self.outcome += made
         self.value += job.value * seconds
+
+    def finished(self, job: Job) -> None:
+        """A job is done: what the clock could not resolve counts as made."""
+        left = job.trainer.work - job.done
+        job.done += left
+        self.outcome += left
+        if job.rate > 0:
+            self.value += left / job.rate * job.value
 
     def preempted(self, job: Job, now: float, nodes_left: int) -> None:
         """A job lost nodes and goes on with those left, if any."""

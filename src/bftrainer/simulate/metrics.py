@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from bftrainer.allocate.problem import Claim, Problem
 from bftrainer.core.curve import Curve
+from bftrainer.core.pool import Pool
 from bftrainer.core.trainer import Trainer
-from bftrainer.scheduler import DEFAULT_HORIZON_S, Policy
+from bftrainer.scheduler import DEFAULT_HORIZON_S, Policy, Scheduler, State
 from bftrainer.simulate.replay import Replay
 
 
@@ -107,26 +108,34 @@ def static_time(trainers: Sequence[Trainer], policy: Policy, nodes: float, start
     static = _StaticRates(policy, nodes)
     arrivals = sorted(trainers, key=lambda trainer: trainer.submit)
     running: list[tuple[Trainer, float]] = []  # with the samples left
-    parallel = policy.max_parallel or max(1, round(nodes))
-    now, made, following = start, 0.0, 0
+    parallel = Scheduler(policy).max_parallel(_static_state(nodes, arrivals))
+    # Seconds since the start: those since 1970 would be too coarse to tell what is left of a trainer.
+    now, made, following = 0.0, 0.0, 0
     while True:
-        while following < len(arrivals) and len(running) < parallel and arrivals[following].submit <= now:
+        while following < len(arrivals) and len(running) < parallel and arrivals[following].submit - start <= now:
             running.append((arrivals[following], arrivals[following].work))
             following += 1
         rates = static.rates([trainer for trainer, _ in running])
         total = math.fsum(rates)
-        moment = min(
-            (now + left / rate for (_, left), rate in zip(running, rates, strict=True) if rate > 0), default=math.inf
-        )
+        spans = [left / rate if rate > 0 else math.inf for (_, left), rate in zip(running, rates, strict=True)]
+        passed = min(spans, default=math.inf)
         if following < len(arrivals) and len(running) < parallel:
-            moment = min(moment, arrivals[following].submit)
-        if made + total * (moment - now) >= outcome * (1 - 1e-12) or math.isinf(moment):
-            return now - start + ((outcome - made) / total if total > 0 else 0.0)
-        passed = moment - now
+            passed = min(passed, arrivals[following].submit - start - now)
+        if math.isinf(passed) or made + total * passed >= outcome * (1 - 1e-12):
+            return now + ((outcome - made) / total if total > 0 else 0.0)
         made += total * passed
-        now = moment
-        after = ((trainer, left - rate * passed) for (trainer, left), rate in zip(running, rates, strict=True))
-        running = [(trainer, left) for trainer, left in after if left > 1e-9 * trainer.work]
+        now += passed
+        # Those whose span has passed are done, whatever rounding leaves of them.
+        running = [
+            (trainer, left - rate * passed)
+            for (trainer, left), rate, span in zip(running, rates, spans, strict=True)
+            if span > passed
+        ]
+
+
+def _static_state(nodes: float, arrivals: Sequence[Trainer]) -> State:
+    """The pool that never changes, for a max parallel that depends on it."""
+    return State(Pool({f"node{i}": 0.0 for i in range(round(nodes))}), waiting=tuple(arrivals))
 
 
 class _StaticRates:
@@ -172,8 +181,6 @@ def _latency(replay: Replay) -> dict[str, float]:
 
 def as_json(metrics: Metrics, replay: Replay) -> dict[str, Any]:
     """The keys that others rely on, and more."""
-    from dataclasses import asdict
-
     rows = [
         {
             "name": row.name,

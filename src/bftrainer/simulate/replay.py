@@ -151,6 +151,7 @@ class _Engine:
             self.progress((self.now - window.start) / window.seconds)
         else:
             self._advance(window.end)
+            self._complete()
         finished = self._all_done()
         wall_s = time.perf_counter() - began
         columns = np.array([*self.steps, self._row(False, False)]).T
@@ -228,10 +229,9 @@ class _Engine:
         self.now = to
 
     def _complete(self) -> None:
-        # Rounding must not keep a trainer alive for the last millionth of a sample.
-        over = [n for n, j in self.jobs.items() if j.trainer.work - j.done <= 1e-9 * j.trainer.work]
-        for name in over:
+        for name in [name for name, job in self.jobs.items() if job.is_done()]:
             job = self.jobs.pop(name)
+            self.books.finished(job)
             self.state = self.state.finished(name)
             self.rows[name] = self._story(job, self.now)
 

@@ -1,0 +1,135 @@
+"""One simulation as people ask for it: a trace, a workload, settings in words; whole machine or logical clusters.
+
+`bftrainer simulate`, `tune` and the experiments of the paper call this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bftrainer.allocate.registry import make_allocator
+from bftrainer.core.objective import find_objective
+from bftrainer.core.trace import Trace
+from bftrainer.core.trainer import Trainer
+from bftrainer.errors import InputError
+from bftrainer.scheduler import Policy, deal_trainers, split_nodes
+from bftrainer.simulate.accounting import Accounting
+from bftrainer.simulate.metrics import Metrics, measure, static_time
+from bftrainer.simulate.replay import DecideOn, Replay, Settings, Watch, replay
+from bftrainer.simulate.rigid import simulate_rigid
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """Settings by their names, so that they can be sent to another process, stored and shown."""
+
+    allocator: str = "exact"
+    objective: str = "throughput"
+    horizon_s: float | None = 120.0
+    max_parallel: int | None = 10
+    accounting: Accounting = "stall"
+    decide_on: DecideOn = "all"
+
+    def settings(self) -> Settings:
+        """The settings themselves."""
+        policy = Policy(
+            make_allocator(self.allocator), find_objective(self.objective), self.horizon_s, self.max_parallel
+        )
+        return Settings(policy, self.accounting, self.decide_on)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """A replay and its figures."""
+
+    replay: Replay
+    metrics: Metrics
+
+
+def simulate(
+    trace: Trace,
+    trainers: Sequence[Trainer],
+    study: Study,
+    watch: Watch | None = None,
+    progress: Callable[[float], None] = lambda share: None,
+) -> Result:
+    """Replay and measure."""
+    settings = study.settings()
+    run = replay(trace, trainers, settings, watch, progress)
+    return Result(run, measure(run, trainers, settings.policy))
+
+
+def simulate_parts(
+    trace: Trace,
+    trainers: Sequence[Trainer],
+    study: Study,
+    parts: int,
+    progress: Callable[[float], None] = lambda share: None,
+) -> list[Result]:
+    """The paper's logical clusters: independent schedulers on disjoint ranges of nodes, trainers dealt in turn."""
+    if parts > len(trainers):
+        raise InputError(f"--parts must be at most the number of trainers ({len(trainers)}), but got {parts}")
+    ranges, hands = split_nodes(trace.nodes, parts), deal_trainers(trainers, parts)
+    results: list[Result] = []
+    for nodes, some in zip(ranges, hands, strict=True):
+        before = len(results)
+
+        def so_far(share: float, before: int = before) -> None:
+            progress((before + share) / parts)
+
+        results.append(simulate(trace.select(nodes), some, study, progress=so_far))
+    return results
+
+
+@dataclass(frozen=True, slots=True)
+class RigidFigures:
+    """What jobs of a fixed size in a killable queue get out of the same pool."""
+
+    nodes: int
+    efficiency: float
+    """In the unit of U: what a static pool of the same node-hours, shared by the allocator, needs for the outcome."""
+    outcome_samples: float
+    lost_samples: float
+    completed: int
+    trainers: int
+    hours: float
+    resource_integral_node_hours: float
+    eq_nodes: float
+    kills: int
+    delayed_leaves: int
+    delay_node_seconds: float
+    """What the main queue waited for nodes that a guarantee kept from it."""
+
+
+def rigid_baseline(
+    trace: Trace,
+    trainers: Sequence[Trainer],
+    study: Study,
+    nodes: int,
+    checkpoint_s: float,
+    guaranteed: Sequence[tuple[int, float]],
+) -> RigidFigures:
+    """The baseline on the same trace and workload, in the same unit."""
+    policy = study.settings().policy
+    parallel = policy.max_parallel or max(1, len(trace.nodes) // nodes)
+    result = simulate_rigid(
+        trace, trainers, nodes=nodes, max_parallel=parallel, checkpoint_s=checkpoint_s, guaranteed=guaranteed
+    )
+    seconds = result.hours * 3600
+    eq_nodes = result.node_seconds_offered / seconds if seconds else 0.0
+    static_s = static_time(trainers, policy, eq_nodes, trace.window.start, result.outcome_samples)
+    return RigidFigures(
+        nodes=nodes,
+        efficiency=static_s / seconds if seconds else 0.0,
+        outcome_samples=result.outcome_samples,
+        lost_samples=result.lost_samples,
+        completed=result.completed,
+        trainers=len(trainers),
+        hours=result.hours,
+        resource_integral_node_hours=result.node_seconds_offered / 3600,
+        eq_nodes=eq_nodes,
+        kills=result.kills,
+        delayed_leaves=result.delayed_leaves,
+        delay_node_seconds=result.delay_node_seconds,
+    )
