@@ -108,6 +108,16 @@ def test_the_rigid_baseline_is_worse_and_harms_nobody_without_a_guarantee(call: 
     assert "main queue delayed" in out
 
 
+def test_a_report_is_one_page_that_needs_nothing_from_outside(call: Call, tmp_path: Path) -> None:
+    status, out, _ = call("simulate", *SHARED, "--report", "r.html", "--gantt-from", "2021-02-10T06:00:00")
+    page = (tmp_path / "r.html").read_text()
+    assert status == 0
+    assert out.endswith("wrote r.html\n")
+    assert page.startswith("<!DOCTYPE html>") or page.startswith("<!doctype html>")
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert "https://" not in page
+
+
 def test_tune_tries_every_combination_recommends_and_draws(call: Call, tmp_path: Path) -> None:
     options = ("--horizons", "30,120", "--max-parallels", "4,8")
     status, out, _ = call("tune", *SHARED, *options, "--plot", "t.png", "--json")
@@ -135,6 +145,12 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "no parallel": (["--max-parallel", "0"], "max parallel must be 1 or more"),
     "too many parts": (["--parts", "90"], "--parts must be at most the number of trainers"),
     "odd guarantee": (["--rigid", "4", "--guarantee", "x"], "--guarantee must be NODES:SECONDS pairs"),
+    "report of parts": (["--parts", "2", "--report", "r.html"], "it goes neither with --parts nor with --rigid"),
+    "odd report": (["--report", "r.pdf"], "a report must end in .html"),
+    "gantt elsewhere": (
+        ["--report", "r.html", "--gantt-from", "2031-01-01"],
+        "--gantt-from must lie in what is replayed",
+    ),
     "missing workload": (["--workload", "nope.yaml"], "No such file"),
     "missing trace": (["--trace", "nope.parquet"], "No such file"),
 }

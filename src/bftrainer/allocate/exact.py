@@ -60,7 +60,7 @@ def _solve(problem: Problem) -> tuple[int, ...]:
 
 def _solve_densely(claims: tuple[Claim, ...], tops: list[int], pool: int, horizon_s: float) -> tuple[int, ...]:
     """Every count at every budget."""
-    gains = [claim.gains(top, horizon_s) for claim, top in zip(claims, tops, strict=True)]
+    gains = [claim.gains(top, horizon_s).copy() for claim, top in zip(claims, tops, strict=True)]
     tie = _tie(claims, horizon_s)
     for claim, gain in zip(claims, gains, strict=True):
         if claim.running < len(gain):

@@ -13,12 +13,14 @@ from bftrainer.cli.output import print_json, warn
 from bftrainer.cli.progress import share_progress, waiting
 from bftrainer.cli.selection import some_nodes, some_time, some_window
 from bftrainer.cli.show_simulation import show_parts, show_result, show_rigid
-from bftrainer.core.trace import Trace
+from bftrainer.core.trace import Trace, Window
 from bftrainer.errors import InputError
 from bftrainer.provenance import file_hash, provenance
 from bftrainer.simulate.accounting import Accounting
+from bftrainer.simulate.gantt import GanttRecorder
 from bftrainer.simulate.metrics import as_json
 from bftrainer.simulate.replay import DecideOn
+from bftrainer.simulate.report import write_report
 from bftrainer.simulate.study import Study, rigid_baseline, simulate, simulate_parts
 from bftrainer.simulate.workload import Workload, load_curves, load_workload
 from bftrainer.traces import files
@@ -71,9 +73,16 @@ def simulate_command(
     guarantee: Annotated[
         str | None, typer.Option(metavar="N:S,…", help="With --rigid: jobs up to N nodes run for S seconds unharmed.")
     ] = None,
+    report: Annotated[Path | None, typer.Option(metavar="F.html", help="Write a page that shows it all.")] = None,
+    gantt_from: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="With --report: the day to show node by node."),
+    ] = None,
     as_json_: Json = False,
 ) -> None:
     """Replay a machine's history: what would BFTrainer have trained on its idle nodes?"""
+    if report is not None:
+        check_report(report, parts, rigid)
     study = Study(
         allocator,
         objective,
@@ -93,20 +102,52 @@ def simulate_command(
         else:
             show_rigid(baseline)
         return
+    recorder = None if report is None else GanttRecorder(_day(trace, gantt_from, tz), trace.nodes)
     with share_progress("replaying") as progress:
         if parts > 1:
             results = simulate_parts(trace, workload.trainers, study, parts, progress)
         else:
-            results = [simulate(trace, workload.trainers, study, progress=progress)]
+            watch = None if recorder is None else recorder.watch
+            results = [simulate(trace, workload.trainers, study, watch, progress)]
     if not all(result.metrics.finished for result in results):
         done = sum(result.metrics.completed for result in results)
         warn(f"the trace ended before the workload: {done} of {len(workload.trainers)} trainers are done")
+    if report is not None and recorder is not None:
+        write_report(
+            report,
+            title=f"{workload.name} on {trace_file.name}",
+            replay=results[0].replay,
+            metrics=results[0].metrics,
+            gantt=recorder.finish(results[0].replay),
+            settings={name: "auto" if value is None else str(value) for name, value in asdict(study).items()},
+            provenance=origin,
+        )
     if as_json_:
         print_json({**_json([as_json(r.metrics, r.replay) for r in results]), "provenance": origin})
     elif parts > 1:
         show_parts([result.metrics for result in results])
     else:
         show_result(results[0].metrics, results[0].replay)
+        if report is not None:
+            print(f"wrote {report}")
+
+
+def check_report(path: Path, parts: int, rigid: int | None) -> None:
+    """Refuse early what could not be written later."""
+    if parts > 1 or rigid is not None:
+        raise InputError("--report shows one scheduler; it goes neither with --parts nor with --rigid")
+    if path.suffix != ".html":
+        raise InputError(f"{path}: a report must end in .html")
+    files.check_writable(path)
+
+
+def _day(trace: Trace, start: str | None, tz: str) -> Window:
+    """The day of the replay that is shown node by node."""
+    first = some_time(start, time_zone(tz), "--gantt-from")
+    first = trace.window.start if first is None else first
+    if not trace.window.start <= first < trace.window.end:
+        raise InputError(f"--gantt-from must lie in what is replayed, {trace.window}, but got {start}")
+    return Window(first, min(first + 86400, trace.window.end))
 
 
 def load(

@@ -43,7 +43,6 @@ class Job:
             return math.inf
         return max(now, self.stalled_until) + max(self.trainer.work - self.done, 0.0) / self.rate
 
-
     def is_done(self) -> bool:
         """Whether its work is done, but for what the clock cannot resolve.
 

@@ -203,12 +203,9 @@ class _Engine:
         changes_pool = bool(event.joined or event.left)
         if changes_pool:
             self.pool_events += 1
-            held = {name: job.nodes for name, job in self.jobs.items()} if event.left else {}
             self.state, lost = self.state.pool_changed(event)
             for name in lost:
-                left = len(self.state.assigned.get(name, ()))
-                assert left < held[name]
-                self.books.preempted(self.jobs[name], self.now, left)
+                self.books.preempted(self.jobs[name], self.now, len(self.state.assigned.get(name, ())))
         self._complete()
         self._admit_arrivals()
         decided = bool(self.state.admitted or self.state.waiting)

@@ -1,0 +1,144 @@
+"""Pictures as inline SVG: the few marks the simulation report is drawn with, and text made safe to stand in a page.
+
+Numbers come in, strings of SVG go out; `charts.py` and `gantt.py` call it. Colours are CSS variables of the page, so
+one drawing serves light and dark.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bftrainer.core.trace import Floats, Window, utc
+
+WIDTH = 1040
+_TIME_STEPS_S = (60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, *(86400 * d for d in (1, 2, 4, 7, 14, 28)))
+_CONTROLS = dict.fromkeys((*range(9), 11, 12, *range(14, 32), 127), "�")
+_LONGEST_NAME = 120
+
+
+def escape(text: object) -> str:
+    """Text as it may stand in a page, in an attribute too."""
+    return html.escape(str(text).translate(_CONTROLS))
+
+
+def shortened(name: str, most: int = _LONGEST_NAME) -> str:
+    """A name of bounded length: both its ends, since names tend to differ in either."""
+    if len(name) <= most:
+        return name
+    tail = (most - 1) // 2
+    return f"{name[: most - 1 - tail]}…{name[-tail:]}"
+
+
+def px(value: float) -> str:
+    """A coordinate to a tenth, as short as can be: thousands of them make the size of the page."""
+    text = f"{value:.1f}"
+    return "0" if text == "-0.0" else text.removesuffix(".0")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Where a chart over time lies, and what its axes mean."""
+
+    window: Window
+    low: float
+    high: float
+    height: float
+    """Of the whole picture, axes included."""
+    left: float = 56.0
+    right: float = 12.0
+    top: float = 24.0
+    bottom: float = 40.0
+
+    def x(self, time: float) -> float:
+        """Where a time lies."""
+        return self.left + (time - self.window.start) / self.window.seconds * (WIDTH - self.left - self.right)
+
+    def y(self, value: float) -> float:
+        """Where a value lies."""
+        inside = self.height - self.top - self.bottom
+        return self.top + (self.high - value) / ((self.high - self.low) or 1.0) * inside
+
+    def axes(self, unit: str) -> str:
+        """The grid, the values on the left and the times below."""
+        parts = [f'<text class="unit" x="{px(self.left)}" y="{px(self.top - 10)}">{escape(unit)}</text>']
+        for value in value_ticks(self.low, self.high):
+            y = self.y(value)
+            parts.append(f'<path class="grid" d="M{px(self.left)} {px(y)}H{px(WIDTH - self.right)}"/>')
+            parts.append(f'<text class="end" x="{px(self.left - 7)}" y="{px(y + 4)}">{value:,g}</text>')
+        parts.append(self.time_axis())
+        return "".join(parts)
+
+    def time_axis(self) -> str:
+        """The times below, in UTC; the date stands under the first one of each day."""
+        floor = self.height - self.bottom
+        parts = []
+        day_before = ""
+        step, times = time_ticks(self.window)
+        for time in times:
+            x, (day, _, clock) = self.x(time), utc(time).partition("T")
+            parts.append(f'<path class="grid" d="M{px(x)} {px(self.top)}V{px(floor + 5)}"/>')
+            words = [day[5:]] if step >= 86400 else [clock[:5], day[5:] if day != day_before else ""]
+            for line, word in enumerate(filter(None, words)):
+                parts.append(f'<text class="mid" x="{px(x)}" y="{px(floor + 18 + 14 * line)}">{word}</text>')
+            day_before = day
+        return "".join(parts)
+
+    def across(self, value: float, style: str) -> str:
+        """A level line from side to side."""
+        return f'<path class="{style}" d="M{px(self.left)} {px(self.y(value))}H{px(WIDTH - self.right)}"/>'
+
+    def steps(self, edges: Floats, values: Floats) -> str:
+        """The path of a line of steps."""
+        return _staircase(self, edges, values, "M")
+
+    def band(self, edges: Floats, low: Floats, high: Floats) -> str:
+        """The path around the area between two lines of steps."""
+        return f"{_staircase(self, edges, high, 'M')}{_staircase(self, edges[::-1], low[::-1], 'L')}Z"
+
+
+def _staircase(frame: Frame, edges: Floats, values: Floats, begin: str) -> str:
+    parts = [f"{begin}{px(frame.x(edges[0]))} {px(frame.y(values[0]))}"]
+    level = parts[0].split(" ")[1]
+    for i, value in enumerate(values.tolist()):
+        height = px(frame.y(value))
+        if height != level:
+            parts.append(f"H{px(frame.x(edges[i]))}V{height}")
+            level = height
+    parts.append(f"H{px(frame.x(edges[-1]))}")
+    return "".join(parts)
+
+
+def picture(height: float, label: str, parts: Iterable[str], kind: str = "wide") -> str:
+    """The whole drawing, as wide as the page; `label` is for those who hear the page. A `narrow` one may shrink."""
+    return (
+        f'<div class="{kind}"><svg viewBox="0 0 {WIDTH} {px(height)}" role="img" aria-label="{escape(label)}">'
+        f"{''.join(parts)}</svg></div>\n"
+    )
+
+
+def legend(entries: Iterable[tuple[str, str]]) -> str:
+    """Colours and what they stand for."""
+    items = (f'<li><i style="background:{colour}"></i>{escape(text)}</li>' for colour, text in entries)
+    return f'<ul class="legend">{"".join(items)}</ul>\n'
+
+
+def value_ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round values from `low` to `high`, at most about as many as asked for."""
+    raw = (high - low) / most
+    if not (math.isfinite(raw) and raw > 0):
+        return [low]
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+def time_ticks(window: Window, most: int = 14) -> tuple[float, Sequence[float]]:
+    """Round times in a window, and the step from one to the next."""
+    coarse = math.ceil(window.seconds / most / 86400) * 86400
+    step = next((s for s in _TIME_STEPS_S if window.seconds / s <= most), coarse)
+    first = math.ceil(window.start / step) * step
+    return step, [first + i * step for i in range(int((window.end - first) // step) + 1)]
