@@ -251,7 +251,8 @@ class Scheduler:
     def decide(self, state: State) -> Plan:
         """The best use of the pool for the trainers considered."""
         room = max(self.max_parallel(state) - len(state.admitted), 0)
-        considered = (*state.admitted, *state.waiting[:room])
+        newcomers = state.waiting[:room]
+        considered = (*state.admitted, *newcomers) if newcomers else state.admitted
         horizon_s = self.horizon_s(state)
         claims = tuple(self._claim(trainer, len(state.assigned.get(trainer.name, ()))) for trainer in considered)
         problem = Problem(len(state.pool), horizon_s, claims, self._limits(considered))
