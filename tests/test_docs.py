@@ -81,7 +81,14 @@ def test_relative_links_resolve(page: Path) -> None:
 
 def test_every_command_has_a_page() -> None:
     text = "\n".join(page.read_text() for page in PAGES)
-    for command in ("trace import", "trace stats", "trace synth", "trace record", "allocate", "simulate", "tune"):
+    commands = (
+        "allocate",
+        "simulate",
+        "tune",
+        "paper",
+        *(f"trace {c}" for c in ("import", "stats", "synth", "record")),
+    )
+    for command in commands:
         assert f"bftrainer {command}" in text
 
 

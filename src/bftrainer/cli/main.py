@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from bftrainer import __version__
-from bftrainer.cli import allocate, simulate, trace, tune
+from bftrainer.cli import allocate, paper, simulate, trace, tune
 from bftrainer.errors import BFTrainerError
 
 # Newer releases of typer bring a click of their own, so its errors are found by way of typer.
@@ -32,6 +32,7 @@ app.add_typer(trace.app, name="trace")
 app.command()(allocate.allocate)
 app.command("simulate")(simulate.simulate_command)
 app.command()(tune.tune)
+app.command()(paper.paper)
 
 
 def _print_version(wanted: bool) -> None:
