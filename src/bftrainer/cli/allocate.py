@@ -71,3 +71,8 @@ def _show(problem: Problem, decision: Decision) -> None:
         f"{problem.horizon_s:g} s, solved in {decision.solve_ms:.3g} ms",
         soft_wrap=True,
     )
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to the command line."""
+    app.command()(allocate)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from typing import Annotated, Any
@@ -12,27 +13,31 @@ from typing import Annotated, Any
 import typer
 
 from bftrainer import __version__
-from bftrainer.cli import allocate, paper, simulate, trace, tune
 from bftrainer.errors import BFTrainerError
 
 # Newer releases of typer bring a click of their own, so its errors are found by way of typer.
 _UsageError: Any = typer.BadParameter.__base__
 _AnyCallError: Any = _UsageError.__base__
 
-app = typer.Typer(
-    name="bftrainer",
-    help="Train neural networks on the nodes that a supercomputer's batch scheduler cannot fill.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.add_typer(trace.app, name="trace")
-app.command()(allocate.allocate)
-app.command("simulate")(simulate.simulate_command)
-app.command()(tune.tune)
-app.command()(paper.paper)
+COMMANDS = ("trace", "allocate", "simulate", "tune", "paper")
+"""Modules of this package; each adds its commands to an app with `register`."""
+
+
+def build(first_word: str = "") -> typer.Typer:
+    """The command line. A call that names a command pays for loading that one only."""
+    app = typer.Typer(
+        name="bftrainer",
+        help="Train neural networks on the nodes that a supercomputer's batch scheduler cannot fill.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for name in (first_word,) if first_word in COMMANDS else COMMANDS:
+        importlib.import_module(f"bftrainer.cli.{name}").register(app)
+    return app
 
 
 def _print_version(wanted: bool) -> None:
@@ -41,7 +46,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
@@ -57,7 +61,7 @@ def main() -> None:
 def run(args: list[str]) -> int:
     """Run the command line with `args`; the exit status."""
     try:
-        status = app(args, prog_name="bftrainer", standalone_mode=False)
+        status = build(args[0] if args else "")(args, prog_name="bftrainer", standalone_mode=False)
     except _UsageError as problem:
         if type(problem).__name__ == "NoArgsIsHelpError":
             print(problem.format_message(), file=sys.stderr)

@@ -85,3 +85,8 @@ def _bar() -> Iterator[reproduce.Progress]:
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("paper", total=None)
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to the command line."""
+    app.command()(paper)

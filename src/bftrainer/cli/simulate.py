@@ -218,3 +218,8 @@ def _json(parts: list[dict[str, Any]]) -> dict[str, Any]:
     combined["decision_ms"] = {key: max(part["decision_ms"][key] for part in parts) for key in parts[0]["decision_ms"]}
     combined["trainers"] = [row for part in parts for row in part["trainers"]]
     return {**combined, "parts": [{k: v for k, v in part.items() if k != "trainers"} for part in parts]}
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to the command line."""
+    app.command("simulate")(simulate_command)

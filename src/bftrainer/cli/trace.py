@@ -26,7 +26,7 @@ from bftrainer.traces.stats import idle_stats
 from bftrainer.traces.synth import PROFILES, synthesise
 from bftrainer.traces.times import time_zone
 
-app = typer.Typer(
+trace_app = typer.Typer(
     help="Traces: which nodes were idle when.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
 )
 
@@ -44,7 +44,7 @@ MinIdle = Annotated[
 ]
 
 
-@app.command("import")
+@trace_app.command("import")
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The log; may be gzipped.")],
     output: Output,
@@ -100,7 +100,7 @@ def import_(
         show_import(imported, output)
 
 
-@app.command()
+@trace_app.command()
 def stats(
     file: Annotated[Path, typer.Argument(metavar="T", help="A trace, .parquet or .csv.")],
     from_: From = None,
@@ -138,7 +138,7 @@ def stats(
         show_stats(result, plot)
 
 
-@app.command()
+@trace_app.command()
 def synth(
     profile: Annotated[str, typer.Option(metavar="|".join(PROFILES), help="The machine to be like.")],
     output: Output,
@@ -154,7 +154,7 @@ def synth(
     print(f"wrote {output}: {len(trace):,} fragments of {len(trace.nodes):,} nodes in {trace.window.hours:,g} h")
 
 
-@app.command("record")
+@trace_app.command("record")
 def record_(
     source: Annotated[str, typer.Option(metavar="slurm|pbs|script", help="What to ask for the nodes' states.")],
     output: Output,
@@ -194,3 +194,8 @@ def record_(
 def _warn_of_miss(entry: Entry) -> None:
     if entry.missed is not None:
         warn(f"missed a poll: {entry.missed}")
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    app.add_typer(trace_app, name="trace")

@@ -117,3 +117,8 @@ def _show(advice: Advice, plot: Path | None) -> None:
     console.print(advice.reasoning, soft_wrap=True)
     if plot is not None:
         console.print(f"wrote {plot}", soft_wrap=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to the command line."""
+    app.command()(tune)

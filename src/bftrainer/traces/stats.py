@@ -169,21 +169,34 @@ def hazard(trace: Trace, window: Window) -> list[HazardRow]:
     every instant from which the time ahead reaches past the end of what is known.
     """
     known = (trace.start > trace.window.start) & (trace.end > window.start) & (trace.start < window.end)
-    start, end, is_open = trace.start[known], trace.end[known], trace.open[known]
+    closed, is_open = known & ~trace.open, known & trace.open
+    start, end = trace.start[closed], trace.end[closed]
     rows = []
     for low, high in itertools.pairwise(HAZARD_AGES_S):
-        # The instants at which this fragment is in the pool, in the window, at such an age.
-        first = np.maximum(start + low, window.start)
-        last = np.minimum(np.minimum(start + high, end), window.end)
+        reaches = end - start > low  # the others are gone before that age, and before any later one
+        start, end = start[reaches], end[reaches]
+        first, last = _at_age(start, end, low, high, window)
+        open_first, open_last = _at_age(trace.start[is_open], trace.end[is_open], low, high, window)
+        closed_s = _total(last - first)
         within: dict[str, float | None] = {}
         for ahead in HAZARD_AHEAD_S:
-            seen_until = np.where(is_open, np.minimum(last, end - ahead), last)
-            exposure = np.maximum(seen_until - first, 0).sum()
-            about_to_leave = np.where(is_open, 0, np.maximum(last - np.maximum(first, end - ahead), 0)).sum()
-            within[f"{ahead:.0f}"] = float(about_to_leave / exposure) if exposure >= LEAST_EXPOSURE else None
-        node_hours = float(np.maximum(last - first, 0).sum() / 3600)
+            # Of a fragment still open at the end, only instants from which the time ahead can be seen count.
+            exposure = closed_s + _total(np.minimum(open_last, trace.end[is_open] - ahead) - open_first)
+            about_to_leave = _total(last - np.maximum(first, end - ahead))
+            within[f"{ahead:.0f}"] = about_to_leave / exposure if exposure >= LEAST_EXPOSURE else None
+        node_hours = (closed_s + _total(open_last - open_first)) / 3600
         rows.append(HazardRow(low, None if np.isinf(high) else high, node_hours, within))
     return rows
+
+
+def _at_age(start: Floats, end: Floats, low: float, high: float, window: Window) -> tuple[Floats, Floats]:
+    """The instants at which fragments are in the pool, in the window, at an age from `low` to `high`: from, to."""
+    return np.maximum(start + low, window.start), np.minimum(np.minimum(start + high, end), window.end)
+
+
+def _total(spans: Floats) -> float:
+    """The sum of those spans that are any."""
+    return float(np.maximum(spans, 0).sum())
 
 
 def _horizon(trace: Trace, window: Window, events: Floats, leaves: Floats) -> Horizon:
