@@ -5,7 +5,8 @@
 Trainers cycle through the seven models of the paper (Table 2, or `--curves`), up to 64 nodes each, rescaling costs 18 s
 up and 12 s down, horizon 120 s, random feasible starts. `objective_ratio` is the mean ratio to the exact optimum,
 `optimal` whether every answer was proven so. HiGHS stops after 60 s. Every problem is solved once by each
-allocator, in turns; the first call of each, on a problem of its own, is not counted.
+allocator, in turns; the first call of each, on a problem of its own, is not counted. `exact` uses compiled code where
+numba is installed (`kernel` in its rows), as in any process that takes many decisions; `--no-compiled` leaves it out.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from bftrainer import __version__
+from bftrainer.allocate.exact import ExactAllocator
+from bftrainer.allocate.kernel import compiled
 from bftrainer.allocate.problem import Allocator, Claim, Decision, Problem
 from bftrainer.allocate.registry import ALLOCATORS, make_allocator
 from bftrainer.core.curve import Curve
@@ -77,16 +80,23 @@ def measure(allocators: Sequence[Allocator], problems: Sequence[Problem]) -> lis
     return rows
 
 
-def run(curves: Sequence[Curve], repetitions: int, quick: bool) -> list[dict[str, Any]]:
+def make(name: str, compiled_code: bool) -> Allocator:
+    """An allocator ready for use."""
+    return ExactAllocator(compiled=compiled_code) if name == "exact" else make_allocator(name, TIME_LIMIT_S)
+
+
+def run(curves: Sequence[Curve], repetitions: int, quick: bool, compiled_code: bool) -> list[dict[str, Any]]:
     """All rows."""
     sizes = [(j, n, 64) for j, n in ([(5, 50), (10, 100)] if quick else PAPER_GRID + EXASCALE_GRID)]
     rows = []
     for name in ALLOCATORS:  # what a first call pays for imports and caches is not the allocator's time
-        make_allocator(name, TIME_LIMIT_S).allocate(make_problem(curves, 3, 20, 64, 0))
+        make(name, compiled_code).allocate(make_problem(curves, 3, 20, 64, 0))
     for trainers, nodes, most in sizes if quick else [*sizes, WIDE]:
         names = [n for n in ALLOCATORS if trainers * nodes <= MOST_CELLS.get(n, sys.maxsize)]
         problems = [make_problem(curves, trainers, nodes, most, seed) for seed in range(repetitions)]
-        for row in measure([make_allocator(name, TIME_LIMIT_S) for name in names], problems):
+        for row in measure([make(name, compiled_code) for name in names], problems):
+            if row["allocator"] == "exact":
+                row["kernel"] = "compiled" if compiled_code else "numpy"
             rows.append(row)
             print(show(row), file=sys.stderr)
     return rows
@@ -137,12 +147,13 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--curves", type=Path, help='{"model": {"nodes": […], "samples_per_s": […]}, …}')
     parser.add_argument("--quick", action="store_true", help="two small sizes only")
+    parser.add_argument("--no-compiled", action="store_true", help="leave out compiled code")
     args = parser.parse_args()
     curves = list(PAPER_CURVES.values())
     if args.curves:
         found = json.loads(args.curves.read_text())
         curves = [Curve.through(c["nodes"], c["samples_per_s"], name) for name, c in found.items()]
-    rows = run(curves, args.repetitions, args.quick)
+    rows = run(curves, args.repetitions, args.quick, not args.no_compiled and compiled() is not None)
     if args.plot:
         plot(rows, args.plot)
     if args.json:

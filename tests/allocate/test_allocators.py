@@ -10,7 +10,7 @@ from brute import brute_force, same
 from hypothesis import given, settings
 from strategies import problems
 
-from bftrainer.allocate import exact
+from bftrainer.allocate import exact, kernel
 from bftrainer.allocate.exact import ExactAllocator
 from bftrainer.allocate.problem import Allocator, Claim, Limits, Problem
 from bftrainer.allocate.registry import ALLOCATORS, make_allocator
@@ -109,6 +109,44 @@ def test_exact_finds_the_same_in_its_way_for_large_problems(problem: Problem) ->
         by_runs = ExactAllocator().allocate(problem)
     assert same(problem, by_runs.objective, usual.objective)
     assert problem.feasible(by_runs.counts)
+
+
+@settings(max_examples=520)
+@given(problem=problems(5, 16))
+def test_compiled_code_decides_as_numpy_does(problem: Problem) -> None:
+    pytest.importorskip("numba")
+    assert ExactAllocator(compiled=True).allocate(problem).counts == ExactAllocator().allocate(problem).counts
+
+
+@settings(max_examples=60)
+@given(problem=problems(5, 16))
+def test_the_loops_that_are_compiled_are_right_as_python_too(problem: Problem) -> None:
+    interpreted = ExactAllocator()
+    interpreted._kernel = kernel.plan
+    assert interpreted.allocate(problem).counts == ExactAllocator().allocate(problem).counts
+
+
+def test_compiled_code_is_loaded_only_by_those_who_decide_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = []
+
+    def load() -> kernel.Kernel:
+        loads.append(True)
+        return kernel.plan
+
+    monkeypatch.setattr(exact, "load_kernel", load)
+    allocator, problem = ExactAllocator(), Problem(4, 120.0, (claim("a"),))
+    for _ in range(exact.MANY - 1):
+        allocator.allocate(problem)
+    assert not loads
+    for _ in range(3):
+        allocator.allocate(problem)
+    assert loads == [True]
+
+
+def test_without_numba_nobody_gets_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "load_kernel", lambda: None)
+    with pytest.raises(InputError, match=r"need numba: pip install 'bftrainer\[fast\]'"):
+        ExactAllocator(compiled=True)
 
 
 @settings(max_examples=500)

@@ -3,7 +3,8 @@
 With best_j(b) the most that claims j, j+1, … can gain with b nodes, best_j(b) is the maximum over n of
 gain_j(n) + best_{j+1}(b−n): a multiple-choice knapsack. Small problems try every count of a claim at every budget in
 one broadcast. Large ones use that a gain is linear on few runs of counts (`runs.py`): counts that can be in no optimal
-plan are dropped first, and over what is left of a run the maximum is a sliding-window maximum.
+plan are dropped first, and over what is left of a run the maximum is a sliding-window maximum. A process that takes
+many decisions has small problems solved by compiled code (`kernel.py`) where it can.
 """
 
 from __future__ import annotations
@@ -13,12 +14,20 @@ from itertools import accumulate
 
 import numpy as np
 
+from bftrainer.allocate.kernel import Kernel
+from bftrainer.allocate.kernel import compiled as load_kernel
 from bftrainer.allocate.problem import Claim, Decision, Floats, Problem
 from bftrainer.allocate.runs import Run, promising, runs_of, slide
 from bftrainer.errors import InputError
 
 SMALL = 1_000_000
 """Cells (budgets × counts of all claims) up to which trying everything is the faster way."""
+
+SMALL_COMPILED = 4_000_000
+"""The same for compiled code."""
+
+MANY = 1000
+"""Decisions after which compiled code is worth the half second it takes to load."""
 
 _NARROW = 4
 """Counts up to which a run is tried count by count."""
@@ -36,6 +45,14 @@ class ExactAllocator:
 
     name = "exact"
 
+    def __init__(self, *, compiled: bool | None = None) -> None:
+        """`compiled`: whether to use compiled code, loaded at once; None leaves it to the number of decisions."""
+        self._decisions = 0
+        self._kernel = load_kernel() if compiled else None
+        self._wait = compiled is None
+        if compiled and self._kernel is None:
+            raise InputError("compiled decisions need numba: pip install 'bftrainer[fast]'")
+
     def allocate(self, problem: Problem) -> Decision:
         """See `Allocator`."""
         began = time.perf_counter()
@@ -43,31 +60,50 @@ class ExactAllocator:
             raise InputError(
                 "the exact allocator cannot hold owner caps, shares or exclusive groups; use the milp allocator"
             )
-        counts = _solve(problem)
-        return Decision(counts, "optimal", problem.objective(counts), (time.perf_counter() - began) * 1e3)
+        counts = _solve(problem, self._kernel)
+        decision = Decision(counts, "optimal", problem.objective(counts), (time.perf_counter() - began) * 1e3)
+        self._decisions += 1
+        if self._wait and self._decisions == MANY:
+            self._kernel = load_kernel()
+        return decision
 
 
-def _solve(problem: Problem) -> tuple[int, ...]:
+def _solve(problem: Problem, kernel: Kernel | None) -> tuple[int, ...]:
     claims = problem.claims
     tops = [min(claim.max_nodes, problem.pool) for claim in claims]
     pool = min(problem.pool, sum(tops))
     if pool == 0:
         return (0,) * len(claims)
-    if (pool + 1) * (sum(tops) + len(tops)) <= SMALL:
+    cells = (pool + 1) * (sum(tops) + len(tops))
+    if kernel is not None and cells <= SMALL_COMPILED:
+        return _solve_compiled(kernel, claims, tops, pool, problem.horizon_s)
+    if cells <= SMALL:
         return _solve_densely(claims, tops, pool, problem.horizon_s)
     return _solve_by_runs(claims, pool, problem.horizon_s)
 
 
+def _solve_compiled(
+    kernel: Kernel, claims: tuple[Claim, ...], tops: list[int], pool: int, horizon_s: float
+) -> tuple[int, ...]:
+    """Every count at every budget, by compiled code."""
+    widest = max(tops) + 1
+    rates = np.concatenate([claim.value.up_to(widest - 1) for claim in claims]).reshape(len(claims), widest)
+    running = [claim.running for claim in claims]
+    costs = [(claim.value.rate(now), claim.down_s, claim.up_s) for claim, now in zip(claims, running, strict=True)]
+    down = np.array([at_stake * down_s for at_stake, down_s, _ in costs])
+    up = np.array([at_stake * up_s for at_stake, _, up_s in costs])
+    least = np.array([claim.min_nodes for claim in claims])
+    tie = _tie(claims, horizon_s)
+    return tuple(kernel(rates, np.array(running), least, np.array(tops), down, up, horizon_s, pool, tie).tolist())
+
+
 def _solve_densely(claims: tuple[Claim, ...], tops: list[int], pool: int, horizon_s: float) -> tuple[int, ...]:
     """Every count at every budget."""
-    gains = [claim.gains(top, horizon_s).copy() for claim, top in zip(claims, tops, strict=True)]
     tie = _tie(claims, horizon_s)
-    for claim, gain in zip(claims, gains, strict=True):
-        if claim.running < len(gain):
-            gain[claim.running] += tie
+    gains = _gains(claims, tops, horizon_s, tie)
     # Each row is best_j over the budgets, after as many cells of "not enough nodes" as a claim has counts. So the view
     # [j, n, b] of it is best_j(b−n), with rows that numpy can add and compare at full speed.
-    last, widest = len(claims) - 1, max(tops) + 1
+    last, widest = len(claims) - 1, gains.shape[1]
     table = np.full((len(claims), widest - 1 + pool + 1), -np.inf)
     best = table[:, widest - 1 :]
     row, cell = table.strides
@@ -75,26 +111,51 @@ def _solve_densely(claims: tuple[Claim, ...], tops: list[int], pool: int, horizo
     shifted: Floats = np.ndarray(shape, np.float64, table.data, (widest - 1) * cell, strides)
     # Nobody comes after the last claim: with b nodes it takes the best count up to b.
     best[last] = gains[last].max()
-    np.maximum.accumulate(gains[last][: pool + 1], out=best[last, : len(gains[last])])
+    np.maximum.accumulate(gains[last, : pool + 1], out=best[last, :widest])
     # With the whole pool for the first claim, a claim never sees less than what those before it cannot take.
     least_left = [max(0, pool - taken) for taken in accumulate(tops, initial=0)]
-    scratch = np.empty((widest, pool + 1))
+    columns, scratch = gains[:, :, None], np.empty((widest, pool + 1))
     for j in range(last - 1, -1, -1):
-        gain, first = gains[j], least_left[j]
-        following, cells, found = shifted[j + 1], scratch, best[j]
-        if first or len(gain) < widest:
-            following, cells = following[: len(gain), first:], cells[: len(gain), first:]
+        top, first = tops[j], least_left[j]
+        following, gain, cells, found = shifted[j + 1], columns[j], scratch, best[j]
+        if first or top + 1 < widest:
+            following, gain, cells = following[: top + 1, first:], gain[: top + 1], cells[: top + 1, first:]
             found = found[first:]
-        np.add(following, gain[:, None], cells)
+        np.add(following, gain, cells)
         np.maximum.reduce(cells, out=found)
-    counts = []
+    # From the largest count down, the first that is as good as the best.
+    downwards, counts = gains[:, ::-1], []
     left, tie = pool, tie / 4
-    for j, gain in enumerate(gains):
-        value = gain + shifted[j + 1, : len(gain), left] if j < last else gain[: left + 1]
-        count = int((value >= best[j, left] - tie).nonzero()[0][-1])
+    for j in range(last):
+        value = downwards[j] + table[j + 1, left : left + widest]
+        count = widest - 1 - int((value >= best[j, left] - tie).argmax())
         counts.append(count)
         left -= count
+    affordable = gains[last, : left + 1]
+    counts.append(int((affordable >= best[last, left] - tie).nonzero()[0][-1]))
     return tuple(counts)
+
+
+def _gains(claims: tuple[Claim, ...], tops: list[int], horizon_s: float, tie: float) -> Floats:
+    """The gain of each claim (a row) on each count (a column), minus infinity where the claim does not allow it;
+    staying as it is counts for `tie` more.
+    """
+    widest = max(tops) + 1
+    rates = np.concatenate([claim.value.up_to(widest - 1) for claim in claims]).reshape(len(claims), widest)
+    running = [claim.running for claim in claims]
+    at_stake = [claim.value.rate(now) for claim, now in zip(claims, running, strict=True)]
+    terms = [(now, claim.down_s * r, claim.up_s * r) for claim, now, r in zip(claims, running, at_stake, strict=True)]
+    now, down, up = np.array(terms).T[:, :, None]
+    gains: Floats = horizon_s * rates
+    gains -= np.where(np.arange(widest) < now, down, up)
+    for j, claim in enumerate(claims):
+        if running[j] < widest:
+            gains[j, running[j]] = horizon_s * at_stake[j] + tie
+        if claim.min_nodes > 1:
+            gains[j, 1 : claim.min_nodes] = -np.inf
+        if tops[j] + 1 < widest:
+            gains[j, tops[j] + 1 :] = -np.inf
+    return gains
 
 
 def _solve_by_runs(claims: tuple[Claim, ...], pool: int, horizon_s: float) -> tuple[int, ...]:

@@ -66,8 +66,10 @@ class Claim:
 
     def gain_at(self, nodes: int, horizon_s: float) -> float:
         """T·O(n) − O(C)·R for one count, whether the claim allows it or not."""
-        cost_s = self.up_s if nodes > self.running else self.down_s if nodes < self.running else 0.0
-        return horizon_s * self.value.rate(nodes) - cost_s * self.value.rate(self.running)
+        running, value = self.running, horizon_s * self.value.rate(nodes)
+        if nodes == running:
+            return value
+        return value - (self.up_s if nodes > running else self.down_s) * self.value.rate(running)
 
     def gains(self, top: int, horizon_s: float) -> Floats:
         """T·O(n) − O(C)·R for every n from 0 to `top`, minus infinity where the claim does not allow it.
