@@ -1,0 +1,724 @@
+"""PyTorch training that grows and shrinks: what `bftrainer.elastic.init()` returns.
+
+A `Run` owns the rhythm of training. Within `step` the ranks sum their gradients, apply them and agree whether to
+rescale; between two batches, when all of the script's own code for a step has run, the group is re-formed, state is
+handed to newcomers and snapshots are taken. A peer that dies in between is noticed as a broken group: the step counts
+only for ranks whose sum was whole, and the most advanced rank's state becomes everyone's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import hashlib
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.optim import Optimizer
+
+from bftrainer.elastic import protocol
+from bftrainer.elastic.group import Group, GroupBroken, breaking
+from bftrainer.elastic.loader import Loader
+from bftrainer.elastic.measure import Meter
+from bftrainer.elastic.membership import Leave, Membership, Place
+from bftrainer.elastic.processes import foreground
+from bftrainer.elastic.protocol import Broken, Done, Formed, Generation, Leaving, Report
+from bftrainer.elastic.reducer import Reducer
+from bftrainer.elastic.sampler import BatchPlan, Step
+from bftrainer.elastic.scaling import LearningRate, scaled
+from bftrainer.elastic.snapshot import Snapshots
+from bftrainer.elastic.state import Registry, broadcast
+from bftrainer.errors import BFTrainerError, InputError
+
+_FLAG, _SAMPLES, _LOSS, _LOSS_WEIGHT, _RIDERS = 0, 1, 2, 3, 4
+_NEWS_S = 0.3
+"""How long a worker whose group broke waits for its manager's word before it complains: the manager may know why."""
+_LOADERS = 4
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the job is. Of two ranks the one with the greater epoch, cursor and step is ahead."""
+
+    epoch: int = 0
+    cursor: int = 0
+    """Samples of the epoch that are committed (steps, in a loop over `steps`)."""
+    step: int = 0
+    """Steps committed in all."""
+    samples: int = 0
+
+    def key(self) -> tuple[int, int, int]:
+        """What is compared."""
+        return self.epoch, self.cursor, self.step
+
+
+class Run:
+    """One worker's view of an elastic training. Made by `init`."""
+
+    def __init__(
+        self,
+        *,
+        snapshots: Path | None,
+        snapshot_every_s: float,
+        snapshots_kept: int,
+        backend: str | None,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        self.device = device
+        self.progress = Progress()
+        self.seed = seed
+        self.metrics: dict[str, float] = {}
+        self._registry = Registry()
+        self._membership = Membership.connect()
+        self._group = Group(backend or default_backend(device))
+        self._meter = Meter()
+        self._snapshots: Snapshots | None = None
+        if snapshots is not None:
+            self._snapshots = Snapshots(snapshots, every_s=snapshot_every_s, keep=snapshots_kept)
+        self._reducer: Reducer | None = None
+        self._optimizers: list[Optimizer] = []
+        self._schedulers: list[Any] = []
+        self._scheduler_every: str | None = None
+        self._scaler: Any = None
+        self._clip_norm: float | None = None
+        self._lr_rule: str | Callable[[float], float] = "none"
+        self._lr_warmup_steps = 0
+        self._lr_base_batch: int | None = None
+        self._lr: LearningRate | None = None
+        self._lr_state: Mapping[str, Any] | None = None
+        self._statistics: list[Tensor] = []  # BatchNorm's, averaged over the ranks
+        self._counters: list[Tensor] = []  # BatchNorm's, moved alike by all ranks
+        self._committed_statistics: list[Tensor] = []
+        self._has_state = False
+        self._joined = False
+        self._finished = False
+        self._agreed = False  # all ranks know of a new generation
+        self._repair: Callable[[], None] | None = None
+        self._epoch_batch: int | None = None
+        self._step: Step | None = None
+        self._micro = 0
+        self._accumulated, self._accumulated_loss = 0, 0.0
+        self._terminating = False
+        self._loaders: dict[tuple[Any, ...], Loader] = {}
+        if self._membership is not None:
+            self._membership.on_cut = self._group.cut
+            self._membership.report = self._report
+            self._membership.report_failures(self._is_collateral)
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) in (
+            signal.SIG_DFL,
+            None,
+        ):
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+        atexit.register(self._at_exit)
+
+    # What the script sees.
+
+    @property
+    def rank(self) -> int:
+        """This worker's number in the present generation, from 0."""
+        return self._group.rank
+
+    @property
+    def world(self) -> int:
+        """How many workers train at present."""
+        return self._group.world
+
+    @property
+    def generation(self) -> int:
+        """The number of the present generation; it grows whenever the members change."""
+        return self._meter.generation
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0: the one that prints and saves. Another worker may be tomorrow."""
+        return self.rank == 0
+
+    @property
+    def model(self) -> Any:
+        """The object registered as `model`."""
+        if "model" not in self._registry.objects:
+            raise InputError("nothing is registered as `model`; call run.register(model=…, optimizer=…)")
+        return self._registry.objects["model"]
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """The dataset's indices in the batch at hand that count for this rank (none in a stand-in)."""
+        if self._step is None:
+            return ()
+        micro = self._step.micros[self._micro]
+        return micro.indices if micro.samples else ()
+
+    def register(
+        self,
+        *,
+        lr_scaling: str | Callable[[float], float] = "none",
+        lr_warmup_steps: int = 0,
+        lr_base_batch: int | None = None,
+        clip_norm: float | None = None,
+        scheduler_every: str | None = None,
+        **objects: Any,
+    ) -> None:
+        """Name what survives: modules, optimizers, and anything else with `state_dict` and `load_state_dict`.
+
+        Optimizers step in `run.step`, so does a GradScaler. `scheduler_every` ("step" or "epoch") has the registered
+        LR schedulers stepped too; otherwise do so in the script. `lr_scaling` is the rule for the learning rate when
+        the global batch changes (linear, sqrt, none, or a function of its ratio to `lr_base_batch`, which is one
+        node's batch unless said otherwise), over `lr_warmup_steps` steps when it rises. `clip_norm` clips the summed
+        gradient.
+        """
+        if self._joined:
+            raise InputError("register() must be called before the first epoch")
+        if scheduler_every not in (None, "step", "epoch"):
+            raise InputError(f"`scheduler_every` must be 'step', 'epoch' or None, but got {scheduler_every!r}")
+        if clip_norm is not None and not clip_norm > 0:
+            raise InputError(f"`clip_norm` must be above 0, but got {clip_norm!r}")
+        LearningRate(lr_scaling, base_batch=lr_base_batch or 1, warmup_steps=lr_warmup_steps)  # refuses nonsense now
+        self._registry.add(objects)
+        self._lr_rule, self._lr_warmup_steps, self._lr_base_batch = lr_scaling, lr_warmup_steps, lr_base_batch
+        self._clip_norm, self._scheduler_every = clip_norm, scheduler_every
+        for thing in objects.values():
+            if isinstance(thing, Optimizer):
+                self._optimizers.append(thing)
+            elif isinstance(thing, torch.optim.lr_scheduler.LRScheduler):
+                self._schedulers.append(thing)
+            elif isinstance(thing, torch.amp.GradScaler):
+                self._scaler = thing
+            elif isinstance(thing, nn.Module):
+                norms = [m for m in thing.modules() if isinstance(m, _NormBase) and m.track_running_stats]
+                for buffer in (b for norm in norms for b in norm.buffers()):
+                    (self._statistics if buffer.is_floating_point() else self._counters).append(buffer)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs that are still to be trained, of `count`. A newcomer begins in the one that is under way."""
+        self._join()
+        while self.progress.epoch < count:
+            epoch = self.progress.epoch
+            self._epoch_batch = None
+            yield epoch
+            if self.progress.epoch == epoch:
+                if self._scheduler_every == "epoch":
+                    for scheduler in self._schedulers:
+                        scheduler.step()
+                self.progress.epoch, self.progress.cursor = epoch + 1, 0
+        self.finish()
+
+    def batches(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int | None = None,
+        global_batch: int | None = None,
+        max_batch: int | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        **loading: Any,
+    ) -> Iterator[Any]:
+        """This rank's batches of the epoch under way: over all ranks each sample of the dataset exactly once.
+
+        Give `batch_size`, per node, or `global_batch`, which is split over the nodes. A share larger than `max_batch`
+        comes in several batches whose gradients are accumulated; call `run.step` after each all the same. `loading`
+        goes to torch's DataLoader: num_workers, collate_fn, pin_memory, prefetch_factor, worker_init_fn, …
+        """
+        self._join()
+        plan = BatchPlan(
+            len(dataset),
+            batch_size=batch_size,
+            global_batch=global_batch,
+            max_batch=max_batch,
+            shuffle=shuffle,
+            seed=self.seed,
+            drop_last=drop_last,
+        )
+        loader = self._loader(dataset, plan, (batch_size, global_batch, max_batch, shuffle, drop_last), loading)
+        self._set_base_batch(plan)
+        epoch, place = self.progress.epoch, None
+        while True:
+            self._between()
+            if self.progress.epoch != epoch:
+                return  # the others are ahead, and so is the state taken over from them
+            here = (self._meter.generation, self.progress.cursor)
+            if here != place:
+                self._told_lr(plan)
+                loader.begin(epoch, self.progress.cursor, self.rank, self.world)
+            found = loader.next()
+            if found is None:
+                if self._fence():
+                    return
+                place = None
+                continue
+            self._step, self._micro, batch = found
+            assert self._step is not None
+            last = self._micro == len(self._step.micros) - 1
+            self._set_weight(self._step.micros[self._micro].weight, last)
+            place = (self._meter.generation, self._step.stop if last else self.progress.cursor)
+            yield batch
+            if self._step is not None:
+                raise InputError("run.step() must be called after each batch; it was not after the last one")
+
+    def steps(self, count: int) -> Iterator[int]:
+        """The numbers of the steps that are still to be made, of `count`, for a script with data of its own.
+
+        Each rank draws its data as it sees fit (`run.rank`, `run.world`); their gradients are averaged.
+        """
+        self._join()
+        while True:
+            self._between()
+            if self.progress.cursor >= count:
+                if self._fence():
+                    break
+                continue
+            number = self.progress.cursor
+            self._step = Step(number, number + 1, ())
+            self._micro = 0
+            self._set_weight(1.0 / self.world, True)
+            yield number
+            if self._step is not None:
+                raise InputError("run.step() must be called in each step; it was not in the last one")
+        self.finish()
+
+    def step(self, *, samples: int | None = None, loss: Tensor | float | None = None, **metrics: float) -> bool:
+        """After the backward pass: sum the gradients over all ranks, apply them, commit.
+
+        True when a step was committed; False when its gradient only accumulates, or when a peer was lost and the batch
+        will come again. `loss` (a mean over the batch) and `metrics` are reported; `samples` is needed only in a loop
+        over `steps`.
+        """
+        step, reducer = self._step, self._reducer
+        if step is None or reducer is None:
+            raise InputError("run.step() must be called once after each batch of run.batches() or in run.steps()")
+        count = step.micros[self._micro].samples if step.micros else (samples or 0)
+        self._step = None
+        if metrics:
+            self.report(**metrics)
+        if step.micros and self._micro < len(step.micros) - 1:
+            self._accumulated += count
+            if loss is not None:
+                self._accumulated_loss += _number(loss) * count
+            return False
+        share = sum(micro.weight for micro in step.micros) if step.micros else 1.0 / self.world
+        riders = self._riders(count, loss, share)
+        try:
+            sums = reducer.finish(riders)
+            values = sums[:_RIDERS].tolist()  # waits for the device: the sum is known to be whole
+            self._check_whole()
+        except GroupBroken as problem:
+            self._recover(problem)
+            return False
+        self._apply(values, sums)
+        self.progress.cursor = step.stop
+        self.progress.step += 1
+        self.progress.samples += round(values[_SAMPLES])
+        self._meter.stepped(round(values[_SAMPLES]))
+        if values[_LOSS_WEIGHT] > 0:
+            self.metrics["loss"] = values[_LOSS] / values[_LOSS_WEIGHT]
+        self._agreed = round(values[_FLAG]) >= self.world
+        return True
+
+    def report(self, **metrics: float) -> None:
+        """Have values (accuracy, …) travel with the next report."""
+        self.metrics.update({name: float(value) for name, value in metrics.items()})
+
+    def finish(self) -> None:
+        """The training is complete: `epochs` and `steps` call it when they end."""
+        if self._finished or not self._joined:
+            return
+        while not self._fence():
+            pass
+        self._finished = True
+        if self._snapshots is not None and self.is_main:
+            self._snapshots.take_now(self.progress.step, self._capture())
+        for loader in self._loaders.values():
+            loader.close()
+        if self._membership is not None:
+            self._membership.send(Done(self.progress.step))
+
+    # Between two batches.
+
+    def _between(self) -> None:
+        """All ranks have committed the same steps and run the script's code for them."""
+        if self._agreed:
+            self._reform()
+        if self._repair is not None:
+            repair, self._repair = self._repair, None
+            repair()
+        if self._terminating and self._membership is None:
+            self._save_if_main()
+            raise SystemExit(128 + signal.SIGTERM)
+        if self._snapshots is not None and self.is_main and self._snapshots.due():
+            self._snapshots.take(self.progress.step, self._capture())
+
+    def _fence(self) -> bool:
+        """Whether all ranks have come here, the end of an epoch. False: there is more to do first."""
+        reducer, place = self._reducer, self.progress.key()
+        assert reducer is not None
+        try:
+            flag = float(self._knows_of_newer())
+            values = reducer.agree(torch.tensor([flag], dtype=torch.float64, device=self.device)).tolist()
+            self._check_whole()
+        except GroupBroken as problem:
+            self._recover(problem)
+            return False
+        self._agreed = round(values[0]) >= self.world
+        return self.progress.key() == place
+
+    # Groups.
+
+    def _join(self) -> None:
+        """Become a member. Until the others pause for it, a newcomer costs them nothing."""
+        if self._joined:
+            return
+        if not self._optimizers:
+            raise InputError("run.register() must be given at least one optimizer before training begins")
+        self._joined = True
+        params = [p for opt in self._optimizers for group in opt.param_groups for p in group["params"]]
+        self._reducer = Reducer(params, _RIDERS + sum(buffer.numel() for buffer in self._statistics))
+        if self._membership is None:
+            self._resume()
+            self._has_state = True
+            self._keep_statistics()
+            self._meter.formed(0, 1)
+            return
+        self._rehearse()
+        self._membership.ready()
+        self._reform()
+
+    def _rehearse(self) -> None:
+        """Form a group of one: what the first group of a process takes longer is paid before the others pause."""
+        host = "127.0.0.1"
+        try:
+            self._group.form(Place(0, ("",), 0, (self._group.open_store(host),)))
+        except GroupBroken as problem:
+            warnings.warn(f"a group of one cannot be formed on this node: {problem}", stacklevel=2)
+        self._group.leave()
+
+    def _recover(self, problem: GroupBroken) -> None:
+        """The group is broken in the midst of a step. What was not committed is dropped."""
+        assert self._reducer is not None
+        membership = self._membership
+        if membership is None:
+            raise problem
+        self._group.cut()
+        self._reducer.abandon()
+        for buffer, committed in zip(self._statistics + self._counters, self._committed_statistics, strict=True):
+            buffer.copy_(committed)
+        self._say_broken(membership.formed, problem)
+        self._reform()
+        if self._repair is None:
+            # The script's code after the failed step still runs; what it changes (a scheduler) is put back afterwards.
+            self._repair = self._kept()
+
+    def _say_broken(self, generation: int, problem: GroupBroken) -> None:
+        assert self._membership is not None
+        self._membership.gave_up(generation)
+        if not self._membership.wait_for_newer(_NEWS_S):
+            self._membership.send(Broken(generation, str(problem)[:500]))
+
+    def _reform(self) -> None:
+        """Leave the present group and train on in that of the newest generation."""
+        membership, reducer = self._membership, self._reducer
+        assert membership is not None
+        assert reducer is not None
+        paused_at = self._meter.last_at if self._has_state else time.perf_counter()
+        while True:
+            self._group.leave()
+            try:
+                place = membership.arrive(self._address)
+            except Leave as leave:
+                self._leave(leave.generation)
+            forming_at = time.perf_counter()
+            foreground()
+            try:
+                self._group.form(place, partial(membership.lost_one, place.generation))
+                syncing_at = time.perf_counter()
+                self._sync(place)
+            except GroupBroken as problem:
+                self._group.cut()
+                self._say_broken(place.generation, problem)
+                continue
+            if membership.entered(place.generation):
+                break
+            membership.gave_up(place.generation)
+        now = time.perf_counter()
+        self._agreed = False
+        reducer.alone = place.world == 1
+        self._meter.formed(place.generation, place.world)
+        times = (now - paused_at, syncing_at - forming_at, now - syncing_at)
+        membership.send(Formed(place.generation, place.world, *(round(t, 6) for t in times)))
+
+    def _address(self, rank: int) -> str:
+        """Where this worker is reached; rank 0 hosts the rendezvous of its generation."""
+        assert self._membership is not None
+        host = self._membership.address
+        return self._group.open_store(host) if rank == 0 else f"{host}:0"
+
+    def _sync(self, place: Place) -> None:
+        """Bring every member to the state of the most advanced one."""
+        if place.world == 1:
+            if not self._has_state:
+                self._resume()
+        else:
+            mine = [int(self._has_state), *self.progress.key(), self._signature()]
+            row = torch.tensor(mine, dtype=torch.int64, device=self._wire)
+            rows = [torch.empty_like(row) for _ in range(place.world)]
+            with breaking():
+                dist.all_gather(rows, row)
+                table = [r.tolist() for r in rows]
+            if len({r[-1] for r in table}) > 1:
+                raise BFTrainerError(
+                    "the ranks registered different models: shapes of parameters or their order differ. "
+                    "Does the script build the model differently by rank or world size?"
+                )
+            keys = [r[:-1] for r in table]
+            source = keys.index(max(keys))
+            if not keys[source][0] and place.rank == source:
+                self._resume()
+            if not keys[source][0] or any(key != keys[source] for key in keys):
+                self._take_over(source, place.rank, wanted=keys[place.rank] != keys[source] or not keys[source][0])
+        self._has_state = True
+        self._keep_statistics()
+
+    def _take_over(self, source: int, rank: int, *, wanted: bool) -> None:
+        state = broadcast(self._capture() if rank == source else None, source, self._wire)
+        if rank == source or not wanted:
+            return
+        behind = self._has_state
+        self._load(state)
+        if behind:
+            # The script's code after the step that this rank missed still runs here, but is in this state already.
+            self._repair = lambda: self._load(state)
+
+    @property
+    def _wire(self) -> torch.device:
+        """Where tensors must be for the group to carry them."""
+        return torch.device("cpu") if self._group.backend == "gloo" else self.device
+
+    def _leave(self, generation: Generation) -> None:
+        """End here, at a step boundary."""
+        assert self._membership is not None
+        if not generation.members and self._has_state:
+            self._save_if_main()  # the last to go
+        self._finished = True
+        for loader in self._loaders.values():
+            loader.close()
+        self._membership.leave(self.progress.step)
+        raise SystemExit(0)
+
+    def _check_whole(self) -> None:
+        """NCCL ends what is aborted without an error: its result must not be used."""
+        if self._group.backend == "nccl" and self._membership is not None and self._membership.cut:
+            raise GroupBroken("a peer was lost")
+
+    def _knows_of_newer(self) -> bool:
+        return self._membership is not None and self._membership.changed
+
+    # Steps.
+
+    def _set_weight(self, weight: float, last: bool) -> None:
+        reducer = self._reducer
+        assert reducer is not None
+        if self._micro == 0:
+            self._accumulated, self._accumulated_loss = 0, 0.0
+        elif weight != reducer.weight:
+            # Micro-batches of one share differ by a sample: bring what is accumulated to the weight of the next.
+            reducer.rescale(reducer.weight / weight)
+        reducer.weight, reducer.active = weight, last
+
+    def _riders(self, samples: int, loss: Tensor | float | None, share: float) -> Tensor:
+        """What goes along with the gradients; `share` is this rank's part in the means of the step."""
+        total = samples + self._accumulated
+        on_device = isinstance(loss, Tensor) and loss.device.type != "cpu"
+        known = _number(loss) * samples if loss is not None and not on_device else 0.0
+        weight = total if loss is not None else 0
+        values = [float(self._knows_of_newer()), float(total), known + self._accumulated_loss, float(weight)]
+        riders = torch.tensor(values, dtype=torch.float64, device=self.device)
+        if on_device and isinstance(loss, Tensor):
+            riders[_LOSS] += loss.detach().double() * samples  # without waiting for the device
+        if self._statistics and self.world > 1:
+            flat = torch.cat([buffer.reshape(-1) for buffer in self._statistics]).double()
+            riders = torch.cat([riders, flat.mul_(share) if share else torch.zeros_like(flat)])
+        return riders
+
+    def _apply(self, values: list[float], sums: Tensor) -> None:
+        """Step the optimizers on the summed gradient."""
+        if self._statistics:
+            if self.world > 1:
+                pieces = torch.split(sums[_RIDERS:], [buffer.numel() for buffer in self._statistics])
+                for buffer, piece in zip(self._statistics, pieces, strict=True):
+                    buffer.copy_(piece.view_as(buffer))
+            self._keep_statistics()
+        scaler = self._scaler
+        if scaler is not None:
+            for optimizer in self._optimizers:
+                scaler.unscale_(optimizer)
+        if self._clip_norm is not None:
+            params = [p for opt in self._optimizers for group in opt.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(params, self._clip_norm)
+        factor = 1.0
+        if self._lr is not None and self._epoch_batch is not None:
+            factor = self._lr.factor(self.progress.step, self._epoch_batch)
+        for optimizer in self._optimizers:
+            with scaled(optimizer, factor):
+                if scaler is not None:
+                    scaler.step(optimizer)
+                else:
+                    optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        if scaler is not None:
+            scaler.update()
+        if self._scheduler_every == "step":
+            for scheduler in self._schedulers:
+                scheduler.step()
+
+    def _keep_statistics(self) -> None:
+        """A step that fails has moved BatchNorm's statistics already; this is what they go back to."""
+        found = self._statistics + self._counters
+        if len(self._committed_statistics) != len(found):
+            self._committed_statistics = [buffer.detach().clone() for buffer in found]
+        elif found:
+            torch._foreach_copy_(self._committed_statistics, found)
+
+    # State.
+
+    def _capture(self) -> dict[str, Any]:
+        lr = self._lr.state_dict() if self._lr is not None else self._lr_state
+        return {"progress": asdict(self.progress), "lr": lr, "objects": self._registry.capture()}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._registry.load(state["objects"])
+        self.progress = Progress(**state["progress"])
+        self._lr_state = state["lr"]
+        if self._lr is not None and self._lr_state is not None:
+            self._lr.load_state_dict(self._lr_state)
+
+    def _resume(self) -> None:
+        """Take over the newest snapshot, if there is one."""
+        found = self._snapshots.latest() if self._snapshots is not None else None
+        if found is not None:
+            self._load(found.state)
+            print(f"bftrainer: resumed from {found.path} at step {found.step}", file=sys.stderr, flush=True)
+
+    def _save_if_main(self) -> None:
+        if self._snapshots is not None and self.is_main:
+            self._snapshots.take_now(self.progress.step, self._capture())
+
+    def _kept(self) -> Callable[[], None]:
+        """What puts back the state of all that the script itself may move after a step: not what optimizers train."""
+        trained = {id(p) for opt in self._optimizers for group in opt.param_groups for p in group["params"]}
+        others = {
+            name: thing
+            for name, thing in self._registry.objects.items()
+            if not isinstance(thing, Optimizer)
+            and not (isinstance(thing, nn.Module) and any(id(p) in trained for p in thing.parameters()))
+        }
+        states = {name: copy.deepcopy(thing.state_dict()) for name, thing in others.items()}
+        groups = [
+            [{k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in opt.param_groups]
+            for opt in self._optimizers
+        ]
+
+        def put_back() -> None:
+            for name, thing in others.items():
+                thing.load_state_dict(states[name])
+            for opt, kept in zip(self._optimizers, groups, strict=True):
+                for group, values in zip(opt.param_groups, kept, strict=True):
+                    group.update(values)
+
+        return put_back
+
+    def _signature(self) -> int:
+        """A number that is the same on ranks that train the same parameters."""
+        shapes = [tuple(p.shape) for opt in self._optimizers for g in opt.param_groups for p in g["params"]]
+        names = sorted(self._registry.objects)
+        return int.from_bytes(hashlib.sha256(repr((names, shapes)).encode()).digest()[:7], "big")
+
+    # Data and learning rate.
+
+    def _loader(self, dataset: Any, plan: BatchPlan, how: tuple[Any, ...], loading: Mapping[str, Any]) -> Loader:
+        """The loader of a dataset, with its worker processes, kept from epoch to epoch."""
+        key = (id(dataset), how, tuple(sorted((name, id(value)) for name, value in loading.items())))
+        if key not in self._loaders:
+            while len(self._loaders) >= _LOADERS:
+                self._loaders.pop(next(iter(self._loaders))).close()
+            self._loaders[key] = Loader(dataset, plan, **loading)
+        return self._loaders[key]
+
+    def _set_base_batch(self, plan: BatchPlan) -> None:
+        if self._lr is None and self._lr_rule != "none":
+            base = self._lr_base_batch or plan.global_batch_size(1)
+            self._lr = LearningRate(self._lr_rule, base_batch=base, warmup_steps=self._lr_warmup_steps)
+            if self._lr_state is not None:
+                self._lr.load_state_dict(self._lr_state)
+
+    def _told_lr(self, plan: BatchPlan) -> None:
+        self._epoch_batch = plan.global_batch_size(self.world)
+        if self._lr is not None:
+            self._lr.changed(self.progress.step, self._epoch_batch)
+
+    # The outside world.
+
+    def _report(self) -> Report:
+        self._meter.look()
+        progress = self.progress
+        return Report(
+            generation=self._meter.generation,
+            step=progress.step,
+            epoch=progress.epoch,
+            samples=progress.samples,
+            world=self._meter.world if self._has_state else 0,
+            rates={str(world): round(rate, 3) for world, rate in self._meter.rates().items()},
+            metrics=dict(self.metrics),
+            snapshot_step=self._snapshots.last_step if self._snapshots is not None else None,
+        )
+
+    def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
+        self._terminating = True
+        if not self._has_state:
+            raise SystemExit(128 + signum)  # nobody waits for it yet
+        if self._membership is not None:
+            # In a thread, because this one may be in the midst of sending.
+            threading.Thread(target=self._membership.send, args=(Leaving(),), daemon=True).start()
+
+    def _is_collateral(self, error: BaseException) -> bool:
+        """Whether an exception of the script came from a lost peer: its own communication broke, not its code."""
+        membership = self._membership
+        if membership is None or not isinstance(error, dist.DistError | RuntimeError | GroupBroken):
+            return False
+        return membership.cut or (isinstance(error, dist.DistError | GroupBroken) and membership.wait_for_newer(2.0))
+
+    def _at_exit(self) -> None:
+        for loader in self._loaders.values():
+            loader.close()
+        if self._snapshots is not None:
+            self._snapshots.close(60.0)
+        self._group.leave()
+        if self._membership is not None:
+            self._membership.close()
+
+
+def _number(loss: Tensor | float) -> float:
+    return float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
+
+
+def default_backend(device: torch.device) -> str:
+    """NCCL between GPUs, gloo otherwise; `BFTRAINER_BACKEND` says so for workers that share a GPU."""
+    named = os.environ.get(protocol.BACKEND)
+    if named is None:
+        return "nccl" if device.type == "cuda" else "gloo"
+    if named not in ("gloo", "nccl"):
+        raise InputError(f"{protocol.BACKEND} must be gloo or nccl, but got {named!r}")
+    return named

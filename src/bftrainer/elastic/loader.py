@@ -1,0 +1,172 @@
+"""Collated batches for the steps that `sampler.py` plans, fetched in place or by the workers of a torch DataLoader.
+
+The training loop calls `begin` at each epoch and after each rescale. Worker processes live through both: only what
+they had fetched ahead is dropped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from multiprocessing.context import BaseContext
+from queue import Empty
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from bftrainer.elastic.sampler import BatchPlan, Step, whole_number
+from bftrainer.errors import InputError
+
+_OVER = object()
+
+
+class Loader:
+    """The micro-batches of one rank, in order. One thread uses it.
+
+    Workers keep the copy of the dataset they started with: a change made to it later, such as an epoch number, does
+    not reach them.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        plan: BatchPlan,
+        *,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch_factor: int | None = None,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
+    ) -> None:
+        """The options are those of torch's DataLoader. Memory is pinned only where there is an accelerator."""
+        length = _length(dataset)
+        if length != plan.length:
+            raise InputError(f"the dataset must have the {plan.length} samples the plan is for, but got {length}")
+        num_workers = whole_number("num_workers", num_workers, 0)
+        if prefetch_factor is not None:
+            prefetch_factor = whole_number("prefetch_factor", prefetch_factor, 1)
+        self._plan = plan
+        self._indices = _Indices(plan)
+        # Its own, so that the seeds DataLoader draws for its workers do not move the training's random numbers.
+        self._generator = torch.Generator()
+        # `torch.accelerator` came with torch 2.6.
+        accelerator = getattr(torch, "accelerator", torch.cuda)
+        self._options: dict[str, Any] = {
+            "batch_sampler": self._indices,
+            "num_workers": num_workers,
+            "collate_fn": collate_fn,
+            "pin_memory": pin_memory and accelerator.is_available(),
+            "prefetch_factor": prefetch_factor,
+            "worker_init_fn": worker_init_fn,
+            "multiprocessing_context": multiprocessing_context,
+            "generator": self._generator,
+            "persistent_workers": num_workers > 0,
+        }
+        self._dataset = dataset
+        self._loader: DataLoader[Any] | None = self._build()
+        self._batches: Iterator[Any] | None = None
+
+    def begin(self, epoch: int, cursor: int, rank: int, world: int) -> None:
+        """(Re)start from here. Waits for the batch that each worker is fetching at the moment."""
+        self._plan.step_at(epoch, cursor, rank, world)  # refuses what makes no sense before anything is touched
+        self._indices.begin(epoch, cursor, rank, world)
+        # Workers draw their seeds when they start: here and now makes them differ from all others of the training.
+        place = repr((self._plan.seed, epoch, cursor, rank, world)).encode()
+        self._generator.manual_seed(int.from_bytes(hashlib.sha256(place).digest()[:8], "big") >> 1)
+        try:
+            if self._loader is None:
+                self._loader = self._build()
+            _take_back(self._batches)
+            # On a loader with living workers, iter() asks each for a sign and drops all that comes before it. A worker
+            # answers in turn, so nothing fetched for the old beginning can follow its sign.
+            self._batches = iter(self._loader)
+        except BaseException:
+            self.close()  # a beginning cut short leaves signs in the queue that the next would take for its own
+            raise
+
+    def next(self) -> tuple[Step, int, Any] | None:
+        """The step, the number of the micro-batch in it and the collated batch; None when the epoch is over.
+
+        After an error only `begin` goes on: it is not known which batch the workers would give next.
+        """
+        if self._batches is None:
+            raise InputError("`begin` must be called before `next`: at first, after `close` and after an error")
+        try:
+            batch = next(self._batches, _OVER)
+        except BaseException:
+            self.close()
+            raise
+        if batch is not _OVER:
+            step, number = self._indices.given.popleft()
+            return step, number, batch
+        if self._indices.given:
+            step, _ = self._indices.given[0]
+            self.close()
+            raise InputError(
+                f"the dataset raised StopIteration in the step from {step.start} to {step.stop} of the epoch; "
+                "a map-style dataset must give a sample for every index below its length"
+            )
+        return None
+
+    def close(self) -> None:
+        """End the workers; one that is fetching may finish that first. A later `begin` starts new ones."""
+        batches, self._batches, self._loader = self._batches, None, None
+        self._indices.given.clear()
+        # Only the iterator has a handle on the workers, and only this private way ends them now and not when the
+        # last reference happens to go.
+        shutdown = getattr(batches, "_shutdown_workers", None)
+        if shutdown is not None:
+            shutdown()
+
+    def _build(self) -> DataLoader[Any]:
+        try:
+            return DataLoader(self._dataset, **self._options)
+        except (TypeError, ValueError) as problem:
+            raise InputError(f"torch's DataLoader refuses these options: {problem}") from None
+
+
+class _Indices:
+    """The batch sampler: the index lists of the micro-batches from the current beginning."""
+
+    def __init__(self, plan: BatchPlan) -> None:
+        self._plan = plan
+        self._place = (0, 0, 0, 1)
+        self.given: deque[tuple[Step, int]] = deque()
+        """The micro-batches DataLoader was told of and has not returned yet. It returns them in the same order."""
+
+    def begin(self, epoch: int, cursor: int, rank: int, world: int) -> None:
+        self._place = (epoch, cursor, rank, world)
+        self.given.clear()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in self._plan.steps_from(*self._place):
+            for number, micro in enumerate(step.micros):
+                self.given.append((step, number))
+                yield list(micro.indices)
+
+
+def _take_back(batches: Iterator[Any] | None) -> None:
+    """Take from the workers what they have not begun to fetch. Without it a rescale waits for all of that.
+
+    The queues are private to torch: a version without them waits, and is as right.
+    """
+    for queue in getattr(batches, "_index_queues", ()):
+        with suppress(Empty):
+            while True:
+                queue.get_nowait()
+
+
+def _length(dataset: Any) -> int:
+    """The samples of a map-style dataset; any other kind is refused."""
+    # IterableDataset inherits a `__getitem__` that only raises.
+    kind = type(dataset)
+    if isinstance(dataset, IterableDataset) or not (hasattr(kind, "__len__") and hasattr(kind, "__getitem__")):
+        raise InputError(
+            f"the dataset must be map-style (with `__len__` and `__getitem__`), but got {kind.__name__}; a stream has "
+            "no order that nodes which come and go could share, so write it to files and give samples by index"
+        )
+    return len(dataset)

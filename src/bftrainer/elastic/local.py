@@ -1,0 +1,416 @@
+"""A coordinator for one elastic job on this machine: fake nodes as processes that can be added, removed and killed.
+
+For stand-alone use (`run.py`), for tests and benchmarks. Each node runs one worker. The coordinator starts workers,
+hears them on a Unix socket, and carries out what the `Roster` decides; the agents of a cluster do the same over a
+network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from bftrainer.elastic import protocol
+from bftrainer.elastic.processes import Command, Launcher, Process
+from bftrainer.elastic.protocol import (
+    Arrived,
+    Broken,
+    Done,
+    Failed,
+    Formed,
+    FromWorker,
+    Hello,
+    Leaving,
+    Left,
+    Ready,
+    Report,
+)
+from bftrainer.elastic.roster import Roster
+from bftrainer.errors import InputError
+
+_KILLED = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+"""Signals by which a node takes its worker away; any other one is the script's own fault."""
+_LOG_TAIL = 4000
+
+Status = Literal["done", "failed", "stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the job ended."""
+
+    status: Status
+    error: str = ""
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """Something that happened, for those who watch."""
+
+    at: float
+    """Seconds since the job began."""
+    node: str
+    what: str
+    message: FromWorker | None = None
+
+
+@dataclass(slots=True)
+class _Node:
+    name: str
+    process: Process
+    log: Path
+    writer: asyncio.StreamWriter | None = None
+    heard_at: float = 0.0
+    leave_by: float | None = None
+    over: bool = False  # it has said that it left or is done
+    report: Report | None = None
+    watcher: asyncio.Task[None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How patient the coordinator is."""
+
+    silence_s: float = 10.0
+    """A worker that says nothing for so long is taken for lost: stopped, or its network is gone."""
+    grace_s: float = 10.0
+    """A worker that shall leave has so long to come to a step boundary."""
+    background_start: bool = True
+    """Newcomers start at low CPU priority, so that those who train are not slowed by it."""
+    threads: int | None = 1
+    """Threads of each worker: fake nodes share the machine's cores. None: as the library likes."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class Coordinator:
+    """One job, its nodes and its workers. All methods are for the thread of the running event loop."""
+
+    def __init__(
+        self,
+        script: Sequence[str],
+        launcher: Launcher,
+        *,
+        nodes: tuple[int, int] = (1, 8),
+        folder: Path | None = None,
+        settings: Settings | None = None,
+        watch: Callable[[Happening], None] = lambda happening: None,
+    ) -> None:
+        least, most = nodes
+        if not 1 <= least <= most:
+            raise InputError(f"`nodes` must be MIN-MAX with 1 ≤ MIN ≤ MAX, but got {least}-{most}")
+        if not script:
+            raise InputError("there is no script to run")
+        self.roster = Roster(least)
+        self.most = most
+        self.settings = settings or Settings()
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="bftrainer-"))
+        self._own_folder = folder is None
+        self._script = tuple(script)
+        self._launcher = launcher
+        self._watch = watch
+        self._nodes: dict[str, _Node] = {}
+        self._gone_logs: dict[str, Path] = {}
+        self._started = 0
+        self._began = time.monotonic()
+        self._server: asyncio.Server | None = None
+        self._patrol: asyncio.Task[None] | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Condition()
+        self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._done = False
+
+    async def __aenter__(self) -> Coordinator:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # A path of its own: that of a socket may have about a hundred characters only.
+        self._channel = Path(tempfile.mkdtemp(prefix="bft-")) / "channel"
+        self._server = await asyncio.start_unix_server(self._connected, self._channel)
+        self._patrol = asyncio.create_task(self._keep_watch())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # What one can do.
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes of the job, by age."""
+        return tuple(self._nodes)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Those that train together, by rank."""
+        return self.roster.going.members
+
+    def report(self, node: str) -> Report | None:
+        """What a worker said last."""
+        return self._nodes[node].report if node in self._nodes else None
+
+    def pid(self, node: str) -> int:
+        """The process of a worker."""
+        return self._find(node).process.pid
+
+    def log(self, node: str) -> str:
+        """What a worker has printed, also when it is gone."""
+        path = self._nodes[node].log if node in self._nodes else self._gone_logs.get(node)
+        return path.read_text(errors="replace") if path is not None and path.exists() else ""
+
+    @property
+    def logs(self) -> Mapping[str, Path]:
+        """The files that workers print to."""
+        return {**self._gone_logs, **{name: node.log for name, node in self._nodes.items()}}
+
+    async def add(self, count: int = 1) -> tuple[str, ...]:
+        """Bring nodes; their workers join when they are ready."""
+        if len(self._nodes) + count > self.most:
+            raise InputError(f"the job may have {self.most} nodes at most, and has {len(self._nodes)}")
+        return tuple([await self._start() for _ in range(count)])
+
+    def remove(self, node: str) -> None:
+        """Take a node with notice: its worker leaves at a step boundary."""
+        found = self._find(node)
+        if not self.roster.is_ready(node):
+            found.process.kill_group()
+            return
+        found.leave_by = time.monotonic() + self.settings.grace_s
+        self.roster.remove(node)
+        self._settle()
+
+    def signal(self, node: str, signum: int) -> None:
+        """Take a node without notice (SIGKILL), or have it hang (SIGSTOP), or …"""
+        found = self._find(node)
+        if signum == signal.SIGKILL:
+            found.process.kill_group(signum)
+        else:
+            found.process.signal(signum)
+
+    async def wait(self) -> Outcome:
+        """Wait for the end of the job."""
+        return await asyncio.shield(self._outcome)
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 60.0, what: str = "") -> None:
+        """Wait for something to become true; it is looked at whenever something happens."""
+        deadline = time.monotonic() + timeout_s
+        async with self._changed:
+            while not condition():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(f"{what or 'it'} did not happen within {timeout_s:g} s")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), min(left, 0.2))
+
+    async def stop(self) -> None:
+        """End the job in good order: all leave at a step boundary, the last one takes a snapshot."""
+        for name in list(self._nodes):
+            if not self.roster.is_leaving(name):
+                node = self._nodes[name]
+                if self.roster.is_ready(name):
+                    node.leave_by = time.monotonic() + self.settings.grace_s
+                    self.roster.remove(name)
+                else:
+                    node.process.kill_group()
+        self._settle()
+        await self.until(lambda: not self._nodes, self.settings.grace_s + 30.0, "the end of all workers")
+        self._end(Outcome("stopped"))
+
+    async def close(self) -> None:
+        """End everything at once."""
+        watchers = [node.watcher for node in self._nodes.values() if node.watcher is not None]
+        for node in list(self._nodes.values()):
+            node.process.kill_group()
+        await asyncio.gather(*watchers, return_exceptions=True)
+        if self._patrol is not None:
+            self._patrol.cancel()
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._connections):
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        self._end(Outcome("stopped"))
+        shutil.rmtree(self._channel.parent, ignore_errors=True)
+        if self._own_folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    # Workers.
+
+    def _find(self, node: str) -> _Node:
+        if node not in self._nodes:
+            raise InputError(f"there is no node {node!r}; there are {', '.join(self._nodes) or 'none'}")
+        return self._nodes[node]
+
+    async def _start(self, name: str | None = None) -> str:
+        if name is None:
+            self._started += 1
+            name = f"node-{self._started}"
+        log = self.folder / f"{name}.log"
+        environment = {**os.environ, **self.settings.environment}
+        environment |= {
+            protocol.CHANNEL: str(self._channel),
+            protocol.WORKER: name,
+            protocol.HOST: "127.0.0.1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "NCCL_SOCKET_IFNAME": "lo",
+            "PYTHONUNBUFFERED": "1",
+        }
+        if self.settings.threads is not None:
+            environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(self.settings.threads)
+        background = self.settings.background_start and bool(self.members)
+        command = Command(self._script, environment, os.getcwd(), str(log), background=background)  # noqa: PTH109
+        self.roster.start(name)
+        try:
+            process = await self._launcher.start(command)
+        except BaseException:
+            self.roster.lost(name)
+            raise
+        node = self._nodes[name] = _Node(name, process, log)
+        node.watcher = asyncio.create_task(self._watch_process(node))
+        self._tell(name, "started")
+        return name
+
+    async def _watch_process(self, node: _Node) -> None:
+        status = await node.process.wait()
+        self._nodes.pop(node.name, None)
+        self._gone_logs[node.name] = node.log
+        expected = node.over or self.roster.is_leaving(node.name) or self._outcome.done()
+        if node.over:
+            self.roster.left(node.name)
+        else:
+            self.roster.lost(node.name)
+        self._tell(node.name, f"ended with status {status}")
+        if status == protocol.RESTART and not expected:
+            await self._start(node.name)
+        elif status == 0 and not expected:
+            self._finish()
+        elif status > 0 and not expected and -status not in _KILLED:
+            self._fail(f"{node.name} ended with status {status}", _tail(node.log))
+        elif status < 0 and -status not in _KILLED and not expected:
+            self._fail(f"{node.name} was ended by {signal.Signals(-status).name}", _tail(node.log))
+        self._settle()
+        if self._done and not self._nodes:
+            self._end(Outcome("done"))
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        node: _Node | None = None
+        try:
+            while line := await reader.readline():
+                message = protocol.decode(line)
+                if isinstance(message, Hello):
+                    node = self._nodes.get(message.worker)
+                    if node is None:
+                        break
+                    node.writer = writer
+                if node is None or self._nodes.get(node.name) is not node:
+                    break
+                node.heard_at = time.monotonic()
+                if message is not None:
+                    self._hear(node, message)
+        except (ConnectionError, protocol.ProtocolError) as problem:
+            if node is not None:
+                self._tell(node.name, f"channel: {problem}")
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    def _hear(self, node: _Node, message: object) -> None:
+        roster = self.roster
+        match message:
+            case Ready():
+                roster.ready(node.name)
+            case Arrived(generation, address):
+                roster.arrived(node.name, generation, address)
+            case Broken(generation, _):
+                roster.broken(node.name, generation)
+            case Leaving():
+                node.leave_by = time.monotonic() + self.settings.grace_s
+                roster.remove(node.name)
+            case Left():
+                node.over = True
+                roster.left(node.name)
+            case Done():
+                node.over = True
+                self._finish()
+            case Failed(error, traceback):
+                self._fail(f"{node.name}: {error}", traceback)
+            case Report():
+                node.report = message
+        self._settle()
+        if isinstance(message, Ready | Arrived | Broken | Leaving | Left | Done | Failed | Formed | Report | Hello):
+            self._tell(node.name, type(message).__name__.lower(), message)
+
+    def _settle(self) -> None:
+        for saying in self.roster.settle():
+            node = self._nodes.get(saying.worker)
+            if node is not None and node.writer is not None:
+                node.writer.write(protocol.encode(saying.message))
+
+    async def _keep_watch(self) -> None:
+        """Take the silent for lost, and end those that do not leave in time."""
+        while True:
+            await asyncio.sleep(min(0.25, self.settings.silence_s / 4))
+            now = time.monotonic()
+            for node in list(self._nodes.values()):
+                silent = node.heard_at and not node.over and now - node.heard_at > self.settings.silence_s
+                late = node.leave_by is not None and now > node.leave_by
+                if silent or late:
+                    node.process.kill_group()
+                if silent and node.name in self.roster:
+                    # The kill is on its way; its peers need not wait for it.
+                    self.roster.lost(node.name)
+                    self._settle()
+                    self._tell(node.name, "silent")
+
+    def _finish(self) -> None:
+        """The training is complete. Those who have not yet joined need not; the others come to the same end."""
+        if self._done:
+            return
+        self._done = True
+        deadline = time.monotonic() + self.settings.grace_s
+        for node in self._nodes.values():
+            if node.name not in self.members:
+                node.process.kill_group()
+            elif node.leave_by is None:
+                node.leave_by = deadline + 20.0
+
+    def _fail(self, error: str, traceback: str) -> None:
+        self._end(Outcome("failed", error, traceback))
+        for node in self._nodes.values():
+            node.process.kill_group()
+
+    def _end(self, outcome: Outcome) -> None:
+        if not self._outcome.done():
+            self._outcome.set_result(outcome)
+
+    def _tell(self, node: str, what: str, message: object = None) -> None:
+        self._watch(Happening(time.monotonic() - self._began, node, what, message))  # type: ignore[arg-type]
+
+        async def notify() -> None:
+            async with self._changed:
+                self._changed.notify_all()
+
+        task = asyncio.ensure_future(notify())
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+
+def _tail(log: Path) -> str:
+    """The last lines of a worker's output."""
+    try:
+        text = log.read_text(errors="replace")
+    except OSError as problem:
+        print(f"bftrainer: {problem}", file=sys.stderr)
+        return ""
+    return text[-_LOG_TAIL:]

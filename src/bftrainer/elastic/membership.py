@@ -1,0 +1,229 @@
+"""The worker's side of the channel: a thread that listens to the manager and reports once a second.
+
+A program that is not PyTorch needs only this: `Membership.connect()`, `ready()`, then between its iterations `changed`
+and, when that is true, `arrive()` for the new generation's rank, size and addresses. `examples/power_iteration.py` is
+such a program, `adapter.py` is PyTorch's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+
+from bftrainer.elastic import protocol
+from bftrainer.elastic.protocol import Arrived, Failed, Generation, Go, Hello, Left, Message, Ready, Report
+from bftrainer.errors import BFTrainerError
+
+REPORT_EVERY_S = 1.0
+
+
+class Leave(Exception):  # noqa: N818 - an instruction, not an error
+    """The worker is not among the members any more: it shall end."""
+
+    def __init__(self, generation: Generation) -> None:
+        super().__init__(f"left out of generation {generation.id}")
+        self.generation = generation
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The worker's place in a generation that is being formed."""
+
+    generation: int
+    members: tuple[str, ...]
+    rank: int
+    addresses: tuple[str, ...]
+
+    @property
+    def world(self) -> int:
+        """How many workers train."""
+        return len(self.members)
+
+
+class Membership:
+    """A worker's connection to its manager.
+
+    When the manager goes, so does the worker: nobody would end it otherwise.
+    """
+
+    def __init__(self, path: str, worker: str) -> None:
+        self.worker = worker
+        self.formed = 0
+        """The generation the worker trains in; 0 before the first."""
+        self.newest = 0
+        """The newest one announced. A plain attribute, so that looking at it at every step costs nothing."""
+        self._cut = 0
+        """The newest generation that was announced because a group had lost a member."""
+        self.on_cut: Callable[[], None] = lambda: None
+        """Called from the listening thread when the present group is cut."""
+        self.report: Callable[[], Report] = lambda: Report(self.formed)
+        """What is sent once a second."""
+        self._generation = Generation(0, ())
+        self._go: Go | None = None
+        self._closing = False
+        self._changed = threading.Condition()
+        self._sending = threading.Lock()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.connect(path)
+        except OSError as problem:
+            raise BFTrainerError(
+                f"cannot reach the manager at {protocol.CHANNEL}={path!r}: {problem}. "
+                f"Unset {protocol.CHANNEL} to train alone."
+            ) from None
+        self.send(Hello(worker, os.getpid()))
+        self._listener = threading.Thread(target=self._listen, name="bftrainer-channel", daemon=True)
+        self._reporter = threading.Thread(target=self._keep_reporting, name="bftrainer-report", daemon=True)
+        self._stop_reporting = threading.Event()
+        self._listener.start()
+        self._reporter.start()
+
+    @classmethod
+    def connect(cls, environment: Mapping[str, str] = os.environ) -> Membership | None:
+        """The channel that the environment names; None where a script was started by hand."""
+        path = environment.get(protocol.CHANNEL)
+        return cls(path, environment.get(protocol.WORKER, f"pid-{os.getpid()}")) if path else None
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is a newer generation than the one the worker is in."""
+        return self.newest > self.formed
+
+    @property
+    def cut(self) -> bool:
+        """Whether the present group has lost a member: do not wait for it."""
+        return self._cut > self.formed
+
+    @property
+    def address(self) -> str:
+        """This node's address for the other workers."""
+        return os.environ.get(protocol.HOST) or socket.gethostname()
+
+    def send(self, message: Message) -> None:
+        """Say something. A manager that is gone is noticed by the listener."""
+        with self._sending, contextlib.suppress(OSError):
+            self._socket.sendall(protocol.encode(message))
+
+    def ready(self) -> None:
+        """Say that this worker can join."""
+        self.send(Ready())
+
+    def arrive(self, address: Callable[[int], str]) -> Place:
+        """Wait for the newest generation to be complete; call it after leaving the former one.
+
+        `address` is asked, once a generation, where this worker can be reached; it is given its rank. Raises `Leave`
+        when the worker is not a member of the newest generation.
+        """
+        said = 0
+        while True:
+            generation, go = self._next_word(said)
+            if go is not None:
+                rank = generation.members.index(self.worker)
+                return Place(generation.id, generation.members, rank, go.addresses)
+            if self.worker not in generation.members:
+                raise Leave(generation)
+            said = generation.id
+            self.send(Arrived(said, address(generation.members.index(self.worker))))
+
+    def _next_word(self, said: int) -> tuple[Generation, Go | None]:
+        """Wait for a generation newer than the one this worker has said it arrived in, or for the word to go."""
+
+        def may_go() -> bool:
+            return self._go is not None and self._go.generation == self._generation.id == said
+
+        with self._changed:
+            self._changed.wait_for(lambda: self._generation.id > max(said, self.formed) or may_go())
+            return self._generation, self._go if may_go() else None
+
+    def entered(self, generation: int) -> bool:
+        """The worker has formed this generation. False if it was cut meanwhile: arrive again."""
+        with self._changed:
+            if self.lost_one(generation):
+                return False
+            self.formed = generation
+            return True
+
+    def lost_one(self, generation: int) -> bool:
+        """Whether a generation has lost a member since it was announced."""
+        return self._cut > generation
+
+    def gave_up(self, generation: int) -> None:
+        """Forming this generation failed: wait for another."""
+        with self._changed:
+            self.formed = max(self.formed, generation)
+
+    def wait_for_newer(self, timeout_s: float) -> bool:
+        """Wait until there is a newer generation than the present one."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._generation.id > self.formed, timeout_s)
+
+    def leave(self, step: int) -> None:
+        """Say good-bye at a step boundary."""
+        self.send(Left(step))
+        self.close()
+
+    def report_failures(self, collateral: Callable[[BaseException], bool] = lambda error: False) -> None:
+        """From now on an uncaught exception of the script is told to the manager: the job has failed.
+
+        Unless it is `collateral`, the effect of a lost peer on the script's own communication: then the worker asks to
+        be started again.
+        """
+        before = sys.excepthook
+
+        def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            import traceback
+
+            if collateral(error):
+                print(f"bftrainer: a peer was lost ({error}); starting again", file=sys.stderr, flush=True)
+                os._exit(protocol.RESTART)
+            lines = "".join(traceback.format_exception(kind, error, trace))
+            self.send(Failed(f"{kind.__name__}: {error}".rstrip(": "), lines))
+            before(kind, error, trace)
+
+        sys.excepthook = tell
+
+    def close(self) -> None:
+        """End the connection; the worker may go on by itself."""
+        self._closing = True
+        self._stop_reporting.set()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        for thread in (self._listener, self._reporter):
+            if thread is not threading.current_thread():
+                thread.join(timeout=5)
+        self._socket.close()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError), self._socket.makefile("rb") as lines:
+            for line in lines:
+                self._hear(protocol.decode(line))
+        if not self._closing:
+            print("bftrainer: the manager of this worker is gone, so it ends", file=sys.stderr, flush=True)
+            os._exit(protocol.RESTART)
+
+    def _hear(self, message: Message | None) -> None:
+        cut = False
+        with self._changed:
+            if isinstance(message, Generation) and message.id > self._generation.id:
+                self._generation = message
+                self.newest = message.id
+                if message.cut:
+                    self._cut, cut = message.id, True
+            elif isinstance(message, Go):
+                self._go = message
+            self._changed.notify_all()
+        if cut:
+            self.on_cut()
+
+    def _keep_reporting(self) -> None:
+        due = time.monotonic()
+        while not self._stop_reporting.wait(max(0.0, due - time.monotonic())):
+            self.send(self.report())
+            due = max(due + REPORT_EVERY_S, time.monotonic())

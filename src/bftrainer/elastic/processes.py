@@ -1,0 +1,261 @@
+"""One way to start a worker process: a `Launcher` takes a `Command` and gives a `Process`.
+
+The coordinator and the node agents call it. `ColdLauncher` starts a fresh program each time; `warm.py` forks one from a
+parent that has imported torch already. Whatever is started leads a process group and dies with the process that
+started it, even when that one is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from signal import SIGKILL
+from typing import Protocol
+
+from bftrainer.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run, where, and where its output goes."""
+
+    argv: tuple[str, ...]
+    """A Python script (or `-m` and a module) with its arguments; with `python=False` any program."""
+    env: Mapping[str, str]
+    """The complete environment."""
+    cwd: str
+    output: str | None
+    """The file that stdout and stderr are appended to; None: those of the caller."""
+    python: bool = True
+    background: bool = False
+    """Start at idle CPU priority, if the process may leave it again by `foreground()`."""
+
+
+class Process(Protocol):
+    """A started process, the leader of its own process group."""
+
+    @property
+    def pid(self) -> int:
+        """Its id, which may belong to another process once it has ended."""
+
+    async def wait(self) -> int:
+        """The exit status as `subprocess` gives it (negative: the signal). What it left in its group is gone too."""
+
+    def signal(self, signum: int) -> None:
+        """Signal the process alone, or nobody once it has ended."""
+
+    def kill_group(self, signum: int = SIGKILL) -> None:
+        """Signal the process and all it has started in its group, or nobody once it has ended."""
+
+
+class Launcher(Protocol):
+    """Starts processes and ends them."""
+
+    async def start(self, command: Command) -> Process:
+        """Start a process; a command that cannot be started is an `InputError`."""
+
+    async def close(self) -> None:
+        """Kill what still runs and wait for it."""
+
+
+class ColdLauncher:
+    """Starts a fresh program each time.
+
+    The thread that calls `start` must live as long as its processes: they die with that thread.
+    """
+
+    def __init__(self, python: str = sys.executable) -> None:
+        self._python = python
+        self._running: set[ColdProcess] = set()
+
+    async def start(self, command: Command) -> Process:
+        """See `Launcher`."""
+        process = spawn(command, self._python)
+        self._running.add(process)
+        process.exited.add_done_callback(lambda _: self._running.discard(process))
+        return process
+
+    async def close(self) -> None:
+        """See `Launcher`."""
+        running = tuple(self._running)
+        for process in running:
+            process.kill_group()
+        await asyncio.gather(*(process.wait() for process in running))
+
+
+class ColdProcess:
+    """A child of this process. See `Process`."""
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        self._popen = popen
+        self._loop = asyncio.get_running_loop()
+        # Signals go out and the child is reaped under one lock, so that none reaches a process that got its id later.
+        self._reaping = threading.Lock()
+        self.exited: asyncio.Future[int] = self._loop.create_future()
+        threading.Thread(target=self._watch, name=f"wait for {popen.pid}", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """See `Process`."""
+        return self._popen.pid
+
+    async def wait(self) -> int:
+        """See `Process`."""
+        return await asyncio.shield(self.exited)
+
+    def signal(self, signum: int) -> None:
+        """See `Process`."""
+        with self._reaping, suppress(ProcessLookupError):
+            if self._popen.returncode is None:
+                os.kill(self.pid, signum)
+
+    def kill_group(self, signum: int = SIGKILL) -> None:
+        """See `Process`."""
+        with self._reaping, suppress(ProcessLookupError):
+            if self._popen.returncode is None:
+                os.killpg(self.pid, signum)
+
+    def _watch(self) -> None:
+        wait_for_end(self.pid)
+        with self._reaping:
+            end_group(self.pid)
+            status = self._popen.wait()
+        with suppress(RuntimeError):  # the loop may be closed by now
+            self._loop.call_soon_threadsafe(self._ended, status)
+
+    def _ended(self, status: int) -> None:
+        if not self.exited.done():
+            self.exited.set_result(status)
+
+
+def spawn(command: Command, python: str = sys.executable, keep: tuple[int, ...] = ()) -> ColdProcess:
+    """Start a child of the running loop's thread; it inherits the descriptors in `keep`."""
+    argv = [python, *command.argv] if command.python else _resolved(command)
+    output = open_output(command)
+    try:
+        popen = subprocess.Popen(  # noqa: S603 - running what the caller asks for is the purpose
+            dying_with(os.getpid(), argv, command.background),
+            env=dict(command.env),
+            cwd=command.cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            pass_fds=keep,
+        )
+    except (OSError, ValueError) as problem:
+        raise InputError(f"cannot start {' '.join(command.argv)} in {command.cwd}: {problem}") from None
+    finally:
+        if output is not None:
+            os.close(output)
+    return ColdProcess(popen)
+
+
+def dying_with(parent: int, argv: Sequence[str], background: bool = False) -> list[str]:
+    """The command line that runs `argv` so that it dies with its parent; 0 stands for whichever starts it.
+
+    It goes through a second program, because a `preexec_fn` could deadlock in a process with threads.
+    """
+    return [sys.executable, "-I", "-S", "-c", _stub(background), str(parent), *argv]
+
+
+def open_output(command: Command) -> int | None:
+    """The descriptor of the file for the command's output."""
+    if command.output is None:
+        return None
+    try:
+        return os.open(Path(command.cwd, command.output), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    except OSError as problem:
+        raise InputError(f"cannot write the output of {' '.join(command.argv)}: {problem}") from None
+
+
+def _resolved(command: Command) -> list[str]:
+    program = command.argv[0]
+    if os.sep in program:
+        program = str(Path(command.cwd, program))
+    found = shutil.which(program, path=command.env.get("PATH", os.defpath))
+    if found is None:
+        raise InputError(f"cannot start {' '.join(command.argv)}: there is no program {command.argv[0]}")
+    return [found, *command.argv[1:]]
+
+
+def wait_for_end(pid: int, options: int = 0) -> bool:
+    """Wait until a child has ended, and leave it a zombie: its id stays its own until it is reaped."""
+    with suppress(ChildProcessError):
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | options) is not None
+    return True
+
+
+def end_group(pid: int) -> None:
+    """Kill what an ended child that is not reaped yet has left in its group: a node is handed back empty."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
+    """Have the kernel signal this process when the thread that started it is gone; on other systems do nothing."""
+    try:
+        import ctypes
+
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+    except (ImportError, OSError, AttributeError):
+        return
+    prctl(1, int(signum), 0, 0, 0)  # PR_SET_PDEATHSIG
+    if parent and os.getppid() != parent:  # it was gone before
+        os._exit(128 + signum)
+
+
+def go_to_background() -> None:
+    """Put this thread, and what it starts, at idle CPU priority, unless it could not come back from there."""
+
+    def probe() -> None:
+        # Whether one may come back depends on capabilities, limits and namespaces. Only the kernel knows, and it keeps
+        # priorities by thread: one that is about to end can try.
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+            allowed.append(True)
+
+    allowed: list[bool] = []
+    if hasattr(os, "SCHED_IDLE"):
+        thread = threading.Thread(target=probe)
+        thread.start()
+        thread.join()
+    if allowed:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def foreground() -> None:
+    """Put this process, with all its threads, back to normal CPU priority if it was started in the background."""
+    if not hasattr(os, "SCHED_IDLE"):
+        return
+    tasks = Path("/proc/self/task")
+    found = True
+    while found:  # a thread at idle priority may start another one during a pass
+        found = False
+        for tid in [int(task.name) for task in tasks.iterdir()]:
+            with suppress(ProcessLookupError, PermissionError):  # whoever may not come back was not sent there by us
+                if os.sched_getscheduler(tid) == os.SCHED_IDLE:
+                    os.sched_setscheduler(tid, os.SCHED_OTHER, os.sched_param(0))
+                    found = True
+
+
+@cache
+def _stub(background: bool) -> str:
+    """A program for between fork and exec. It is made of the functions above because importing them takes too long."""
+    lines = ["import os, signal, sys, threading" if background else "import os, signal, sys"]
+    lines += ["from contextlib import suppress", inspect.getsource(die_with_parent)]
+    lines += [inspect.getsource(go_to_background), "go_to_background()"] if background else []
+    lines += ["die_with_parent(int(sys.argv[1]))", "os.execvp(sys.argv[2], sys.argv[2:])"]
+    return "\n".join(lines)

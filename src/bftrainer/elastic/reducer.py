@@ -1,0 +1,232 @@
+"""Gradients summed over all ranks while the backward pass still runs, in buckets, with a few numbers riding along.
+
+The last gradients of a backward pass are those of the first layers. Buckets are filled in that order; each but the last
+is sent as soon as it is full. The last one leaves in `finish`, with the *riders*: values that every rank adds to and
+all need at every step (who wants to leave, how many samples, the loss, BatchNorm's statistics). So agreeing on the step
+at which to rescale costs no message of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bftrainer.elastic.group import GroupBroken, breaking
+
+FIRST_BUCKET_BYTES = 1 << 20
+BUCKET_BYTES = 25 << 20
+
+
+@dataclass(slots=True)
+class _Bucket:
+    params: list[Tensor] = field(default_factory=list)
+    flat: Tensor | None = None
+    views: list[Tensor] = field(default_factory=list)
+    riders: Tensor | None = None
+    missing: int = 0  # params whose gradient has not come yet
+    work: dist.Work | None = None
+    late: bool = False  # more gradient came after it was sent
+
+
+class Reducer:
+    """Weighted sums of gradients over the ranks of the present group.
+
+    `riders` numbers ride along. The gradient of each rank is multiplied by `weight` first: with weights that are shares
+    of the global batch the sum is the gradient of its mean loss, however unevenly it is split.
+    """
+
+    def __init__(self, params: Sequence[Tensor], riders: int) -> None:
+        self.weight = 1.0
+        self.active = True
+        """Whether gradients of the backward pass under way are to be sent: not while they are accumulated."""
+        self.alone = True
+        """Whether there is no other rank."""
+        self._error: Exception | None = None
+        self._buckets = _buckets([p for p in params if p.requires_grad])
+        self._rider_count = riders
+        self._own_riders: Tensor | None = None
+        self._allocate()
+        self._handles = []
+        for bucket in self._buckets:
+            for param in bucket.params:
+                hook = _Arrival(self, bucket)
+                self._handles.append(param.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+        self._begin()
+
+    def finish(self, riders: Tensor) -> Tensor:
+        """Send what is left, wait for all, put the sums into the gradients and return the riders' sums.
+
+        Raises `GroupBroken`, and then no gradient has been touched.
+        """
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise GroupBroken(str(error)) from error
+        if self.alone:
+            if self.weight != 1.0:
+                self.rescale(self.weight)
+            return riders
+        sums = self._exchange(riders)
+        for bucket in self._buckets:
+            for param, view in zip(bucket.params, bucket.views, strict=True):
+                if param.grad is not None or bool(view.any()):
+                    param.grad = view
+        self._begin()
+        return sums
+
+    def rescale(self, factor: float) -> None:
+        """Multiply the gradients as they are."""
+        grads = [param.grad for bucket in self._buckets for param in bucket.params if param.grad is not None]
+        if grads:
+            torch._foreach_mul_(grads, factor)
+
+    def agree(self, values: Tensor) -> Tensor:
+        """The sum of a few values over the ranks, outside of a step."""
+        if not self.alone:
+            with breaking():
+                dist.all_reduce(values)
+        return values
+
+    def abandon(self) -> None:
+        """Forget the step under way: its group is broken. Gradients are dropped."""
+        for bucket in self._buckets:
+            work, bucket.work = bucket.work, None
+            if work is not None:
+                try:
+                    work.wait()
+                except RuntimeError:
+                    continue  # as expected
+        self._error = None
+        for bucket in self._buckets:
+            for param in bucket.params:
+                param.grad = None
+        self._begin()
+
+    def close(self) -> None:
+        """Take the hooks off the parameters."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _begin(self) -> None:
+        for bucket in self._buckets:
+            bucket.missing, bucket.work, bucket.late = len(bucket.params), None, False
+
+    def _exchange(self, riders: Tensor) -> Tensor:
+        last = self._buckets[-1] if self._buckets else None
+        carried = last is not None and last.riders is not None
+        target = last.riders if last is not None and last.riders is not None else self._own_riders
+        assert target is not None
+        with breaking():
+            for bucket in self._buckets:
+                if bucket.late and bucket.work is not None:
+                    bucket.work.wait()  # what it brought is not all
+                    bucket.work = None
+                if bucket.work is None:
+                    self._fill(bucket)
+                    if carried and bucket is last:
+                        target.copy_(riders)
+                    bucket.work = self._send(bucket.flat)
+            extra = None
+            if not carried:
+                target.copy_(riders)
+                extra = self._send(target)
+            for bucket in self._buckets:
+                assert bucket.work is not None
+                _await(bucket.work)
+            if extra is not None:
+                _await(extra)
+        return target.to(riders.dtype)
+
+    def _arrived(self, bucket: _Bucket) -> None:
+        """A parameter's gradient is complete, as far as the running backward pass goes."""
+        if not self.active or self.alone:
+            return
+        bucket.missing -= 1
+        if bucket.missing < 0:
+            bucket.late = True
+        elif bucket.missing == 0 and bucket is not self._buckets[-1] and self._error is None:
+            self._fill(bucket)
+            try:
+                bucket.work = self._send(bucket.flat)
+            except RuntimeError as problem:  # not here, in the midst of the user's backward pass, but in `finish`
+                self._error = problem
+
+    def _fill(self, bucket: _Bucket) -> None:
+        if self.weight == 0.0:  # a stand-in's gradient counts for nothing, were it not a number
+            torch._foreach_zero_(bucket.views)
+            return
+        grads = [param.grad for param in bucket.params if param.grad is not None]
+        if len(grads) == len(bucket.params):
+            torch._foreach_copy_(bucket.views, grads)
+        else:
+            for param, view in zip(bucket.params, bucket.views, strict=True):
+                if param.grad is None:
+                    view.zero_()
+                else:
+                    view.copy_(param.grad)
+        if self.weight != 1.0:
+            torch._foreach_mul_(bucket.views, self.weight)
+
+    def _send(self, flat: Tensor | None) -> dist.Work:
+        work: dist.Work = dist.all_reduce(flat, async_op=True)
+        return work
+
+    def _allocate(self) -> None:
+        for bucket in self._buckets:
+            first = bucket.params[0]
+            sizes = [param.numel() for param in bucket.params]
+            carries = bucket is self._buckets[-1] and first.dtype in (torch.float32, torch.float64)
+            extra = self._rider_count if carries else 0
+            bucket.flat = torch.zeros(sum(sizes) + extra, dtype=first.dtype, device=first.device)
+            pieces = torch.split(bucket.flat, [*sizes, extra] if extra else sizes)
+            if extra:
+                bucket.riders = pieces[-1]
+            bucket.views = [
+                _like(piece, param) for piece, param in zip(pieces[: len(sizes)], bucket.params, strict=True)
+            ]
+        if not self._buckets or self._buckets[-1].riders is None:
+            device = self._buckets[-1].params[0].device if self._buckets else torch.device("cpu")
+            self._own_riders = torch.zeros(self._rider_count, dtype=torch.float64, device=device)
+
+
+class _Arrival:
+    """The hook of a parameter: it knows its bucket."""
+
+    __slots__ = ("bucket", "reducer")
+
+    def __init__(self, reducer: Reducer, bucket: _Bucket) -> None:
+        self.reducer, self.bucket = reducer, bucket
+
+    def __call__(self, param: Tensor) -> None:
+        self.reducer._arrived(self.bucket)
+
+
+def _buckets(params: Sequence[Tensor]) -> list[_Bucket]:
+    """Parameters from the last to the first, a new bucket when the kind changes or it is full."""
+    buckets: list[_Bucket] = []
+    size = 0
+    for param in reversed(params):
+        bytes_ = param.numel() * param.element_size()
+        full = size >= (FIRST_BUCKET_BYTES if len(buckets) == 1 else BUCKET_BYTES)
+        kind = (param.dtype, param.device)
+        if not buckets or full or kind != (buckets[-1].params[0].dtype, buckets[-1].params[0].device):
+            buckets.append(_Bucket())
+            size = 0
+        buckets[-1].params.append(param)
+        size += bytes_
+    return buckets
+
+
+def _like(piece: Tensor, param: Tensor) -> Tensor:
+    """A piece of a flat buffer with the shape and memory order of a parameter, as gradients have them."""
+    if not param.is_contiguous() and torch.empty_like(param).stride() == param.stride():  # channels last, transposed
+        return piece.as_strided(param.size(), param.stride(), piece.storage_offset())
+    return piece.view(param.size())
+
+
+def _await(work: dist.Work) -> None:
+    """Wait until the sum is there, on the device too: nothing may be applied before it is known to be whole."""
+    work.wait()

@@ -1,0 +1,127 @@
+"""Who is in which generation: the membership of one training job, decided without clocks, sockets or processes.
+
+A manager tells the roster what happened (`ready`, `remove`, `lost`, `arrived`, `broken`), then asks `settle` what to
+say to whom. A new generation begins whenever the wanted members differ from those announced; it may form when all of
+its members have arrived and they are enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bftrainer.elastic.protocol import FromManager, Generation, Go
+from bftrainer.errors import InputError
+
+
+@dataclass(slots=True)
+class _Worker:
+    ready: bool = False
+    leaving: bool = False
+    arrived: int = 0
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Saying:
+    """A message and whom it is for."""
+
+    worker: str
+    message: FromManager
+
+
+class Roster:
+    """The workers of one job, in the order in which they became ready."""
+
+    def __init__(self, min_nodes: int = 1) -> None:
+        if min_nodes < 1:
+            raise InputError(f"`min_nodes` must be 1 or more, but got {min_nodes}")
+        self.min_nodes = min_nodes
+        self.generation = Generation(0, ())
+        """The one announced last."""
+        self.going = Generation(0, ())
+        """The last one whose members were told to form: those who may communicate right now."""
+        self._workers: dict[str, _Worker] = {}
+        self._ready_order: list[str] = []
+        self._cut = False
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """All that were started and are not gone."""
+        return tuple(self._workers)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Those of the generation announced last."""
+        return self.generation.members
+
+    def __contains__(self, worker: object) -> bool:
+        return worker in self._workers
+
+    def is_ready(self, worker: str) -> bool:
+        """Whether it may be, or is, in a generation."""
+        return worker in self._workers and self._workers[worker].ready
+
+    def is_leaving(self, worker: str) -> bool:
+        """Whether it was told, or asked, to leave."""
+        return worker in self._workers and self._workers[worker].leaving
+
+    def start(self, worker: str) -> None:
+        """A worker was started; it is told nothing before it is ready."""
+        if worker in self._workers:
+            raise InputError(f"worker {worker!r} was started already")
+        self._workers[worker] = _Worker()
+
+    def ready(self, worker: str) -> None:
+        """It can join. The others need not wait for anything of it any more."""
+        found = self._workers.get(worker)
+        if found is not None and not found.ready:
+            found.ready = True
+            self._ready_order.append(worker)
+
+    def remove(self, worker: str) -> None:
+        """It shall leave at the next step boundary."""
+        if worker in self._workers:
+            self._workers[worker].leaving = True
+
+    def lost(self, worker: str) -> None:
+        """It is gone: killed, silent, or ended after it left. Peers that may be waiting for it must not."""
+        if self._workers.pop(worker, None) is None:
+            return
+        if worker in self._ready_order:
+            self._ready_order.remove(worker)
+        if worker in self.going.members:
+            self._cut = True
+
+    def left(self, worker: str) -> None:
+        """It has left at a step boundary, as all of its peers did: nobody waits for it."""
+        if self._workers.pop(worker, None) is not None:
+            self._ready_order = [name for name in self._ready_order if name != worker]
+
+    def arrived(self, worker: str, generation: int, address: str) -> None:
+        """It waits for the others of a generation."""
+        found = self._workers.get(worker)
+        if found is not None:
+            found.arrived, found.address = generation, address
+
+    def broken(self, worker: str, generation: int) -> None:
+        """It says that communication failed. Old news are ignored."""
+        if worker in self._workers and generation == self.going.id == self.generation.id:
+            self._cut = True
+
+    def settle(self) -> Sequence[Saying]:
+        """What to say now. Call it after telling the roster all that happened at once."""
+        said: list[Saying] = []
+        wanted = tuple(name for name in self._ready_order if not self._workers[name].leaving)
+        if wanted != self.generation.members or self._cut:
+            # Leavers are told too: it is how they know.
+            self.generation = Generation(self.generation.id + 1, wanted, self._cut)
+            self._cut = False
+            said += [Saying(name, self.generation) for name in self._ready_order]
+        members = [self._workers[name] for name in self.generation.members]
+        here = [worker.arrived == self.generation.id for worker in members]
+        if self.going.id != self.generation.id and all(here) and len(members) >= max(1, self.min_nodes):
+            self.going = self.generation
+            go = Go(self.generation.id, tuple(worker.address for worker in members))
+            said += [Saying(name, go) for name in self.generation.members]
+        return said

@@ -1,0 +1,147 @@
+"""Which samples a training step takes: exactly-once data under a changing number of ranks.
+
+An epoch visits the dataset in the order of a permutation. The cursor counts the samples of the epoch that are
+committed, and a step takes the next global batch from there, each rank a contiguous part of it. All of it is a pure
+function of (epoch, cursor, rank, world), so the world may change between any two steps. `loader.py` fetches what is
+planned here; the training loop moves the cursor when a step is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from numbers import Integral
+
+import numpy as np
+import numpy.typing as npt
+
+from bftrainer.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Micro:
+    """What one forward and backward of one rank works on."""
+
+    indices: tuple[int, ...]
+    """Into the dataset."""
+    weight: float
+    """Of the mean gradient of this micro-batch in the mean gradient of the step; 0 for a stand-in."""
+    samples: int
+    """That count: all of `indices`, or 0 for a stand-in, which a rank without a share works on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One rank's part of one training step."""
+
+    start: int
+    """The cursor before it."""
+    stop: int
+    """The cursor once it is committed."""
+    micros: tuple[Micro, ...]
+    """At least one. Ranks may have different numbers of them."""
+
+
+class BatchPlan:
+    """Splits every epoch into steps, and every step over the ranks."""
+
+    def __init__(
+        self,
+        length: int,
+        *,
+        batch_size: int | None = None,
+        global_batch: int | None = None,
+        max_batch: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        """`length`: of the dataset. Give `batch_size`, a rank's (the global batch grows with the world), or
+        `global_batch`, which stays. `max_batch`: the most samples of one forward and backward; a larger share is split.
+        """
+        if (batch_size is None) == (global_batch is None):
+            got = "neither" if batch_size is None else "both"
+            raise InputError(f"one of `batch_size` and `global_batch` must be given, but got {got}")
+        self.length = whole_number("length", length, 1)
+        self.batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
+        self.global_batch = None if global_batch is None else whole_number("global_batch", global_batch, 1)
+        self.max_batch = None if max_batch is None else whole_number("max_batch", max_batch, 1)
+        self.seed = whole_number("seed", seed, 0)
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        smallest = self.global_batch_size(1)
+        if drop_last and smallest > self.length:
+            name = "batch_size" if global_batch is None else "global_batch"
+            raise InputError(
+                f"`{name}` must be at most the {self.length} samples of the dataset when `drop_last` is set, "
+                f"but got {smallest}"
+            )
+        self._last: tuple[int, npt.NDArray[np.int64]] | None = None
+
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """The dataset's indices as the epoch visits them, read-only; the last one asked for is kept."""
+        if self._last is not None and self._last[0] == epoch:
+            return self._last[1]
+        epoch = whole_number("epoch", epoch, 0)
+        if self.shuffle:
+            # Spelled out, because `default_rng` may come to mean another generator in a later numpy.
+            random = np.random.Generator(np.random.PCG64(np.random.SeedSequence((self.seed, epoch))))
+            order = random.permutation(self.length).astype(np.int64, copy=False)
+        else:
+            order = np.arange(self.length, dtype=np.int64)
+        order.flags.writeable = False
+        self._last = (epoch, order)
+        return order
+
+    def global_batch_size(self, world: int) -> int:
+        """Samples of a full step on `world` ranks."""
+        if self.batch_size is not None:
+            return self.batch_size * world
+        assert self.global_batch is not None
+        return self.global_batch
+
+    def step_at(self, epoch: int, cursor: int, rank: int, world: int) -> Step | None:
+        """What `rank` of `world` does in the step that starts at `cursor`; None when the epoch is over."""
+        if world < 1 or not 0 <= rank < world:
+            raise InputError(f"`rank` must be from 0 to below `world`, but got rank {rank} of {world}")
+        if not 0 <= cursor <= self.length:
+            raise InputError(f"`cursor` must be from 0 to {self.length}, the dataset's length, but got {cursor}")
+        full = self.global_batch_size(world)
+        total = min(full, self.length - cursor)
+        # A short batch that is the whole epoch is taken all the same: with nothing but empty epochs on a world that
+        # grew beyond the dataset, training would never get on.
+        if total == 0 or (self.drop_last and total < full and cursor > 0):
+            return None
+        order = self.order(epoch)
+        begin, share = _part(total, rank, world)
+        if share == 0:
+            stand_in = Micro((int(order[cursor]),), 0.0, 0)
+            return Step(cursor, cursor + total, (stand_in,))
+        begin += cursor
+        count = 1 if self.max_batch is None else -(-share // self.max_batch)
+        indices = order[begin : begin + share].tolist()
+        if count == 1:
+            micros: tuple[Micro, ...] = (Micro(tuple(indices), share / total, share),)
+        else:
+            parts = (_part(share, number, count) for number in range(count))
+            micros = tuple(Micro(tuple(indices[first : first + n]), n / total, n) for first, n in parts)
+        return Step(cursor, cursor + total, micros)
+
+    def steps_from(self, epoch: int, cursor: int, rank: int, world: int) -> Iterator[Step]:
+        """The rest of the epoch, should the world stay as it is."""
+        while (step := self.step_at(epoch, cursor, rank, world)) is not None:
+            yield step
+            cursor = step.stop
+
+
+def _part(total: int, number: int, parts: int) -> tuple[int, int]:
+    """Where part `number` begins and how long it is when `total` is cut as evenly as possible, longer parts first."""
+    size, longer = divmod(total, parts)
+    return number * size + min(number, longer), size + (number < longer)
+
+
+def whole_number(name: str, value: object, least: int) -> int:
+    """`value`, refused when it is not a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        raise InputError(f"`{name}` must be a whole number, {least} or more, but got {value!r}")
+    return int(value)

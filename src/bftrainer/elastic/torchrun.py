@@ -1,0 +1,158 @@
+"""TorchElastic for scripts that know nothing of BFTrainer: one torchrun agent a node, and a store none of them hosts.
+
+The manager starts a `StoreHost`, then starts and ends on each node what `agent_command` gives. The agents find each
+other through the store and restart their workers at every change, so the script must save and resume by itself. A
+change takes seconds instead of the fractions of one that a script with `bftrainer.elastic` needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+
+from bftrainer.elastic.processes import Command, dying_with
+from bftrainer.errors import BFTrainerError, InputError
+
+RENDEZVOUS: Mapping[str, int] = {
+    "is_host": 0,
+    "last_call_timeout": 1,
+    "keep_alive_interval": 1,
+    "join_timeout": 86400,
+}
+"""Torchrun's rendezvous settings, in whole seconds.
+
+- `is_host`: no agent hosts the store. By default the one at the endpoint's address does, and the job ends with it.
+- `last_call_timeout` (30 by default): how long a round stays open once it has the fewest nodes it may have. Agents look
+  once a second, and a time below one second cannot be given.
+- `keep_alive_interval` (5): how often an agent says that it lives.
+- `join_timeout` (600): how long an agent waits to be let in. One that gives up ends; whether it is worth waiting is for
+  the manager to decide.
+"""
+
+RESTARTS = 1_000_000
+"""A worker that lost a peer has failed, as torchrun sees it: nodes that go must not use up the restarts."""
+
+
+def agent_command(
+    script_argv: Sequence[str],
+    *,
+    nodes: tuple[int, int],
+    node: str,
+    endpoint: str,
+    run_id: str,
+    env: Mapping[str, str],
+    cwd: str,
+    output: str | None = None,
+    silence_s: int = 5,
+) -> Command:
+    """The torchrun agent for one node, whose one worker runs the Python script (or `-m` and a module) `script_argv`.
+
+    `nodes` are the fewest and the most nodes of the run, `node` is this node's address, `endpoint` the store's. Beyond
+    `RENDEZVOUS`:
+
+    - `silence_s`, as `keep_alive_max_attempt` (3 × 5 s by default): an agent that is silent for so long counts as dead.
+      After a kill nobody steps before that, nor after a graceful end: an agent told to end does not say goodbye. But
+      where agents get no CPU for as long, the living count as dead too, and a newcomer starts a second run beside the
+      first, over the same checkpoint. 2 s on a busy machine were enough for that. It cannot happen if the fewest nodes
+      are more than half of the most.
+    - `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`: in each round rank 0 opens a store for the workers and says where. Without
+      it the first round's is used for ever, also when its node is gone.
+    - `--monitor-interval=0.1` (5 s in old versions): how often an agent looks at its worker.
+    - `--local-addr`: what the others reach rank 0 by, rather than what the host calls itself.
+    - `GLOO_SOCKET_IFNAME=lo` for a loopback address, where gloo would ask the host's name for another.
+    - the worker dies with its agent; torchrun itself lets it live on in a session of its own.
+    """
+    fewest, most = nodes
+    if not 1 <= fewest <= most:
+        raise InputError(f"`nodes` must be 1 <= fewest <= most, but got {fewest}, {most}")
+    if silence_s < 3:
+        raise InputError(f"`silence_s` must be at least 3, but got {silence_s}")
+    if not script_argv:
+        raise InputError("`script_argv` must name a script, but got nothing")
+    rendezvous = {**RENDEZVOUS, "keep_alive_max_attempt": silence_s // RENDEZVOUS["keep_alive_interval"]}
+    argv = (
+        *("-m", "torch.distributed.run", f"--nnodes={fewest}:{most}", "--nproc-per-node=1"),
+        *("--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={run_id}"),
+        "--rdzv-conf=" + ",".join(f"{name}={value}" for name, value in rendezvous.items()),
+        *(f"--max-restarts={RESTARTS}", "--monitor-interval=0.1", f"--local-addr={node}"),
+        *("--no-python", *dying_with(0, [sys.executable, "-u", *script_argv])),
+    )
+    settings = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    if _is_loopback(node):
+        settings["GLOO_SOCKET_IFNAME"] = "lo"
+    return Command(argv, {**env, **settings}, cwd, output)
+
+
+def _is_loopback(node: str) -> bool:
+    try:
+        return ipaddress.ip_address(node).is_loopback
+    except ValueError:
+        return node == "localhost"
+
+
+_AT = "a store is at "
+"""How the host's first line begins; without it, the line says what is wrong."""
+
+
+class StoreHost:
+    """A process that hosts the store in which agents meet; it must run where no node is taken away."""
+
+    def __init__(self, process: asyncio.subprocess.Process, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self._process = process
+
+    @classmethod
+    async def start(cls, host: str = "127.0.0.1", port: int = 0) -> StoreHost:
+        """Start one that agents reach as `host`; port 0 takes a free one."""
+        argv = [sys.executable, "-m", "bftrainer.elastic.torchrun", "--store", f"{host}:{port}"]
+        process = await asyncio.create_subprocess_exec(
+            *dying_with(os.getpid(), argv),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        said = (await process.stdout.readline()).decode().strip()
+        if not said.startswith(_AT):
+            await process.communicate()
+            raise BFTrainerError(f"cannot host a store at {host}:{port}: {said or 'its process said nothing'}")
+        return cls(process, said.removeprefix(_AT))
+
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self._process.pid
+
+    async def close(self) -> None:
+        """End the store; agents that still use it fail."""
+        if self._process.returncode is None:
+            self._process.terminate()
+        await self._process.communicate()
+
+
+def main() -> None:
+    """Host a store until SIGTERM: `python -m bftrainer.elastic.torchrun --store HOST:PORT`."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    match sys.argv[1:]:
+        case ["--store", endpoint] if endpoint.rpartition(":")[2].isdecimal():
+            host, _, port = endpoint.rpartition(":")
+        case _:
+            sys.exit("usage: python -m bftrainer.elastic.torchrun --store HOST:PORT")
+    # Before the store starts its threads: they must leave the signal to this one.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        store = TCPStore(host, int(port), is_master=True, wait_for_workers=False)
+    except (RuntimeError, ValueError) as problem:
+        print(str(problem).splitlines()[0])
+        sys.exit(1)
+    print(f"{_AT}{host}:{store.port}", flush=True)
+    signal.sigwait([signal.SIGTERM])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""A training in double precision that writes down which samples each committed step took; the tests disturb it."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from bftrainer import elastic
+
+folder, epochs, pace_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+run = elastic.init(snapshots=folder / "snapshots" if "--snapshots" in sys.argv else None, snapshot_every_s=0.5)
+torch.manual_seed(os.getpid())  # what a rank starts with must not matter
+data = torch.Generator().manual_seed(1)
+x = torch.randn(600, 20, generator=data, dtype=torch.float64)
+y = torch.tanh(x @ torch.randn(20, 3, generator=data, dtype=torch.float64))
+model = nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 3)).double()
+with torch.no_grad():
+    for number, param in enumerate(model.parameters()):
+        param.copy_(torch.randn(param.shape, generator=torch.Generator().manual_seed(number), dtype=torch.float64) / 5)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 40, 0.9)
+run.register(model=model, optimizer=optimizer, scheduler=scheduler)
+log = (folder / f"steps-{os.environ.get('BFTRAINER_WORKER', 'alone')}-{os.getpid()}.jsonl").open("a", buffering=1)
+dataset = TensorDataset(torch.arange(len(x)), x, y)
+for epoch in run.epochs(epochs):
+    for numbers, inputs, targets in run.batches(dataset, global_batch=48):
+        loss = nn.functional.mse_loss(run.model(inputs), targets)
+        loss.backward()
+        mine, place, generation = run.indices, run.progress.key(), run.generation
+        assert not mine or mine == tuple(numbers.tolist())
+        if pace_s:
+            time.sleep(pace_s / run.world)
+        log.write(json.dumps({"try": place, "generation": run.generation, "samples": mine}) + "\n")
+        if run.step(loss=loss):
+            log.write(json.dumps({"commit": place, "generation": generation}) + "\n")
+        scheduler.step()
+torch.save(
+    {"model": model.state_dict(), "scheduler": scheduler.state_dict(), "lr": optimizer.param_groups[0]["lr"]},
+    folder / f"final-{os.environ.get('BFTRAINER_WORKER', 'alone')}.pt",
+)

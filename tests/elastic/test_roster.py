@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bftrainer.elastic.protocol import Generation, Go
+from bftrainer.elastic.roster import Roster
+from bftrainer.errors import InputError
+
+
+def joined(*workers: str, min_nodes: int = 1) -> Roster:
+    """A roster whose workers train together."""
+    roster = Roster(min_nodes)
+    for worker in workers:
+        roster.start(worker)
+        roster.ready(worker)
+    roster.settle()
+    for worker in workers:
+        roster.arrived(worker, roster.generation.id, f"{worker}:1")
+    roster.settle()
+    return roster
+
+
+def said(roster: Roster) -> dict[str, list[object]]:
+    heard: dict[str, list[object]] = {}
+    for saying in roster.settle():
+        heard.setdefault(saying.worker, []).append(saying.message)
+    return heard
+
+
+def test_a_worker_is_told_nothing_before_it_is_ready() -> None:
+    roster = Roster()
+    roster.start("a")
+    assert said(roster) == {}
+    roster.ready("a")
+    assert said(roster) == {"a": [Generation(1, ("a",))]}
+
+
+def test_all_go_when_the_last_has_arrived_with_addresses_by_rank() -> None:
+    roster = joined("a", "b")
+    roster.start("c")
+    roster.ready("c")
+    assert said(roster) == {w: [Generation(2, ("a", "b", "c"))] for w in "abc"}
+    roster.arrived("c", 2, "c:9")
+    roster.arrived("a", 2, "a:9")
+    assert said(roster) == {}
+    roster.arrived("b", 2, "b:9")
+    assert said(roster) == {w: [Go(2, ("a:9", "b:9", "c:9"))] for w in "abc"}
+    assert said(roster) == {}
+
+
+def test_a_leaver_is_told_and_not_waited_for() -> None:
+    roster = joined("a", "b")
+    roster.remove("a")
+    assert said(roster) == {w: [Generation(2, ("b",))] for w in "ab"}
+    roster.arrived("b", 2, "b:9")
+    assert said(roster) == {"b": [Go(2, ("b:9",))]}
+    roster.left("a")
+    assert said(roster) == {}
+    assert roster.workers == ("b",)
+
+
+def test_the_loss_of_a_member_cuts_its_peers_loose() -> None:
+    roster = joined("a", "b", "c")
+    roster.lost("a")
+    assert said(roster) == {w: [Generation(2, ("b", "c"), cut=True)] for w in "bc"}
+
+
+def test_the_loss_of_a_joiner_does_not_disturb_those_who_train() -> None:
+    roster = joined("a", "b")
+    roster.start("c")
+    roster.ready("c")
+    roster.settle()
+    roster.lost("c")
+    assert said(roster) == {w: [Generation(3, ("a", "b"))] for w in "ab"}
+    roster.start("d")
+    roster.lost("d")
+    assert said(roster) == {}
+
+
+def test_the_loss_of_a_leaver_that_still_trains_cuts_its_peers_loose() -> None:
+    roster = joined("a", "b")
+    roster.remove("a")
+    roster.settle()
+    roster.lost("a")
+    assert said(roster) == {"b": [Generation(3, ("b",), cut=True)]}
+
+
+def test_the_loss_of_a_leaver_that_its_peers_have_left_behind_is_no_news() -> None:
+    roster = joined("a", "b")
+    roster.remove("a")
+    roster.settle()
+    roster.arrived("b", 2, "b:9")
+    roster.settle()
+    roster.lost("a")
+    assert said(roster) == {}
+
+
+def test_a_death_while_forming_begins_another_generation() -> None:
+    roster = joined("a", "b")
+    roster.start("c")
+    roster.ready("c")
+    roster.settle()
+    for worker in "abc":
+        roster.arrived(worker, 2, f"{worker}:2")
+    roster.settle()
+    roster.lost("c")
+    assert said(roster) == {w: [Generation(3, ("a", "b"), cut=True)] for w in "ab"}
+
+
+def test_broken_communication_begins_the_generation_anew() -> None:
+    roster = joined("a", "b")
+    roster.broken("b", 1)
+    assert said(roster) == {w: [Generation(2, ("a", "b"), cut=True)] for w in "ab"}
+    roster.broken("a", 1)  # the other one noticed too
+    assert said(roster) == {}
+
+
+def test_too_few_wait_until_there_are_enough() -> None:
+    roster = joined("a", "b", min_nodes=2)
+    roster.lost("b")
+    roster.settle()
+    roster.arrived("a", roster.generation.id, "a:2")
+    assert said(roster) == {}
+    roster.start("c")
+    roster.ready("c")
+    roster.settle()
+    for worker in "ac":
+        roster.arrived(worker, roster.generation.id, f"{worker}:3")
+    assert said(roster) == {w: [Go(roster.generation.id, ("a:3", "c:3"))] for w in "ac"}
+
+
+def test_the_last_to_leave_is_told_that_nobody_is_left() -> None:
+    roster = joined("a")
+    roster.remove("a")
+    assert said(roster) == {"a": [Generation(2, ())]}
+
+
+def test_wrong_calls_are_refused() -> None:
+    with pytest.raises(InputError, match="`min_nodes` must be 1 or more, but got 0"):
+        Roster(0)
+    roster = Roster()
+    roster.start("a")
+    with pytest.raises(InputError, match="worker 'a' was started already"):
+        roster.start("a")
+
+
+class Worker:
+    """What a worker does about what it hears; it may be slow to do it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.heard: list[object] = []
+        self.generation = Generation(0, ())
+        self.group: tuple[int, tuple[str, ...]] | None = None  # which it communicates in
+        self.loose = True
+
+    def act(self, roster: Roster) -> None:
+        """Take one message to heart."""
+        message = self.heard.pop(0)
+        if isinstance(message, Generation):
+            self.generation = message
+            if self.name not in message.members:
+                roster.left(self.name)
+            else:
+                roster.arrived(self.name, message.id, f"{self.name}:{message.id}")
+            self.group = None
+        elif isinstance(message, Go) and message.generation == self.generation.id:
+            self.group = (message.generation, message.addresses)
+
+
+@given(data=st.data())
+def test_whatever_happens_the_ready_and_wanted_end_up_in_one_group(data: st.DataObject) -> None:
+    roster, workers = Roster(), {}
+
+    def deliver() -> None:
+        for saying in roster.settle():
+            workers[saying.worker].heard.append(saying.message)
+
+    for number in range(data.draw(st.integers(1, 40))):
+        action = data.draw(st.sampled_from(["join", "join", "remove", "lose", "break", "act", "act", "act"]))
+        names = sorted(roster.workers)
+        if action == "join":
+            name = f"w{number}"
+            workers[name] = Worker(name)
+            roster.start(name)
+            roster.ready(name)
+        elif names:
+            name = data.draw(st.sampled_from(names))
+            if action == "remove":
+                roster.remove(name)
+            elif action == "lose":
+                roster.lost(name)
+            elif action == "break":
+                roster.broken(name, workers[name].generation.id)
+            elif workers[name].heard:
+                workers[name].act(roster)
+        deliver()
+    busy = True
+    while busy:  # everybody catches up
+        busy = False
+        for name in roster.workers:
+            while name in roster and workers[name].heard:
+                workers[name].act(roster)
+                deliver()
+                busy = True
+    remaining = roster.workers
+    assert not any(roster.is_leaving(name) for name in remaining)
+    groups = {workers[name].group for name in remaining}
+    assert len(groups) <= 1
+    if remaining:
+        (group,) = groups
+        assert group is not None
+        assert sorted(address.split(":")[0] for address in group[1]) == sorted(remaining)
