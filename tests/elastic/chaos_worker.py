@@ -27,7 +27,7 @@ scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 40, 0.9)
 run.register(model=model, optimizer=optimizer, scheduler=scheduler)
 log = (folder / f"steps-{os.environ.get('BFTRAINER_WORKER', 'alone')}-{os.getpid()}.jsonl").open("a", buffering=1)
 dataset = TensorDataset(torch.arange(len(x)), x, y)
-for epoch in run.epochs(epochs):
+for _ in run.epochs(epochs):
     for numbers, inputs, targets in run.batches(dataset, global_batch=48):
         loss = nn.functional.mse_loss(run.model(inputs), targets)
         loss.backward()

@@ -47,6 +47,8 @@ from bftrainer.errors import BFTrainerError, InputError
 _FLAG, _SAMPLES, _LOSS, _LOSS_WEIGHT, _RIDERS = 0, 1, 2, 3, 4
 _NEWS_S = 0.3
 """How long a worker whose group broke waits for its manager's word before it complains: the manager may know why."""
+_COLLATERAL_S = 1.0
+"""How long an exception of the script waits for the news that a peer was lost, before it counts as the script's own."""
 _LOADERS = 4
 
 
@@ -104,6 +106,7 @@ class Run:
         self._statistics: list[Tensor] = []  # BatchNorm's, averaged over the ranks
         self._counters: list[Tensor] = []  # BatchNorm's, moved alike by all ranks
         self._committed_statistics: list[Tensor] = []
+        self._saved = 0  # the step of the last snapshot
         self._has_state = False
         self._joined = False
         self._finished = False
@@ -359,8 +362,11 @@ class Run:
         if self._terminating and self._membership is None:
             self._save_if_main()
             raise SystemExit(128 + signal.SIGTERM)
-        if self._snapshots is not None and self.is_main and self._snapshots.due():
-            self._snapshots.take(self.progress.step, self._capture())
+        keeper = self._snapshots
+        if keeper is None or not self.is_main or self.progress.step == self._saved or not keeper.due():
+            return
+        if keeper.take(self.progress.step, self._capture()):
+            self._saved = self.progress.step
 
     def _fence(self) -> bool:
         """Whether all ranks have come here, the end of an epoch. False: there is more to do first."""
@@ -610,6 +616,7 @@ class Run:
         found = self._snapshots.latest() if self._snapshots is not None else None
         if found is not None:
             self._load(found.state)
+            self._saved = found.step
             print(f"bftrainer: resumed from {found.path} at step {found.step}", file=sys.stderr, flush=True)
 
     def _save_if_main(self) -> None:
@@ -696,9 +703,10 @@ class Run:
     def _is_collateral(self, error: BaseException) -> bool:
         """Whether an exception of the script came from a lost peer: its own communication broke, not its code."""
         membership = self._membership
-        if membership is None or not isinstance(error, dist.DistError | RuntimeError | GroupBroken):
-            return False
-        return membership.cut or (isinstance(error, dist.DistError | GroupBroken) and membership.wait_for_newer(2.0))
+        if membership is None or self.world == 1 or not isinstance(error, RuntimeError | GroupBroken):
+            return False  # torch's distributed errors are RuntimeErrors
+        membership.wait_for_newer(_COLLATERAL_S)
+        return membership.cut
 
     def _at_exit(self) -> None:
         for loader in self._loaders.values():

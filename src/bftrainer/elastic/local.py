@@ -202,6 +202,7 @@ class Coordinator:
     async def until(self, condition: Callable[[], bool], timeout_s: float = 60.0, what: str = "") -> None:
         """Wait for something to become true; it is looked at whenever something happens."""
         deadline = time.monotonic() + timeout_s
+        await asyncio.sleep(0)  # a caller that asks again and again must not keep the news from coming in
         async with self._changed:
             while not condition():
                 left = deadline - time.monotonic()

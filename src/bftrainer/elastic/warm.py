@@ -65,13 +65,16 @@ _MAIN = "import sys; sys.flags.safe_path or sys.path.pop(0); from bftrainer.elas
 """Not `-m`, which would put the working directory first on the path of the imports."""
 
 
+PRELOAD = ("torch", "bftrainer.elastic.adapter")
+
+
 class WarmLauncher:
     """Forks Python scripts from a warm parent; starts everything else, and all if that fails, as `ColdLauncher` does.
 
     The parent is started with the first command. `preload` names the modules it imports.
     """
 
-    def __init__(self, python: str = sys.executable, preload: tuple[str, ...] = ("torch", "bftrainer.elastic")) -> None:
+    def __init__(self, python: str = sys.executable, preload: tuple[str, ...] = PRELOAD) -> None:
         self._python = python
         self._preload = preload
         self._cold = ColdLauncher(python)

@@ -1,0 +1,229 @@
+"""Nodes vanish, hang and leave, scripts have bugs: what a job does then."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from jobs import play, script
+
+from bftrainer.elastic.local import Coordinator, Happening, Settings
+from bftrainer.elastic.protocol import Done, Formed, Left, Report
+
+pytest.importorskip("torch")
+
+WORKER = script("failing_worker.py")
+
+
+def step_of(job: Coordinator) -> int:
+    return max((r.step for n in job.nodes if isinstance(r := job.report(n), Report)), default=0)
+
+
+async def trains(job: Coordinator, nodes: int) -> None:
+    """Wait until so many nodes train and have made a few steps."""
+    await job.until(lambda: len(job.members) == nodes, 60, f"{nodes} members, not {job.members}")
+    seen = step_of(job)
+    await job.until(lambda: step_of(job) > seen + 2, 60, f"progress beyond step {seen}")
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("raise", "ZeroDivisionError: the bug of the last rank"),
+        ("exit", "ended with status 3"),
+        ("abort", "was ended by SIGABRT"),
+    ],
+)
+def test_a_bug_on_one_rank_ends_the_job_at_once_with_its_traceback(mode: str, said: str, tmp_path: Path) -> None:
+    async def scenario(job: Coordinator) -> None:
+        await job.add(3)
+        await trains(job, 3)
+        culprit = job.members[-1]
+        (tmp_path / "fail").touch()
+        outcome = await asyncio.wait_for(job.wait(), 5)
+        assert outcome.status == "failed"
+        assert outcome.error.startswith(culprit)
+        assert said in outcome.error
+        if mode == "raise":
+            assert 'raise ZeroDivisionError("the bug of the last rank")' in outcome.traceback
+        await job.until(lambda: not job.nodes, 30, "the end of all workers")
+
+    play(scenario, tmp_path, [WORKER, str(tmp_path), mode])
+
+
+def test_killing_all_workers_again_and_again_costs_at_most_the_interval_of_snapshots(tmp_path: Path) -> None:
+    kills: list[float] = []
+    resumed: list[int] = []
+
+    def newest() -> int:
+        return max((int(path.stem.partition("-")[2]) for path in tmp_path.glob("snapshots/*.bft")), default=0)
+
+    async def scenario(job: Coordinator) -> None:
+        for life in range(20):
+            nodes = await job.add(1 + life % 2)
+            before = newest()
+            await job.until(lambda before=before: newest() > before, 60, "a new snapshot")
+            kills.append(time.monotonic())
+            for node in job.nodes:
+                job.signal(node, signal.SIGKILL)
+            await job.until(lambda: not job.nodes, 30, "the end of all workers")
+            found = re.search(r"resumed from .* at step (\d+)", "".join(job.log(n) for n in nodes))
+            resumed.append(int(found[1]) if found else 0)
+        (tmp_path / "end").touch()
+        await job.add(1)
+
+    assert play(scenario, tmp_path, [WORKER, str(tmp_path), ""]).status == "done"
+    assert resumed[0] == 0
+    assert len(resumed) == 20
+    commits: dict[int, list[float]] = {}
+    for log in tmp_path.glob("times-*"):
+        for line in log.read_text().splitlines():
+            step, at = line.split()
+            commits.setdefault(int(step), []).append(float(at))
+    for life in range(19):
+        begin, end = kills[life - 1] if life else 0.0, kills[life]
+        assert resumed[life + 1] > resumed[life]
+        # What the next life resumed from had been the state until this one committed the following step.
+        followed = min((at for at in commits.get(resumed[life + 1] + 1, []) if begin < at <= end), default=end)
+        assert end - followed < 0.5 + 1.0  # the interval, and writing on a busy machine
+
+
+def test_sigterm_makes_a_worker_leave_at_a_step_boundary(tmp_path: Path) -> None:
+    happened: list[Happening] = []
+
+    async def scenario(job: Coordinator) -> None:
+        await job.add(3)
+        await trains(job, 3)
+        first = job.members[0]
+        job.signal(first, signal.SIGTERM)
+        await job.until(lambda: first not in job.nodes, 30, "the leaver's end")
+        await trains(job, 2)
+        assert not job.roster.generation.cut
+        assert "Traceback" not in job.log(first)
+        (tmp_path / "end").touch()
+
+    assert play(scenario, tmp_path, [WORKER, str(tmp_path), ""], watch=happened.append).status == "done"
+    left = [h.node for h in happened if isinstance(h.message, Left)]
+    assert left == ["node-1"] or len(left) == 1
+
+
+def test_a_newcomer_that_dies_before_it_joins_disturbs_nobody(tmp_path: Path) -> None:
+    async def scenario(job: Coordinator) -> None:
+        await job.add(2)
+        await trains(job, 2)
+        before = job.roster.generation.id
+        (newcomer,) = await job.add(1)
+        await job.until(lambda: job.report(newcomer) is not None, 60, "the newcomer's first word")
+        job.signal(newcomer, signal.SIGKILL)
+        await job.until(lambda: newcomer not in job.nodes, 30, "its end")
+        await trains(job, 2)
+        assert job.roster.generation.id == before
+        (tmp_path / "end").touch()
+
+    assert play(scenario, tmp_path, [WORKER, str(tmp_path), "slow-start"]).status == "done"
+
+
+def test_all_leave_in_good_order_and_the_next_life_goes_on_where_they_stopped(tmp_path: Path) -> None:
+    left: list[int] = []
+
+    def watch(happening: Happening) -> None:
+        if isinstance(happening.message, Left):
+            left.append(happening.message.step)
+
+    async def until_stopped(job: Coordinator) -> None:
+        await job.add(2)
+        await trains(job, 2)
+        await job.stop()
+
+    assert play(until_stopped, tmp_path, [WORKER, str(tmp_path), ""], watch=watch).status == "stopped"
+    assert len(left) == 2
+    assert left[0] == left[1]
+
+    async def next_life(job: Coordinator) -> None:
+        (node,) = await job.add(1)
+        await trains(job, 1)
+        assert f"at step {left[0]}\n" in job.log(node)
+        (tmp_path / "end").touch()
+
+    assert play(next_life, tmp_path, [WORKER, str(tmp_path), ""]).status == "done"
+
+
+def test_too_few_nodes_wait_with_their_state_for_more(tmp_path: Path) -> None:
+    worlds: list[int] = []
+
+    def watch(happening: Happening) -> None:
+        if isinstance(happening.message, Formed):
+            worlds.append(happening.message.world)
+
+    async def scenario(job: Coordinator) -> None:
+        await job.add(2)
+        await trains(job, 2)
+        job.signal("node-1", signal.SIGKILL)
+        await job.until(lambda: job.nodes == ("node-2",), 30, "the end of one")
+        await job.until(lambda: job.roster.generation.members == ("node-2",), 30, "the news of it")
+        await job.add(1)
+        await job.until(lambda: job.members == ("node-2", "node-3"), 60, "enough members")
+        await trains(job, 2)
+        assert "resumed" not in job.log("node-3")
+        (tmp_path / "end").touch()
+
+    assert play(scenario, tmp_path, [WORKER, str(tmp_path), ""], nodes=(2, 3), watch=watch).status == "done"
+    assert set(worlds) == {2}
+
+
+def test_a_peer_lost_in_the_scripts_own_collective_means_a_fresh_start_not_a_failure(tmp_path: Path) -> None:
+    async def scenario(job: Coordinator) -> None:
+        await job.add(3)
+        await trains(job, 3)
+        victim = job.members[1]
+        job.signal(victim, signal.SIGKILL)
+        await job.until(lambda: victim not in job.nodes, 30, "its end")
+        await trains(job, 2)
+        (tmp_path / "end").touch()
+
+    assert play(scenario, tmp_path, [WORKER, str(tmp_path), "own-collective"]).status == "done"
+
+
+def test_a_stopped_worker_is_taken_for_lost(tmp_path: Path) -> None:
+    silent: list[str] = []
+
+    def watch(happening: Happening) -> None:
+        if happening.what == "silent":
+            silent.append(happening.node)
+
+    async def scenario(job: Coordinator) -> None:
+        await job.add(3)
+        await trains(job, 3)
+        job.signal(job.members[0], signal.SIGSTOP)
+        await job.until(lambda: len(job.nodes) == 2, 30, "its end")
+        await trains(job, 2)
+        (tmp_path / "end").touch()
+
+    settings = Settings(silence_s=3.0)
+    outcome = play(scenario, tmp_path, [WORKER, str(tmp_path), ""], watch=watch, settings=settings)
+    assert outcome.status == "done"
+    assert len(silent) == 1
+
+
+def test_a_worker_without_its_manager_ends(tmp_path: Path) -> None:
+    pids: list[int] = []
+
+    async def scenario(job: Coordinator) -> None:
+        await job.add(2)
+        await trains(job, 2)
+        pids.extend(job.pid(node) for node in job.nodes)
+        server = job._server
+        assert server is not None
+        for node in job._nodes.values():  # the connection breaks, the processes are not told
+            assert node.writer is not None
+            node.writer.close()
+        await job.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 30, "their end")
+        (tmp_path / "end").touch()
+
+    done = []
+    play(scenario, tmp_path, [WORKER, str(tmp_path), ""], watch=lambda h: done.append(isinstance(h.message, Done)))
+    assert pids

@@ -1,0 +1,56 @@
+"""What a user expects of PyTorch holds on several ranks: the result is that of one rank on the same global batch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import on, play, script
+
+torch = pytest.importorskip("torch")
+
+WORKER = script("features_worker.py")
+
+
+def alone(folder: Path, *features: str) -> dict[str, Any]:
+    folder.mkdir()
+    subprocess.run([sys.executable, WORKER, str(folder), *features], check=True, timeout=120)
+    state: dict[str, Any] = torch.load(folder / "final-alone.pt")
+    return state
+
+
+def together(folder: Path, nodes: int, *features: str) -> list[dict[str, Any]]:
+    folder.mkdir()
+    outcome = play(on(nodes), folder, [WORKER, str(folder), *features], nodes=(nodes, nodes))
+    assert outcome.status == "done", outcome
+    return [torch.load(path) for path in sorted(folder.glob("final-*.pt"))]
+
+
+@pytest.mark.parametrize(
+    "features",
+    [("accumulate", "clip"), ("scaler", "clip", "twice"), ("channels_last", "workers")],
+    ids=lambda features: "+".join(features),
+)
+def test_three_ranks_compute_what_one_does(features: tuple[str, ...], tmp_path: Path) -> None:
+    expected = alone(tmp_path / "one", *(set(features) - {"accumulate", "workers"}))
+    found = together(tmp_path / "three", 3, *features)
+    assert len(found) == 3
+    for state in found:
+        assert state["world"] == 3
+        assert state["samples"] == 3 * 130
+        assert state["loss"] == pytest.approx(expected["loss"], rel=1e-9)
+        for name, value in state["model"].items():
+            assert torch.equal(value, found[0]["model"][name]), name
+            assert (value - expected["model"][name]).abs().max() < 1e-12, name
+
+
+def test_ranks_agree_on_the_statistics_of_batch_norm(tmp_path: Path) -> None:
+    found = together(tmp_path / "three", 3, "norm")
+    for state in found[1:]:
+        for name, value in state["model"].items():
+            assert torch.equal(value, found[0]["model"][name]), name
+    assert found[0]["model"]["norm.num_batches_tracked"] == 9
+    assert (found[0]["model"]["norm.running_var"] != 1).all()
