@@ -85,14 +85,14 @@ def render(rows: Sequence[Row]) -> str:
         (row.node, row.state, _cell(row.rank), _cell(row.step), "-" if row.loss is None else f"{row.loss:.4g}")
         for row in rows
     ]
-    widths = [max(len(line[i]) for line in cells) for i in range(5)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    left, right = str.ljust, str.rjust
+    align = (left, left, right, right, right)
     lines = [
-        "  ".join(
-            text.ljust(width) if i < 2 else text.rjust(width) for i, (text, width) in enumerate(zip(line, widths))
-        )  # noqa: B905
-        for line in cells
+        "  ".join(put(text, width) for put, text, width in zip(align, line, widths, strict=True)) for line in cells
     ]
-    return "\n".join([f"{len(rows)} nodes, world size {training}", *lines])
+    nodes = f"{len(rows)} node{'s' if len(rows) != 1 else ''}"
+    return "\n".join([f"{nodes}, {training} training", *lines])
 
 
 def _cell(value: int | None) -> str:
@@ -202,11 +202,17 @@ class Desk:
         job = self._job
         if self._adding is not None:
             self._adding.cancel()
-        for node in job.nodes:
-            if not job.roster.is_leaving(node):
+        staying = [node for node in job.nodes if not job.roster.is_leaving(node)]
+        for node in staying:
+            self._expect_end(node)
+            if self._torchrun:
                 self._remove(node)
         with contextlib.suppress(TimeoutError):
-            await job.until(lambda: not job.nodes, job.settings.grace_s + 30.0)
+            if self._torchrun:
+                await job.until(lambda: not job.nodes, job.settings.grace_s + 5.0)
+            # All in one generation: whoever leaves knows that nobody stays, and rank 0 keeps the state.
+            await job.stop()
+            return
         for node in job.nodes:
             job.signal(node, signal.SIGKILL)
         await job.stop()

@@ -19,6 +19,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -89,7 +90,7 @@ def parse_args(argv: Sequence[str]) -> Options:
     silence_s = found.silence if found.silence is not None else 5.0 if torchrun else Settings().silence_s
     if not 1 <= start <= nodes[1]:
         raise InputError(f"`--start` must be from 1 to {nodes[1]}, the most nodes, but got {start}")
-    if not silence_s >= (3 if torchrun else 0.5):
+    if not (3 if torchrun else 0.5) <= silence_s < math.inf:
         raise InputError(f"`--silence` must be at least {3 if torchrun else 0.5}, but got {silence_s:g}")
     if not 0 <= found.grace < math.inf:
         raise InputError(f"`--grace` must be 0 or more, but got {found.grace:g}")
@@ -159,8 +160,10 @@ class Story:
         self._step = self._samples = 0
         self._rates: dict[str, float] = {}
         self._started: set[str] = set()
+        self._running: set[str] = set()
         self._over: set[str] = set()  # those that said good-bye
         self._expected: set[str] = set()  # those that were told to end
+        self._finishing = False  # the script has come to its end somewhere
         self._trained: set[str] = set()
         self._formed: dict[int, dict[str, tuple[Formed, bool]]] = {}
 
@@ -184,12 +187,14 @@ class Story:
         if happening.what == "started":
             again = node in self._started
             self._started.add(node)
+            self._running.add(node)
             return f"{node} starts again" if again else f"{node} added"
         if happening.what == "silent":
             return f"{node} is silent: taken for lost"
         if happening.what.startswith(_ENDED):
             return self._has_ended(node, int(happening.what.removeprefix(_ENDED)))
-        return f"{node}: {happening.what}" if happening.what.startswith("channel:") else None
+        strange = happening.what.startswith("channel:") and "[Errno" not in happening.what  # not just gone
+        return f"{node}: {happening.what}" if strange else None
 
     def _has_formed(self, node: str, at_s: float, formed: Formed) -> str | None:
         members = self._formed.setdefault(formed.generation, {})
@@ -205,12 +210,16 @@ class Story:
 
     def _has_ended(self, node: str, status: int) -> str | None:
         self._trained.discard(node)
+        self._running.discard(node)
+        self._finishing |= status == 0
         if node in self._over:
             return None
         how = f" ({signal.Signals(-status).name})" if status < 0 else f" with status {status}" if status else ""
         if status == protocol.RESTART:
             return f"{node} lost a peer in the midst of its own communication"
-        return f"{node} lost{how}" if status < 0 and node not in self._expected else f"{node} ended{how}"
+        is_loss = status < 0 and node not in self._expected and not self._finishing
+        nobody = "; no node is left, the job waits for one" if is_loss and not self._running else ""
+        return f"{node} {'lost' if is_loss else 'ended'}{how}{nobody}"
 
     def summary(self, outcome: Outcome, seconds: float) -> dict[str, Any]:
         """The figures. What nobody reported is None: scripts of torchrun report nothing."""
@@ -307,6 +316,7 @@ class Console:
         self.story = Story()
         self._quiet = options.quiet
         self._json = options.json
+        self._recent: dict[str, deque[str]] = {}
         # A folder may hold the logs of an earlier run.
         self._follower = Follower({path: path.stat().st_size for path in folder.glob("*.log")})
         self._began = time.monotonic()
@@ -321,8 +331,10 @@ class Console:
         if self._quiet:
             return
         for node, path in logs.items():
+            recent = self._recent.setdefault(node, deque(maxlen=1000))
             for line in self._follower.lines(path, last=last):
                 print(f"{node}: {line}", file=sys.stderr if self._json else sys.stdout, flush=True)
+                recent.append(line)
 
     async def keep_showing(self, job: Coordinator) -> None:
         """Show what workers print, as it comes."""
@@ -336,7 +348,7 @@ class Console:
         if outcome.status == "failed":
             traceback = outcome.traceback.strip()
             # Workers print it too, but may have been ended before they could.
-            if self._quiet or not any(traceback in path.read_text(errors="replace") for path in logs.values()):
+            if not any(traceback in "\n".join(recent) for recent in self._recent.values()):
                 print(traceback, file=sys.stderr)
             say(f"failed: {outcome.error}")
         if self._json:
@@ -384,13 +396,15 @@ async def run_job(options: Options) -> int:
         ended = asyncio.create_task(job.wait())
         starting = asyncio.create_task(desk.obey(Order("add", count=options.start)))
         showing = asyncio.create_task(console.keep_showing(job))
-        for task in (starting, showing):
-            task.add_done_callback(failed)
-        await asyncio.wait({ended, at_once}, return_when=asyncio.FIRST_COMPLETED)
+        starting.add_done_callback(failed)
+        showing.add_done_callback(failed)
+        either: set[asyncio.Future[Any]] = {ended, at_once}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         outcome = ended.result() if ended.done() else Outcome("stopped", "interrupted")
-        for task in (starting, showing, ended):
+        tasks: list[asyncio.Task[Any]] = [starting, showing, ended]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(starting, showing, ended, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
     if at_once.done() and at_once.exception() is not None:
         at_once.result()
     console.conclude(outcome, job.logs)
