@@ -3,9 +3,9 @@
     python benchmarks/gpu.py [--json] [--models resnet18,…] [--batch 32] [--repetitions 3] [--device cuda|cpu]
 
 Two worker processes share the GPU, with gloo between them; a third joins, leaves with notice, joins again and is
-killed, `repetitions` times. Each change: the longest time without a committed step, and of the workers' own account the time to
-form the group and to hand over the state. Throughput: elastic training against plain DistributedDataParallel in the
-same processes, blocks of 20 steps in turns; two processes with gloo, and one with NCCL.
+killed, `repetitions` times. Each change: the longest time without a committed step, and of the workers' own account
+the time to form the group and to hand over the state. Throughput: elastic training against plain
+DistributedDataParallel in the same processes, blocks of 20 steps in turns; two processes with gloo, and one with NCCL.
 """
 
 from __future__ import annotations

@@ -14,14 +14,14 @@ from torch.utils.data import TensorDataset
 
 from bftrainer import elastic
 
-MODULES = ("argparse", "ast", "csv", "dataclasses", "doctest", "heapq", "inspect", "pathlib", "statistics", "textwrap")
+MODULES = ("csv", "dataclasses", "heapq", "statistics", "textwrap")
 parser = argparse.ArgumentParser(description="Train a character-level transformer.")
-parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--global-batch", type=int, default=64, help="windows of text per step, over all nodes")
 parser.add_argument("--max-batch", type=int, default=32, help="windows per node at once; more are accumulated")
-parser.add_argument("--width", type=int, default=96)
-parser.add_argument("--layers", type=int, default=3)
-parser.add_argument("--window", type=int, default=96, help="characters the model sees")
+parser.add_argument("--width", type=int, default=64)
+parser.add_argument("--layers", type=int, default=2)
+parser.add_argument("--window", type=int, default=64, help="characters the model sees")
 parser.add_argument("--modules", nargs="+", default=MODULES, help="modules whose source is the text")
 parser.add_argument("--snapshots", metavar="DIR", help="where to keep state in case all nodes go")
 args = parser.parse_args()
@@ -53,20 +53,22 @@ class GPT(nn.Module):
 
 run = elastic.init(snapshots=args.snapshots)
 model = GPT(args.width, args.layers, args.window).to(run.device)
-optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
+optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.05)
 steps = args.epochs * -(-count // args.global_batch)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 run.register(model=model, optimizer=optimizer, scheduler=scheduler, scheduler_every="step", clip_norm=1.0)
 
 dataset = TensorDataset(inputs, targets)
 for epoch in run.epochs(args.epochs):
+    losses = []
     for x, y in run.batches(dataset, global_batch=args.global_batch, max_batch=args.max_batch):
         logits = model(x.to(run.device))
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), y.to(run.device).flatten())
         loss.backward()
-        run.step(loss=loss)
-    if run.is_main:
-        print(f"epoch {epoch}: loss {run.metrics['loss']:.3f} on {run.world} nodes", flush=True)
+        if run.step(loss=loss):
+            losses.append(run.metrics["loss"])
+    if run.is_main and losses:
+        print(f"epoch {epoch}: loss {sum(losses) / len(losses):.3f} on {run.world} nodes", flush=True)
 
 if run.is_main:
     model.eval()

@@ -70,4 +70,5 @@ for epoch in run.epochs(args.epochs):
     if run.is_main:
         share = accuracy()
         run.report(accuracy=share)
-        print(f"epoch {epoch}: loss {run.metrics['loss']:.4f}, accuracy {share:.2%} on {run.world} nodes", flush=True)
+        loss = run.metrics.get("loss", float("nan"))  # a newcomer may not have made a step
+        print(f"epoch {epoch}: loss {loss:.4f}, accuracy {share:.2%} on {run.world} nodes", flush=True)

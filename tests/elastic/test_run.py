@@ -216,6 +216,18 @@ def test_the_story_tells_what_is_of_interest() -> None:
     assert [found["pause_s"] for found in summary["rescales"]] == [0, 0.25, 0.5]
 
 
+def test_a_kill_is_a_loss_after_another_has_left_but_not_when_the_job_is_done() -> None:
+    story = run.Story()
+    for node in "abc":
+        story.heard(Happening(0.0, node, "started"))
+    assert story.heard(Happening(1.0, "a", "left", protocol.Left(3))) == "a left at step 3"
+    assert story.heard(Happening(1.0, "a", "ended with status 0")) is None
+    assert story.heard(Happening(2.0, "b", "ended with status -9")) == "b lost (SIGKILL)"
+    story.heard(Happening(2.0, "b", "started"))
+    assert story.heard(Happening(3.0, "c", "done", protocol.Done(9))) is None
+    assert story.heard(Happening(3.0, "b", "ended with status -9")) == "b ended (SIGKILL)"
+
+
 def test_the_story_says_when_no_node_is_left() -> None:
     story = run.Story()
     for node, what in [("a", "started"), ("b", "started"), ("a", "ended with status -9")]:
@@ -453,7 +465,7 @@ def test_an_agent_is_removed_by_a_signal_which_is_no_failure(tmp_path: Path) -> 
         assert "saved" in job.log("node-1")
 
     coordinated(scene, [str(script)], tmp_path)
-    assert expected == ["node-2", "node-1", "node-1"]
+    assert expected == ["node-2", "node-1"]
 
 
 def coordinated(scene: Callable[[Coordinator], Awaitable[None]], script: list[str], folder: Path) -> None:

@@ -32,10 +32,9 @@ from torch.optim import Optimizer
 
 from bftrainer.elastic import protocol
 from bftrainer.elastic.group import Group, GroupBroken, breaking
-from bftrainer.elastic.loader import Loader
+from bftrainer.elastic.loader import Loader, length_of
 from bftrainer.elastic.measure import Meter
 from bftrainer.elastic.membership import Leave, Membership, Place
-from bftrainer.elastic.processes import foreground
 from bftrainer.elastic.protocol import Broken, Done, Formed, Generation, Leaving, Report
 from bftrainer.elastic.reducer import Reducer
 from bftrainer.elastic.sampler import BatchPlan, Step
@@ -62,6 +61,8 @@ class Progress:
     step: int = 0
     """Steps committed in all."""
     samples: int = 0
+    saved_at: float = 0.0
+    """When the last snapshot was taken, or training began; Unix time, as it travels between nodes."""
 
     def key(self) -> tuple[int, int, int]:
         """What is compared."""
@@ -82,7 +83,7 @@ class Run:
         seed: int,
     ) -> None:
         self.device = device
-        self.progress = Progress()
+        self.progress = Progress(saved_at=time.time())
         self.seed = seed
         self.metrics: dict[str, float] = {}
         self._registry = Registry()
@@ -237,9 +238,10 @@ class Run:
         comes in several batches whose gradients are accumulated; call `run.step` after each all the same. `loading`
         goes to torch's DataLoader: num_workers, collate_fn, pin_memory, prefetch_factor, worker_init_fn, …
         """
+        length = length_of(dataset)
         self._join()
         plan = BatchPlan(
-            len(dataset),
+            length,
             batch_size=batch_size,
             global_batch=global_batch,
             max_batch=max_batch,
@@ -250,10 +252,7 @@ class Run:
         loader = self._loader(dataset, plan, (batch_size, global_batch, max_batch, shuffle, drop_last), loading)
         self._set_base_batch(plan)
         epoch, place = self.progress.epoch, None
-        while True:
-            self._between()
-            if self.progress.epoch != epoch:
-                return  # the others are ahead, and so is the state taken over from them
+        while self._between(epoch):
             here = (self._meter.generation, self.progress.cursor)
             if here != place:
                 self._told_lr(plan)
@@ -272,15 +271,17 @@ class Run:
             yield batch
             if self._step is not None:
                 raise InputError("run.step() must be called after each batch; it was not after the last one")
+        # The others are ahead in a later epoch, and so is the state taken over from them.
 
     def steps(self, count: int) -> Iterator[int]:
         """The numbers of the steps that are still to be made, of `count`, for a script with data of its own.
 
         Each rank draws its data as it sees fit (`run.rank`, `run.world`); their gradients are averaged.
         """
+        if self._lr_rule != "none":
+            raise InputError("`lr_scaling` needs run.batches(): in run.steps() the size of the batch is not known")
         self._join()
-        while True:
-            self._between()
+        while self._between(self.progress.epoch):
             if self.progress.cursor >= count:
                 if self._fence():
                     break
@@ -299,12 +300,12 @@ class Run:
 
         True when a step was committed; False when its gradient only accumulates, or when a peer was lost and the batch
         will come again. `loss` (a mean over the batch) and `metrics` are reported; `samples` is needed only in a loop
-        over `steps`.
+        over `steps`, where one a step is assumed.
         """
         step, reducer = self._step, self._reducer
         if step is None or reducer is None:
             raise InputError("run.step() must be called once after each batch of run.batches() or in run.steps()")
-        count = step.micros[self._micro].samples if step.micros else (samples or 0)
+        count = step.micros[self._micro].samples if step.micros else (samples if samples is not None else 1)
         self._step = None
         if metrics:
             self.report(**metrics)
@@ -342,31 +343,43 @@ class Run:
             return
         while not self._fence():
             pass
+        self._put_right()
         self._finished = True
         if self._snapshots is not None and self.is_main:
             self._snapshots.take_now(self.progress.step, self._capture())
         for loader in self._loaders.values():
             loader.close()
         if self._membership is not None:
+            self._membership.send(self._report())
             self._membership.send(Done(self.progress.step))
 
     # Between two batches.
 
-    def _between(self) -> None:
-        """All ranks have committed the same steps and run the script's code for them."""
+    def _between(self, epoch: int) -> bool:
+        """All ranks have committed the same steps and run the script's code for them.
+
+        False if the state is that of a later epoch than `epoch`: the script has to get there first.
+        """
         if self._agreed:
             self._reform()
-        if self._repair is not None:
-            repair, self._repair = self._repair, None
-            repair()
+        if self.progress.epoch != epoch:
+            return False
+        self._put_right()
         if self._terminating and self._membership is None:
             self._save_if_main()
             raise SystemExit(128 + signal.SIGTERM)
         keeper = self._snapshots
-        if keeper is None or not self.is_main or self.progress.step == self._saved or not keeper.due():
-            return
-        if keeper.take(self.progress.step, self._capture()):
-            self._saved = self.progress.step
+        if keeper is not None and self.is_main and self.progress.step != self._saved and keeper.due():
+            self.progress.saved_at = time.time()
+            if keeper.take(self.progress.step, self._capture()):
+                self._saved = self.progress.step
+        return True
+
+    def _put_right(self) -> None:
+        """Undo what the script's code did after a step that failed, or that this rank had missed."""
+        if self._repair is not None:
+            repair, self._repair = self._repair, None
+            repair()
 
     def _fence(self) -> bool:
         """Whether all ranks have come here, the end of an epoch. False: there is more to do first."""
@@ -447,7 +460,6 @@ class Run:
             except Leave as leave:
                 self._leave(leave.generation)
             forming_at = time.perf_counter()
-            foreground()
             try:
                 self._group.form(place, partial(membership.lost_one, place.generation))
                 syncing_at = time.perf_counter()
@@ -516,8 +528,8 @@ class Run:
     def _leave(self, generation: Generation) -> None:
         """End here, at a step boundary."""
         assert self._membership is not None
-        if not generation.members and self._has_state:
-            self._save_if_main()  # the last to go
+        if not generation.members and self._has_state and self._snapshots is not None:
+            self._snapshots.take_now(self.progress.step, self._capture())  # nobody stays to have the state
         self._finished = True
         for loader in self._loaders.values():
             loader.close()
@@ -608,6 +620,8 @@ class Run:
         self._registry.load(state["objects"])
         self.progress = Progress(**state["progress"])
         self._lr_state = state["lr"]
+        if self._snapshots is not None:
+            self._snapshots.last_was(time.time() - self.progress.saved_at)
         if self._lr is not None and self._lr_state is not None:
             self._lr.load_state_dict(self._lr_state)
 

@@ -204,9 +204,10 @@ class Desk:
             self._adding.cancel()
         staying = [node for node in job.nodes if not job.roster.is_leaving(node)]
         for node in staying:
-            self._expect_end(node)
             if self._torchrun:
                 self._remove(node)
+            else:
+                self._expect_end(node)
         with contextlib.suppress(TimeoutError):
             if self._torchrun:
                 await job.until(lambda: not job.nodes, job.settings.grace_s + 5.0)

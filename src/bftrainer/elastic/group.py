@@ -52,11 +52,11 @@ class Group:
     def form(self, place: Place, cancelled: Callable[[], bool] = lambda: False) -> None:
         """Join the group of a generation. Raises `GroupBroken` when that does not come about or is `cancelled`."""
         before = set(_sockets())
-        backend = _connected(place, self._store if place.rank == 0 else None, self.backend, cancelled)
+        store, gloo = _connected(place, self._store if place.rank == 0 else None, self.backend, cancelled)
         with self._cutting:
             self._mine = set(_sockets()) - before
         with breaking():
-            _make_default(backend, place)
+            _make_default(store, gloo, place)
         self.rank, self.world = place.rank, place.world
         if cancelled():  # only from here on would `cut` have found its sockets
             self.cut()
@@ -92,13 +92,15 @@ def breaking() -> Iterator[None]:
         raise GroupBroken(str(problem)) from problem
 
 
-def _connected(place: Place, store: TCPStore | None, backend: str, cancelled: Callable[[], bool]) -> Any:
-    """The connected backend of a generation: of gloo the backend itself, of NCCL, which connects later, the store.
+def _connected(
+    place: Place, store: TCPStore | None, backend: str, cancelled: Callable[[], bool]
+) -> tuple[Any, ProcessGroupGloo | None]:
+    """The store of a generation and its connected gloo group; NCCL connects later.
 
     Gloo waits for a peer that has died on nothing that could be cut, so a thread of its own waits for it. Abandoned, it
     ends when gloo loses patience.
     """
-    results: queue.Queue[tuple[Any, Exception | None]] = queue.Queue()
+    results: queue.Queue[tuple[Any, ProcessGroupGloo | None] | Exception] = queue.Queue()
 
     def connect() -> None:
         try:
@@ -110,33 +112,37 @@ def _connected(place: Place, store: TCPStore | None, backend: str, cancelled: Ca
             if backend == "nccl":
                 results.put((prefix, None))
                 return
-            gloo = ProcessGroupGloo(prefix, place.rank, place.world, _FORMING)
+            gloo: Any = ProcessGroupGloo(prefix, place.rank, place.world, _FORMING)
             gloo._set_default_timeout(_LONG)  # forming has a time limit, training has none
-            results.put((gloo, None))
+            results.put((prefix, gloo))
         except Exception as problem:
-            results.put((None, problem))
+            results.put(problem)
 
     threading.Thread(target=connect, name=f"bftrainer-form-{place.generation}", daemon=True).start()
     while True:
         with contextlib.suppress(queue.Empty):
-            found, problem = results.get(timeout=_LOOK_S)
-            if problem is not None:
-                raise GroupBroken(f"forming generation {place.generation} failed: {problem}") from problem
+            found = results.get(timeout=_LOOK_S)
+            if isinstance(found, Exception):
+                raise GroupBroken(f"forming generation {place.generation} failed: {found}") from found
             return found
         if cancelled():
             raise GroupBroken(f"generation {place.generation} has lost a member while it formed")
 
 
-def _make_default(backend: Any, place: Place) -> None:
-    """Have torch.distributed use a connected backend, so that the script's own collectives work too."""
+def _make_default(store: Any, gloo: ProcessGroupGloo | None, place: Place) -> None:
+    """Have torch.distributed use a connected group, so that the script's own collectives work too."""
+    connected = [gloo]
+
+    def group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+        # The first one asked for is the default group; later ones are the script's own (`new_group`).
+        return connected.pop() if connected else ProcessGroupGloo(store, rank, size, timeout)
+
     hook = sys.excepthook  # each new group would wrap it once more
     try:
-        if isinstance(backend, ProcessGroupGloo):
-            dist.Backend.register_backend(_GLOO, lambda store, rank, size, timeout: backend, devices=["cpu", "cuda"])
-            store: Any = dist.HashStore()  # type: ignore[attr-defined]
-            dist.init_process_group(_GLOO, store=store, rank=place.rank, world_size=place.world, timeout=_LONG)
-        else:
-            dist.init_process_group("nccl", store=backend, rank=place.rank, world_size=place.world, timeout=_LONG)
+        if gloo is not None:
+            dist.Backend.register_backend(_GLOO, group, devices=["cpu", "cuda"])
+        backend = "nccl" if gloo is None else _GLOO
+        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=_LONG)
     finally:
         sys.excepthook = hook
 

@@ -43,7 +43,7 @@ class Loader:
         multiprocessing_context: str | BaseContext | None = None,
     ) -> None:
         """The options are those of torch's DataLoader. Memory is pinned only where there is an accelerator."""
-        length = _length(dataset)
+        length = length_of(dataset)
         if length != plan.length:
             raise InputError(f"the dataset must have the {plan.length} samples the plan is for, but got {length}")
         num_workers = whole_number("num_workers", num_workers, 0)
@@ -160,7 +160,7 @@ def _take_back(batches: Iterator[Any] | None) -> None:
                 queue.get_nowait()
 
 
-def _length(dataset: Any) -> int:
+def length_of(dataset: Any) -> int:
     """The samples of a map-style dataset; any other kind is refused."""
     # IterableDataset inherits a `__getitem__` that only raises.
     kind = type(dataset)

@@ -173,6 +173,8 @@ class Coordinator:
 
     async def add(self, count: int = 1) -> tuple[str, ...]:
         """Bring nodes; their workers join when they are ready."""
+        if self._done or self._outcome.done():
+            raise InputError("the job is over")
         if len(self._nodes) + count > self.most:
             raise InputError(f"the job may have {self.most} nodes at most, and has {len(self._nodes)}")
         return tuple([await self._start() for _ in range(count)])
@@ -264,6 +266,8 @@ class Coordinator:
             "NCCL_SOCKET_IFNAME": "lo",
             "PYTHONUNBUFFERED": "1",
         }
+        # A lost peer is no reason for torch to print a stack trace.
+        environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         if self.settings.threads is not None:
             environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(self.settings.threads)
         background = self.settings.background_start and bool(self.members)
@@ -293,7 +297,7 @@ class Coordinator:
             await self._start(node.name)
         elif status == 0 and not expected:
             self._finish()
-        elif status > 0 and not expected and -status not in _KILLED:
+        elif status > 0 and not expected and status - 128 not in _KILLED:
             self._fail(f"{node.name} ended with status {status}", _tail(node.log))
         elif status < 0 and -status not in _KILLED and not expected:
             self._fail(f"{node.name} was ended by {signal.Signals(-status).name}", _tail(node.log))
@@ -335,6 +339,8 @@ class Coordinator:
                 roster.arrived(node.name, generation, address)
             case Broken(generation, _):
                 roster.broken(node.name, generation)
+            case Formed():
+                roster.formed(node.name)
             case Leaving():
                 node.leave_by = time.monotonic() + self.settings.grace_s
                 roster.remove(node.name)

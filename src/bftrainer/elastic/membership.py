@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from bftrainer.elastic import protocol
+from bftrainer.elastic.processes import foreground
 from bftrainer.elastic.protocol import Arrived, Failed, Generation, Go, Hello, Left, Message, Ready, Report
 from bftrainer.errors import BFTrainerError
 
@@ -125,6 +126,7 @@ class Membership:
         while True:
             generation, go = self._next_word(said)
             if go is not None:
+                foreground()  # newcomers may have started at low priority
                 rank = generation.members.index(self.worker)
                 return Place(generation.id, generation.members, rank, go.addresses)
             if self.worker not in generation.members:
@@ -209,18 +211,18 @@ class Membership:
             os._exit(protocol.RESTART)
 
     def _hear(self, message: Message | None) -> None:
-        cut = False
+        if isinstance(message, Generation) and message.cut:
+            # In this order: whoever forms a group meanwhile sees that it is cut, and nobody forms the next one before
+            # this one's sockets are shut.
+            self._cut = message.id
+            self.on_cut()
         with self._changed:
             if isinstance(message, Generation) and message.id > self._generation.id:
                 self._generation = message
                 self.newest = message.id
-                if message.cut:
-                    self._cut, cut = message.id, True
             elif isinstance(message, Go):
                 self._go = message
             self._changed.notify_all()
-        if cut:
-            self.on_cut()
 
     def _keep_reporting(self) -> None:
         due = time.monotonic()

@@ -46,6 +46,7 @@ class Reducer:
         self.alone = True
         """Whether there is no other rank."""
         self._error: Exception | None = None
+        self._sent = 0
         self._buckets = _buckets([p for p in params if p.requires_grad])
         self._rider_count = riders
         self._own_riders: Tensor | None = None
@@ -111,6 +112,7 @@ class Reducer:
             handle.remove()
 
     def _begin(self) -> None:
+        self._sent = 0
         for bucket in self._buckets:
             bucket.missing, bucket.work, bucket.late = len(bucket.params), None, False
 
@@ -147,10 +149,16 @@ class Reducer:
         bucket.missing -= 1
         if bucket.missing < 0:
             bucket.late = True
-        elif bucket.missing == 0 and bucket is not self._buckets[-1] and self._error is None:
-            self._fill(bucket)
+            return
+        # In the order of buckets, whatever the order in which they fill: ranks may use different layers.
+        while self._sent < len(self._buckets) - 1 and self._error is None:
+            following = self._buckets[self._sent]
+            if following.missing > 0:
+                break
+            self._sent += 1
+            self._fill(following)
             try:
-                bucket.work = self._send(bucket.flat)
+                following.work = self._send(following.flat)
             except RuntimeError as problem:  # not here, in the midst of the user's backward pass, but in `finish`
                 self._error = problem
 

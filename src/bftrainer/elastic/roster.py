@@ -17,6 +17,7 @@ from bftrainer.errors import InputError
 @dataclass(slots=True)
 class _Worker:
     ready: bool = False
+    holds_state: bool = False
     leaving: bool = False
     arrived: int = 0
     address: str = ""
@@ -104,15 +105,27 @@ class Roster:
         if found is not None:
             found.arrived, found.address = generation, address
 
+    def formed(self, worker: str) -> None:
+        """It trains, and so has the job's state."""
+        if worker in self._workers:
+            self._workers[worker].holds_state = True
+
     def broken(self, worker: str, generation: int) -> None:
         """It says that communication failed. Old news are ignored."""
         if worker in self._workers and generation == self.going.id == self.generation.id:
             self._cut = True
 
+    def _wanted(self) -> tuple[str, ...]:
+        """The ready that need not leave; and as long as none of those has the job's state, those who have it."""
+        staying = [name for name in self._ready_order if not self._workers[name].leaving]
+        if staying and not any(self._workers[name].holds_state for name in staying):
+            return tuple(n for n in self._ready_order if n in staying or self._workers[n].holds_state)
+        return tuple(staying)
+
     def settle(self) -> Sequence[Saying]:
         """What to say now. Call it after telling the roster all that happened at once."""
         said: list[Saying] = []
-        wanted = tuple(name for name in self._ready_order if not self._workers[name].leaving)
+        wanted = self._wanted()
         if wanted != self.generation.members or self._cut:
             # Leavers are told too: it is how they know.
             self.generation = Generation(self.generation.id + 1, wanted, self._cut)

@@ -183,7 +183,8 @@ class Story:
             case Left(step) | Done(step):
                 self._step = max(self._step, step)
                 self._over.add(node)
-                return f"{node} left at step {step}" if happening.what == "left" else None
+                self._finishing |= isinstance(happening.message, Done)
+                return None if self._finishing else f"{node} left at step {step}"
         if happening.what == "started":
             again = node in self._started
             self._started.add(node)
@@ -211,9 +212,9 @@ class Story:
     def _has_ended(self, node: str, status: int) -> str | None:
         self._trained.discard(node)
         self._running.discard(node)
-        self._finishing |= status == 0
         if node in self._over:
             return None
+        self._finishing |= status == 0 and node not in self._expected
         how = f" ({signal.Signals(-status).name})" if status < 0 else f" with status {status}" if status else ""
         if status == protocol.RESTART:
             return f"{node} lost a peer in the midst of its own communication"
@@ -348,7 +349,7 @@ class Console:
         if outcome.status == "failed":
             traceback = outcome.traceback.strip()
             # Workers print it too, but may have been ended before they could.
-            if not any(traceback in "\n".join(recent) for recent in self._recent.values()):
+            if traceback and not any(traceback in "\n".join(recent) for recent in self._recent.values()):
                 print(traceback, file=sys.stderr)
             say(f"failed: {outcome.error}")
         if self._json:
@@ -364,10 +365,12 @@ async def run_job(options: Options) -> int:
         raise InputError(f"`--folder` must be a folder, but got {folder}: {problem.strerror}") from None
     console = Console(options, folder)
     loop = asyncio.get_running_loop()
-    at_once: asyncio.Future[None] = loop.create_future()  # no result: the person wants so; else: what went wrong
+    at_once: asyncio.Future[None] = loop.create_future()  # by an error, or because the person wants so
 
     def interrupted() -> None:
-        if not desk.quit() and not at_once.done():
+        if desk.quit():
+            say("all shall leave; once more to end at once")
+        elif not at_once.done():
             at_once.set_result(None)
 
     def failed(task: asyncio.Task[Any]) -> None:

@@ -105,6 +105,10 @@ class Snapshots:
         """Whether it is time for the next one. Cheap enough to be asked at every step."""
         return not self._busy and self._clock() - self._begun >= self.every_s
 
+    def last_was(self, age_s: float) -> None:
+        """The last one was taken so long ago, perhaps by another process."""
+        self._begun = self._clock() - max(0.0, age_s)
+
     def take(self, step: int, state: Mapping[str, Any]) -> bool:
         """Copy `state` and write it in the background; False, and nothing done, while another is being written."""
         _check_step(step)
