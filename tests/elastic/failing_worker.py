@@ -17,6 +17,7 @@ run = elastic.init(snapshots=folder / "snapshots", snapshot_every_s=0.5)
 model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 run.register(model=model, optimizer=optimizer)
+generation = 0
 dataset = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
 if mode == "slow-start" and os.environ["BFTRAINER_WORKER"] == "node-3":
     while not (folder / "go-on").exists():
@@ -38,5 +39,13 @@ for _ in run.epochs(1_000_000):
         time.sleep(0.01)
         if mode == "own-collective":
             dist.all_reduce(torch.ones(1))
+        if mode == "own-group" and generation != run.generation:
+            generation = run.generation
+            group = dist.new_group([0])
+            total = torch.tensor([float(run.rank)])
+            if run.rank == 0:
+                dist.all_reduce(total, group=group)
+                assert total.item() == 0
+                assert dist.get_world_size(group) == 1
         if run.step(loss=loss):
             log.write(f"{run.progress.step} {time.monotonic()}\n")

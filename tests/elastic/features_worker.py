@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from bftrainer import elastic
+from bftrainer.elastic import reducer
 
 
 class Net(nn.Module):
@@ -16,14 +17,21 @@ class Net(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(2, 4, 3)
         self.norm = nn.BatchNorm2d(4) if "norm" in features else nn.Identity()
+        self.extra = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
         self.head = nn.Linear(64, 3)
         self.unused = nn.Linear(5, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(torch.tanh(self.norm(self.conv(x))).flatten(1))
+        hidden = torch.tanh(self.norm(self.conv(x))).flatten(1)
+        for number, layer in enumerate(self.extra):
+            if "skip" not in features or number % run.world != run.rank:  # each rank skips another one
+                hidden = hidden + layer(hidden)
+        return self.head(hidden)
 
 
 folder, features = Path(sys.argv[1]), set(sys.argv[2:])
+if "buckets" in features:
+    reducer.FIRST_BUCKET_BYTES = reducer.BUCKET_BYTES = 100
 run = elastic.init()
 data = torch.Generator().manual_seed(3)
 x = torch.randn(130, 2, 6, 6, generator=data, dtype=torch.float64)

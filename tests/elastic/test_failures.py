@@ -152,6 +152,27 @@ def test_all_leave_in_good_order_and_the_next_life_goes_on_where_they_stopped(tm
     assert play(next_life, tmp_path, [WORKER, str(tmp_path), ""]).status == "done"
 
 
+def test_all_leave_one_after_the_other_and_the_state_is_kept(tmp_path: Path) -> None:
+    left: list[int] = []
+
+    def watch(happening: Happening) -> None:
+        if isinstance(happening.message, Left):
+            left.append(happening.message.step)
+
+    async def one_by_one(job: Coordinator) -> None:
+        await job.add(3)
+        await trains(job, 3)
+        for node in job.members:
+            job.remove(node)
+            await asyncio.sleep(0.004)  # while the one before is still on its way
+        await job.until(lambda: not job.nodes, 30, "the end of all workers")
+        await job.stop()
+
+    assert play(one_by_one, tmp_path, [WORKER, str(tmp_path), ""], watch=watch).status == "stopped"
+    steps = [int(path.stem.partition("-")[2]) for path in tmp_path.glob("snapshots/*.bft")]
+    assert max(steps) == max(left)
+
+
 def test_too_few_nodes_wait_with_their_state_for_more(tmp_path: Path) -> None:
     worlds: list[int] = []
 
@@ -186,6 +207,17 @@ def test_a_peer_lost_in_the_scripts_own_collective_means_a_fresh_start_not_a_fai
         (tmp_path / "end").touch()
 
     assert play(scenario, tmp_path, [WORKER, str(tmp_path), "own-collective"]).status == "done"
+
+
+def test_groups_of_the_scripts_own_work_within_a_generation(tmp_path: Path) -> None:
+    async def scenario(job: Coordinator) -> None:
+        await job.add(3)
+        await trains(job, 3)
+        job.remove(job.members[0])
+        await trains(job, 2)
+        (tmp_path / "end").touch()
+
+    assert play(scenario, tmp_path, [WORKER, str(tmp_path), "own-group"]).status == "done"
 
 
 def test_a_stopped_worker_is_taken_for_lost(tmp_path: Path) -> None:

@@ -137,6 +137,22 @@ def test_the_last_to_leave_is_told_that_nobody_is_left() -> None:
     assert said(roster) == {"a": [Generation(2, ())]}
 
 
+def test_those_who_hold_the_state_stay_until_another_has_it() -> None:
+    roster = joined("a")
+    roster.formed("a")
+    roster.start("b")
+    roster.ready("b")
+    roster.settle()
+    roster.remove("a")
+    assert said(roster) == {}  # both are announced already, and "a" is needed
+    assert roster.members == ("a", "b")
+    for worker in "ab":
+        roster.arrived(worker, 2, f"{worker}:2")
+    assert said(roster) == {w: [Go(2, ("a:2", "b:2"))] for w in "ab"}
+    roster.formed("b")
+    assert said(roster) == {w: [Generation(3, ("b",))] for w in "ab"}
+
+
 def test_wrong_calls_are_refused() -> None:
     with pytest.raises(InputError, match="`min_nodes` must be 1 or more, but got 0"):
         Roster(0)

@@ -9,7 +9,6 @@ only for ranks whose sum was whole, and the most advanced rank's state becomes e
 from __future__ import annotations
 
 import atexit
-import copy
 import hashlib
 import os
 import signal
@@ -26,9 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.optim import Optimizer
+from torch import Tensor
 
 from bftrainer.elastic import protocol
 from bftrainer.elastic.group import Group, GroupBroken, breaking
@@ -38,9 +35,9 @@ from bftrainer.elastic.membership import Leave, Membership, Place
 from bftrainer.elastic.protocol import Broken, Done, Formed, Generation, Leaving, Report
 from bftrainer.elastic.reducer import Reducer
 from bftrainer.elastic.sampler import BatchPlan, Step
-from bftrainer.elastic.scaling import LearningRate, scaled
 from bftrainer.elastic.snapshot import Snapshots
 from bftrainer.elastic.state import Registry, broadcast
+from bftrainer.elastic.stepping import Statistics, Stepper
 from bftrainer.errors import BFTrainerError, InputError
 
 _FLAG, _SAMPLES, _LOSS, _LOSS_WEIGHT, _RIDERS = 0, 1, 2, 3, 4
@@ -94,26 +91,14 @@ class Run:
         if snapshots is not None:
             self._snapshots = Snapshots(snapshots, every_s=snapshot_every_s, keep=snapshots_kept)
         self._reducer: Reducer | None = None
-        self._optimizers: list[Optimizer] = []
-        self._schedulers: list[Any] = []
-        self._scheduler_every: str | None = None
-        self._scaler: Any = None
-        self._clip_norm: float | None = None
-        self._lr_rule: str | Callable[[float], float] = "none"
-        self._lr_warmup_steps = 0
-        self._lr_base_batch: int | None = None
-        self._lr: LearningRate | None = None
-        self._lr_state: Mapping[str, Any] | None = None
-        self._statistics: list[Tensor] = []  # BatchNorm's, averaged over the ranks
-        self._counters: list[Tensor] = []  # BatchNorm's, moved alike by all ranks
-        self._committed_statistics: list[Tensor] = []
+        self._stepper = Stepper()
+        self._statistics = Statistics()
         self._saved = 0  # the step of the last snapshot
         self._has_state = False
         self._joined = False
         self._finished = False
         self._agreed = False  # all ranks know of a new generation
         self._repair: Callable[[], None] | None = None
-        self._epoch_batch: int | None = None
         self._step: Step | None = None
         self._micro = 0
         self._accumulated, self._accumulated_loss = 0, 0.0
@@ -187,37 +172,26 @@ class Run:
         """
         if self._joined:
             raise InputError("register() must be called before the first epoch")
-        if scheduler_every not in (None, "step", "epoch"):
-            raise InputError(f"`scheduler_every` must be 'step', 'epoch' or None, but got {scheduler_every!r}")
-        if clip_norm is not None and not clip_norm > 0:
-            raise InputError(f"`clip_norm` must be above 0, but got {clip_norm!r}")
-        LearningRate(lr_scaling, base_batch=lr_base_batch or 1, warmup_steps=lr_warmup_steps)  # refuses nonsense now
+        self._stepper.configure(
+            scheduler_every=scheduler_every,
+            clip_norm=clip_norm,
+            rule=lr_scaling,
+            warmup_steps=lr_warmup_steps,
+            base_batch=lr_base_batch,
+        )
         self._registry.add(objects)
-        self._lr_rule, self._lr_warmup_steps, self._lr_base_batch = lr_scaling, lr_warmup_steps, lr_base_batch
-        self._clip_norm, self._scheduler_every = clip_norm, scheduler_every
-        for thing in objects.values():
-            if isinstance(thing, Optimizer):
-                self._optimizers.append(thing)
-            elif isinstance(thing, torch.optim.lr_scheduler.LRScheduler):
-                self._schedulers.append(thing)
-            elif isinstance(thing, torch.amp.GradScaler):
-                self._scaler = thing
-            elif isinstance(thing, nn.Module):
-                norms = [m for m in thing.modules() if isinstance(m, _NormBase) and m.track_running_stats]
-                for buffer in (b for norm in norms for b in norm.buffers()):
-                    (self._statistics if buffer.is_floating_point() else self._counters).append(buffer)
+        self._stepper.add(list(objects.values()))
+        self._statistics.add(list(objects.values()))
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are still to be trained, of `count`. A newcomer begins in the one that is under way."""
         self._join()
         while self.progress.epoch < count:
             epoch = self.progress.epoch
-            self._epoch_batch = None
             yield epoch
             if self.progress.epoch == epoch:
-                if self._scheduler_every == "epoch":
-                    for scheduler in self._schedulers:
-                        scheduler.step()
+                if self._stepper.scheduler_every == "epoch":
+                    self._stepper.schedule()
                 self.progress.epoch, self.progress.cursor = epoch + 1, 0
         self.finish()
 
@@ -250,12 +224,12 @@ class Run:
             drop_last=drop_last,
         )
         loader = self._loader(dataset, plan, (batch_size, global_batch, max_batch, shuffle, drop_last), loading)
-        self._set_base_batch(plan)
         epoch, place = self.progress.epoch, None
         while self._between(epoch):
             here = (self._meter.generation, self.progress.cursor)
             if here != place:
-                self._told_lr(plan)
+                batch_size_now = plan.global_batch_size(self.world)
+                self._stepper.batch_is(self.progress.step, batch_size_now, plan.global_batch_size(1))
                 loader.begin(epoch, self.progress.cursor, self.rank, self.world)
             found = loader.next()
             if found is None:
@@ -278,7 +252,7 @@ class Run:
 
         Each rank draws its data as it sees fit (`run.rank`, `run.world`); their gradients are averaged.
         """
-        if self._lr_rule != "none":
+        if self._stepper.scales_lr:
             raise InputError("`lr_scaling` needs run.batches(): in run.steps() the size of the batch is not known")
         self._join()
         while self._between(self.progress.epoch):
@@ -323,7 +297,11 @@ class Run:
         except GroupBroken as problem:
             self._recover(problem)
             return False
-        self._apply(values, sums)
+        if self._statistics:
+            if self.world > 1:
+                self._statistics.take(sums[_RIDERS:])
+            self._statistics.commit()
+        self._stepper.apply(self.progress.step)
         self.progress.cursor = step.stop
         self.progress.step += 1
         self.progress.samples += round(values[_SAMPLES])
@@ -401,15 +379,14 @@ class Run:
         """Become a member. Until the others pause for it, a newcomer costs them nothing."""
         if self._joined:
             return
-        if not self._optimizers:
+        if not self._stepper.optimizers:
             raise InputError("run.register() must be given at least one optimizer before training begins")
         self._joined = True
-        params = [p for opt in self._optimizers for group in opt.param_groups for p in group["params"]]
-        self._reducer = Reducer(params, _RIDERS + sum(buffer.numel() for buffer in self._statistics))
+        self._reducer = Reducer(self._stepper.params, _RIDERS + self._statistics.size)
         if self._membership is None:
             self._resume()
             self._has_state = True
-            self._keep_statistics()
+            self._statistics.commit()
             self._meter.formed(0, 1)
             return
         self._rehearse()
@@ -433,13 +410,12 @@ class Run:
             raise problem
         self._group.cut()
         self._reducer.abandon()
-        for buffer, committed in zip(self._statistics + self._counters, self._committed_statistics, strict=True):
-            buffer.copy_(committed)
+        self._statistics.take_back()
         self._say_broken(membership.formed, problem)
         self._reform()
         if self._repair is None:
             # The script's code after the failed step still runs; what it changes (a scheduler) is put back afterwards.
-            self._repair = self._kept()
+            self._repair = self._registry.keep_untrained(self._stepper.optimizers)
 
     def _say_broken(self, generation: int, problem: GroupBroken) -> None:
         assert self._membership is not None
@@ -508,7 +484,7 @@ class Run:
             if not keys[source][0] or any(key != keys[source] for key in keys):
                 self._take_over(source, place.rank, wanted=keys[place.rank] != keys[source] or not keys[source][0])
         self._has_state = True
-        self._keep_statistics()
+        self._statistics.commit()
 
     def _take_over(self, source: int, rank: int, *, wanted: bool) -> None:
         state = broadcast(self._capture() if rank == source else None, source, self._wire)
@@ -567,63 +543,21 @@ class Run:
         if on_device and isinstance(loss, Tensor):
             riders[_LOSS] += loss.detach().double() * samples  # without waiting for the device
         if self._statistics and self.world > 1:
-            flat = torch.cat([buffer.reshape(-1) for buffer in self._statistics]).double()
-            riders = torch.cat([riders, flat.mul_(share) if share else torch.zeros_like(flat)])
+            riders = torch.cat([riders, self._statistics.weighted(share)])
         return riders
-
-    def _apply(self, values: list[float], sums: Tensor) -> None:
-        """Step the optimizers on the summed gradient."""
-        if self._statistics:
-            if self.world > 1:
-                pieces = torch.split(sums[_RIDERS:], [buffer.numel() for buffer in self._statistics])
-                for buffer, piece in zip(self._statistics, pieces, strict=True):
-                    buffer.copy_(piece.view_as(buffer))
-            self._keep_statistics()
-        scaler = self._scaler
-        if scaler is not None:
-            for optimizer in self._optimizers:
-                scaler.unscale_(optimizer)
-        if self._clip_norm is not None:
-            params = [p for opt in self._optimizers for group in opt.param_groups for p in group["params"]]
-            nn.utils.clip_grad_norm_(params, self._clip_norm)
-        factor = 1.0
-        if self._lr is not None and self._epoch_batch is not None:
-            factor = self._lr.factor(self.progress.step, self._epoch_batch)
-        for optimizer in self._optimizers:
-            with scaled(optimizer, factor):
-                if scaler is not None:
-                    scaler.step(optimizer)
-                else:
-                    optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        if scaler is not None:
-            scaler.update()
-        if self._scheduler_every == "step":
-            for scheduler in self._schedulers:
-                scheduler.step()
-
-    def _keep_statistics(self) -> None:
-        """A step that fails has moved BatchNorm's statistics already; this is what they go back to."""
-        found = self._statistics + self._counters
-        if len(self._committed_statistics) != len(found):
-            self._committed_statistics = [buffer.detach().clone() for buffer in found]
-        elif found:
-            torch._foreach_copy_(self._committed_statistics, found)
 
     # State.
 
     def _capture(self) -> dict[str, Any]:
-        lr = self._lr.state_dict() if self._lr is not None else self._lr_state
+        lr = self._stepper.state_dict()
         return {"progress": asdict(self.progress), "lr": lr, "objects": self._registry.capture()}
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._registry.load(state["objects"])
         self.progress = Progress(**state["progress"])
-        self._lr_state = state["lr"]
+        self._stepper.load_state_dict(state["lr"])
         if self._snapshots is not None:
             self._snapshots.last_was(time.time() - self.progress.saved_at)
-        if self._lr is not None and self._lr_state is not None:
-            self._lr.load_state_dict(self._lr_state)
 
     def _resume(self) -> None:
         """Take over the newest snapshot, if there is one."""
@@ -637,37 +571,13 @@ class Run:
         if self._snapshots is not None and self.is_main:
             self._snapshots.take_now(self.progress.step, self._capture())
 
-    def _kept(self) -> Callable[[], None]:
-        """What puts back the state of all that the script itself may move after a step: not what optimizers train."""
-        trained = {id(p) for opt in self._optimizers for group in opt.param_groups for p in group["params"]}
-        others = {
-            name: thing
-            for name, thing in self._registry.objects.items()
-            if not isinstance(thing, Optimizer)
-            and not (isinstance(thing, nn.Module) and any(id(p) in trained for p in thing.parameters()))
-        }
-        states = {name: copy.deepcopy(thing.state_dict()) for name, thing in others.items()}
-        groups = [
-            [{k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in opt.param_groups]
-            for opt in self._optimizers
-        ]
-
-        def put_back() -> None:
-            for name, thing in others.items():
-                thing.load_state_dict(states[name])
-            for opt, kept in zip(self._optimizers, groups, strict=True):
-                for group, values in zip(opt.param_groups, kept, strict=True):
-                    group.update(values)
-
-        return put_back
-
     def _signature(self) -> int:
         """A number that is the same on ranks that train the same parameters."""
-        shapes = [tuple(p.shape) for opt in self._optimizers for g in opt.param_groups for p in g["params"]]
+        shapes = [tuple(param.shape) for param in self._stepper.params]
         names = sorted(self._registry.objects)
         return int.from_bytes(hashlib.sha256(repr((names, shapes)).encode()).digest()[:7], "big")
 
-    # Data and learning rate.
+    # Data.
 
     def _loader(self, dataset: Any, plan: BatchPlan, how: tuple[Any, ...], loading: Mapping[str, Any]) -> Loader:
         """The loader of a dataset, with its worker processes, kept from epoch to epoch."""
@@ -677,18 +587,6 @@ class Run:
                 self._loaders.pop(next(iter(self._loaders))).close()
             self._loaders[key] = Loader(dataset, plan, **loading)
         return self._loaders[key]
-
-    def _set_base_batch(self, plan: BatchPlan) -> None:
-        if self._lr is None and self._lr_rule != "none":
-            base = self._lr_base_batch or plan.global_batch_size(1)
-            self._lr = LearningRate(self._lr_rule, base_batch=base, warmup_steps=self._lr_warmup_steps)
-            if self._lr_state is not None:
-                self._lr.load_state_dict(self._lr_state)
-
-    def _told_lr(self, plan: BatchPlan) -> None:
-        self._epoch_batch = plan.global_batch_size(self.world)
-        if self._lr is not None:
-            self._lr.changed(self.progress.step, self._epoch_batch)
 
     # The outside world.
 

@@ -328,6 +328,8 @@ class Coordinator:
                 self._tell(node.name, f"channel: {problem}")
         finally:
             self._connections.discard(task)
+            if node is not None and node.writer is writer:
+                node.writer = None
             writer.close()
 
     def _hear(self, node: _Node, message: object) -> None:

@@ -75,6 +75,7 @@ class Membership:
         try:
             self._socket.connect(path)
         except OSError as problem:
+            self._socket.close()
             raise BFTrainerError(
                 f"cannot reach the manager at {protocol.CHANNEL}={path!r}: {problem}. "
                 f"Unset {protocol.CHANNEL} to train alone."

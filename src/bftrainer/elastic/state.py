@@ -6,14 +6,16 @@ its tensors, which are broadcast in pieces straight from memory to memory.
 
 from __future__ import annotations
 
+import copy
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from bftrainer.elastic.group import breaking
 from bftrainer.errors import BFTrainerError, InputError
@@ -79,6 +81,32 @@ class Registry:
                 thing.load_state_dict(state[name])
             except Exception as problem:
                 raise BFTrainerError(f"the state of {name!r} does not fit: {problem}") from problem
+
+    def keep_untrained(self, optimizers: Sequence[Optimizer]) -> Callable[[], None]:
+        """What puts back the present state of all that the script itself may move after a step: schedulers, averages,
+        the values in `param_groups`; not what the optimizers train.
+        """
+        trained = {id(p) for opt in optimizers for group in opt.param_groups for p in group["params"]}
+        others = {
+            name: thing
+            for name, thing in self.objects.items()
+            if not isinstance(thing, Optimizer)
+            and not (isinstance(thing, nn.Module) and any(id(p) in trained for p in thing.parameters()))
+        }
+        states = {name: copy.deepcopy(thing.state_dict()) for name, thing in others.items()}
+        groups = [
+            [{k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in opt.param_groups]
+            for opt in optimizers
+        ]
+
+        def put_back() -> None:
+            for name, thing in others.items():
+                thing.load_state_dict(states[name])
+            for opt, kept in zip(optimizers, groups, strict=True):
+                for group, values in zip(opt.param_groups, kept, strict=True):
+                    group.update(values)
+
+        return put_back
 
 
 def broadcast(state: Mapping[str, Any] | None, source: int, device: torch.device) -> dict[str, Any]:
