@@ -1,6 +1,7 @@
 # make demo   set up, then show what BFTrainer does, on this machine
 # make test   set up, then lint, types, import rules and all tests
 # make setup  build .venv only
+# make soak   set up, then disturb an elastic job for half an hour (MINUTES=30)
 # make format rewrite the code in the project's style
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
@@ -8,7 +9,9 @@ export PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= auto
 
-.PHONY: help setup demo test check format clean
+MINUTES ?= 30
+
+.PHONY: help setup demo test check soak format clean
 
 help:
 	@sed -n 's/^# make /make /p' Makefile
@@ -27,6 +30,9 @@ check: setup
 
 test: check
 	$(BIN)/pytest -n $(JOBS)
+
+soak: setup
+	$(BIN)/python tests/elastic/soak.py --minutes $(MINUTES)
 
 format: setup
 	$(BIN)/ruff check --fix .

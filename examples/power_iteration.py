@@ -21,18 +21,18 @@ matrix, vector = np.cov(np.random.default_rng(1).standard_normal((N, N))), np.on
 place, sockets = Place(0, ("alone",), 0, ()), []  # rank 0: the one it listens on, one to each other; others: to rank 0
 
 
-def listen(rank):  # noqa: D103 - where this rank is found in the next generation
+def listen(rank):
     sockets[:] = [socket.create_server((job.address, 0))] if rank == 0 else []
     return f"{job.address}:{sockets[0].getsockname()[1] if rank == 0 else 0}"
 
 
-def cut():  # noqa: D103 - wakes this rank if it waits for a peer
+def cut():
     for each in list(sockets):
         with suppress(OSError):
             each.shutdown(socket.SHUT_RDWR)
 
 
-def reduce(row, operation):  # noqa: D103 - the rows of all ranks made one, the same on each
+def reduce(row, operation):
     if job is not None and job.lost_one(place.generation):  # perhaps before `cut` could find all sockets
         raise ConnectionError("a member is lost")
     if place.rank > 0:

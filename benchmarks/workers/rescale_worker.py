@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import torch.nn.functional as F  # noqa: N812 - what everybody calls it
-from cnn import make_data, make_model
 from torch import optim
 
 from bftrainer import elastic
+from cnn import make_data, make_model
 
 folder = Path(sys.argv[1])
 run = elastic.init()

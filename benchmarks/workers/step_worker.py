@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - what everybody calls it
-from cnn import make_data, make_model
 from torch import optim
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from bftrainer import elastic
+from cnn import make_data, make_model
 
 out, repetitions, batch, samples = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 run = elastic.init()

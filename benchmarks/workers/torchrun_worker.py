@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - what everybody calls it
-from cnn import make_data, make_model
 from torch import optim
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
+
+from cnn import make_data, make_model
 
 folder = Path(sys.argv[1])
 dist.init_process_group("gloo")

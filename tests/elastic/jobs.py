@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 from collections.abc import Awaitable, Callable
+from functools import cache
 from pathlib import Path
 
 from bftrainer.elastic.local import Coordinator, Happening, Outcome, Settings
-from bftrainer.elastic.processes import Launcher
 from bftrainer.elastic.warm import WarmLauncher
 
 SETTINGS = Settings(silence_s=3.0, grace_s=20.0)
@@ -16,6 +17,19 @@ SETTINGS = Settings(silence_s=3.0, grace_s=20.0)
 def script(name: str) -> str:
     """The path of a training script beside the tests."""
     return str(Path(__file__).with_name(name))
+
+
+@cache
+def warm() -> tuple[asyncio.AbstractEventLoop, WarmLauncher]:
+    """One warm parent for all tests of a process: importing torch takes longer than most of them."""
+    loop, launcher = asyncio.new_event_loop(), WarmLauncher()
+
+    def close() -> None:
+        loop.run_until_complete(launcher.close())
+        loop.close()
+
+    atexit.register(close)
+    return loop, launcher
 
 
 def play(
@@ -28,22 +42,19 @@ def play(
     timeout_s: float = 120.0,
 ) -> Outcome:
     """Run a job, do something to it, and wait for its end."""
+    loop, launcher = warm()
 
     async def main() -> Outcome:
-        launcher: Launcher = WarmLauncher()
-        try:
-            async with Coordinator(
-                argv, launcher, nodes=nodes, folder=folder / "logs", settings=settings, watch=watch
-            ) as job:
-                await scenario(job)
-                outcome = await asyncio.wait_for(job.wait(), timeout_s)
-                if outcome.status == "failed":
-                    print(outcome.error, outcome.traceback)
-                return outcome
-        finally:
-            await launcher.close()
+        async with Coordinator(
+            argv, launcher, nodes=nodes, folder=folder / "logs", settings=settings, watch=watch
+        ) as job:
+            await scenario(job)
+            outcome = await asyncio.wait_for(job.wait(), timeout_s)
+            if outcome.status == "failed":
+                print(outcome.error, outcome.traceback)
+            return outcome
 
-    return asyncio.run(main())
+    return loop.run_until_complete(main())
 
 
 def on(count: int) -> Callable[[Coordinator], Awaitable[None]]:

@@ -9,10 +9,10 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
-from jobs import on, play, script
 
 from bftrainer.elastic.local import Coordinator, Happening
-from bftrainer.elastic.protocol import Report
+from bftrainer.elastic.protocol import Hello, Report
+from jobs import on, play, script
 
 torch = pytest.importorskip("torch")
 
@@ -30,6 +30,8 @@ def committed(folder: Path) -> dict[int, Counter[int]]:
     for log in folder.glob("steps-*.jsonl"):
         for line in log.read_text().splitlines():
             said = json.loads(line)
+            if "held" in said:
+                continue
             if "try" in said:
                 tried[tuple(said["try"]), said["generation"]] += said["samples"]
             else:
@@ -76,37 +78,49 @@ async def churn(job: Coordinator, rng: random.Random) -> None:
             await job.until(lambda seen=seen: steps() > seen + 2, 60, f"progress after {event} at step {seen}")
 
 
-def test_chaos_changes_nothing_of_what_is_computed(tmp_path: Path) -> None:
-    alone, disturbed = tmp_path / "alone", tmp_path / "disturbed"
-    alone.mkdir()
+def leaks(folder: Path) -> list[str]:
+    """Workers that hold more descriptors or threads than they did many generations ago, in a world of the same size."""
+    found = []
+    for log in folder.glob("steps-*.jsonl"):
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        by_world: dict[int, list[list[int]]] = defaultdict(list)
+        for said in lines:
+            if "held" in said:
+                by_world[said["world"]].append(said["held"])
+        for world, held in by_world.items():
+            # What an abandoned attempt to form a group holds is given back only after a while.
+            if len(held) >= 5 and min(map(sum, held[-2:])) > sum(held[0]) + len(held):
+                found.append(f"{log.name}, world {world}: {held}")
+    return found
+
+
+def chaos(folder: Path, seed: int, epochs: int) -> None:
+    """A disturbed job and an undisturbed one, which must come to the same."""
+    alone, disturbed = folder / "alone", folder / "disturbed"
+    alone.mkdir(parents=True)
     disturbed.mkdir()
-
-    epochs = "50"
-    assert play(on(1), alone, [WORKER, str(alone), epochs, "0"]).status == "done"
-
-    pids: list[int] = []
+    assert play(on(1), alone, [WORKER, str(alone), str(epochs), "0"]).status == "done"
+    pids: set[int] = set()
     worlds: set[int] = set()
 
     def watch(happening: Happening) -> None:
         if isinstance(happening.message, Report) and happening.message.world:
             worlds.add(happening.message.world)
+        if isinstance(happening.message, Hello):
+            pids.add(happening.message.pid)
 
-    async def chaos(job: Coordinator) -> None:
+    async def scenario(job: Coordinator) -> None:
         await job.add(3)
         await job.until(lambda: len(job.members) >= 2, 60, "the first generation")
-        await churn(job, random.Random(7))
-        pids.extend(job.pid(name) for name in job.nodes)
+        await churn(job, random.Random(seed))
 
-    outcome = play(chaos, disturbed, [WORKER, str(disturbed), epochs, "0.12"], watch=watch)
+    outcome = play(scenario, disturbed, [WORKER, str(disturbed), str(epochs), "0.12"], watch=watch)
     assert outcome.status == "done", outcome
-    assert len(EVENTS) >= 40
     assert len(worlds) >= 3
-
     counts = committed(disturbed)
-    assert sorted(counts) == list(range(int(epochs)))
+    assert sorted(counts) == list(range(epochs))
     for epoch, counter in counts.items():
         assert counter == Counter(range(600)), f"epoch {epoch}"
-
     (expected,) = (torch.load(path) for path in alone.glob("final-*.pt"))
     finals = [torch.load(path) for path in disturbed.glob("final-*.pt")]
     assert finals
@@ -116,3 +130,9 @@ def test_chaos_changes_nothing_of_what_is_computed(tmp_path: Path) -> None:
             assert torch.equal(weight, finals[0]["model"][name])
             assert (weight - expected["model"][name]).abs().max() < 1e-12
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert leaks(disturbed) == []
+
+
+def test_chaos_changes_nothing_of_what_is_computed(tmp_path: Path) -> None:
+    assert len(EVENTS) >= 40
+    chaos(tmp_path / "first", 7, 50)

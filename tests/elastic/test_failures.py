@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import play, script
 
 from bftrainer.elastic.local import Coordinator, Happening, Settings
 from bftrainer.elastic.protocol import Done, Formed, Left, Report
+from jobs import play, script
 
 pytest.importorskip("torch")
 

@@ -1,0 +1,176 @@
+"""The worker's end of the channel, against a manager that the test plays itself."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bftrainer.elastic import protocol
+from bftrainer.elastic.membership import Leave, Membership, Place
+from bftrainer.elastic.protocol import Arrived, Broken, Generation, Go, Hello, Left, Message, Ready, Report
+
+
+class Manager:
+    """Listens on a socket, takes down what it hears, says what it is told to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(self.path)
+        self._server.listen()
+        self.heard: list[Message] = []
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        self.peer, _ = self._server.accept()
+        with self.peer.makefile("rb") as lines:
+            for line in lines:
+                message = protocol.decode(line)
+                if message is not None:
+                    self.heard.append(message)
+
+    def say(self, message: Message) -> None:
+        self.peer.sendall(protocol.encode(message))
+
+    def close(self) -> None:
+        self.peer.close()
+        self._server.close()
+
+    def hears(self, kind: type) -> list[Message]:
+        return [message for message in self.heard if isinstance(message, kind)]
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in 20 s"
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    manager = Manager(tmp_path / "channel")
+    yield manager
+    manager.close()
+
+
+@pytest.fixture
+def worker(manager: Manager) -> Iterator[Membership]:
+    membership = Membership(manager.path, "b")
+    until(lambda: manager.hears(Hello))
+    yield membership
+    membership.close()
+
+
+def test_it_says_who_it_is_and_reports_at_once(manager: Manager, worker: Membership) -> None:
+    worker.ready()
+    until(lambda: manager.hears(Ready) and manager.hears(Report))
+    assert isinstance(manager.heard[0], Hello)
+    assert manager.heard[0].worker == "b"
+
+
+def test_it_arrives_where_it_is_a_member_and_goes_when_all_are_there(manager: Manager, worker: Membership) -> None:
+    places: list[Place] = []
+    thread = threading.Thread(target=lambda: places.append(worker.arrive(lambda rank: f"host:{rank}")))
+    thread.start()
+    manager.say(Generation(1, ("a", "b")))
+    until(lambda: manager.hears(Arrived))
+    assert manager.hears(Arrived) == [Arrived(1, "host:1")]
+    manager.say(Generation(2, ("b", "c")))  # before all had arrived
+    until(lambda: len(manager.hears(Arrived)) == 2)
+    manager.say(Go(1, ("x", "y")))  # void by now
+    manager.say(Go(2, ("p", "q")))
+    thread.join(20)
+    assert places == [Place(2, ("b", "c"), 0, ("p", "q"))]
+    assert places[0].world == 2
+    assert worker.entered(2)
+    assert not worker.changed
+
+
+def test_who_is_not_a_member_leaves(manager: Manager, worker: Membership) -> None:
+    manager.say(Generation(1, ("a",)))
+    until(lambda: worker.changed)
+    with pytest.raises(Leave) as left:
+        worker.arrive(lambda rank: "")
+    assert left.value.generation.members == ("a",)
+    worker.leave(7)
+    until(lambda: manager.hears(Left))
+    assert manager.hears(Left) == [Left(7)]
+
+
+def test_a_cut_wakes_before_anybody_can_form_the_next_group(manager: Manager, worker: Membership) -> None:
+    order: list[str] = []
+    worker.on_cut = lambda: order.append(f"cut, newest known {worker.newest}")
+    manager.say(Generation(1, ("a", "b")))
+    until(lambda: worker.newest == 1)
+    assert worker.entered(1)
+    manager.say(Generation(2, ("b",), cut=True))
+    until(lambda: worker.newest == 2)
+    assert order == ["cut, newest known 1"]
+    assert worker.cut
+    assert worker.lost_one(1)
+    assert not worker.lost_one(2)
+    assert not worker.entered(1)
+    assert worker.entered(2)
+    assert not worker.cut
+
+
+def test_a_generation_that_could_not_be_formed_is_not_tried_again(manager: Manager, worker: Membership) -> None:
+    manager.say(Generation(1, ("a", "b")))
+    manager.say(Go(1, ("x", "y")))
+    until(lambda: worker.newest == 1)
+    worker.gave_up(1)
+    assert not worker.wait_for_newer(0.01)
+    worker.send(Broken(1, "no luck"))
+    until(lambda: manager.hears(Broken))
+    manager.say(Generation(2, ("b",)))
+    assert worker.wait_for_newer(20)
+
+
+def test_messages_and_fields_of_the_future_are_ignored(manager: Manager, worker: Membership) -> None:
+    manager.peer.sendall(b'{"type": "weather", "sun": true}\n')
+    manager.peer.sendall(b'{"type": "generation", "id": 3, "members": ["b"], "cut": false, "mood": "good"}\n')
+    until(lambda: worker.newest == 3)
+
+
+@pytest.mark.parametrize("line", [b"not json\n", b"[1]\n", b"{}\n", b'{"type": "go"}\n', b'{"type": "left"}\n'])
+def test_nonsense_is_refused(line: bytes) -> None:
+    with pytest.raises(protocol.ProtocolError, match="must be a JSON object with a `type`, but got"):
+        protocol.decode(line)
+
+
+def test_every_message_survives_its_encoding() -> None:
+    messages: list[Message] = [
+        Hello("a", 1),
+        Ready(),
+        Arrived(1, "h:2"),
+        Report(3, 4, 5, 6, 7, {"2": 1.5}, {"loss": 0.1}, 8),
+        Generation(1, ("a", "b"), True),
+        Go(2, ("x", "y")),
+    ]
+    assert [protocol.decode(protocol.encode(message)) for message in messages] == messages
+    assert json.loads(protocol.encode(Ready())) == {"type": "ready"}
+
+
+def test_a_worker_whose_manager_is_gone_ends(tmp_path: Path) -> None:
+    manager = Manager(tmp_path / "channel")
+    code = (
+        "import sys, time\nfrom bftrainer.elastic.membership import Membership\n"
+        "Membership(sys.argv[1], 'a')\ntime.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, manager.path], stderr=subprocess.PIPE)
+    until(lambda: manager.hears(Hello))
+    manager.peer.shutdown(socket.SHUT_RDWR)
+    _, said = process.communicate(timeout=30)
+    manager.close()
+    assert process.returncode == protocol.RESTART
+    assert b"the manager of this worker is gone" in said
