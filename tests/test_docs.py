@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 import stat
 from pathlib import Path
 
@@ -95,6 +96,8 @@ def test_every_command_has_a_page() -> None:
 def test_python_in_the_documentation_runs(capsys: pytest.CaptureFixture[str]) -> None:
     pages = [page for page in PAGES if page.name != "elastic.md"]  # has a test of its own, with processes of its own
     blocks = [block for page in pages for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
+    before = signal.getsignal(signal.SIGTERM)
     for block in blocks:
         exec(block, {})
+    signal.signal(signal.SIGTERM, before)
     assert "a starts on 3 nodes (from 0)" in capsys.readouterr().out
