@@ -91,7 +91,7 @@ def test_a_snapshot_goes_on_in_the_midst_of_an_epoch(tmp_path: Path) -> None:
     for _ in first.epochs(3):
         for number, (x, y) in enumerate(first.batches(dataset, batch_size=4)):
             if first.progress.epoch == 1 and number == 2:
-                first._save_if_main()
+                first._save()
                 break
             nn.functional.mse_loss(model1(x), y).backward()
             first.step()

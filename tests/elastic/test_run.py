@@ -25,11 +25,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bftrainer.elastic import control, protocol, run
+from bftrainer.elastic import console, control, protocol, run
 from bftrainer.elastic.control import Desk, Order, Row
 from bftrainer.elastic.local import Coordinator, Happening, Outcome, Settings
 from bftrainer.elastic.processes import ColdLauncher, Command, Process
 from bftrainer.elastic.protocol import Formed, Report
+from bftrainer.elastic.torchrun import TorchrunLauncher
 from bftrainer.errors import BFTrainerError, InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,7 +161,7 @@ def test_status_is_a_table_with_dashes_for_what_is_not_known() -> None:
 
 @given(st.lists(st.binary(max_size=5).map(lambda b: b.replace(b"x", b"\n")), max_size=12))
 def test_however_output_comes_it_is_shown_by_whole_lines_and_nothing_is_lost(chunks: list[bytes]) -> None:
-    follower, lines, written = run.Follower(), list[str](), b""
+    follower, lines, written = console.Follower(), list[str](), b""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "node-1.log"
         for chunk in chunks:
@@ -176,20 +177,20 @@ def test_however_output_comes_it_is_shown_by_whole_lines_and_nothing_is_lost(chu
 def test_lines_of_an_earlier_run_are_not_shown_again(tmp_path: Path) -> None:
     log = tmp_path / "node-1.log"
     log.write_text("old\n")
-    follower = run.Follower({log: log.stat().st_size})
+    follower = console.Follower({log: log.stat().st_size})
     log.write_text("old\nnew\n")
     assert follower.lines(log) == ["new"]
 
 
 def test_a_rescale_takes_as_long_as_the_slowest_of_those_that_trained_before() -> None:
     members = [(Formed(4, 3, 0.2, 0.05, 0.1), True), (Formed(4, 3, 9.0, 0.06, 0.1), False)]
-    found = run.rescale(4, 12.0, members)
+    found = console.rescale(4, 12.0, members)
     assert (found.world, found.pause_s, found.form_s, found.sync_s) == (3, 0.2, 0.06, 0.1)
-    assert run.rescale(1, 1.0, members[1:]).pause_s == 9.0
+    assert console.rescale(1, 1.0, members[1:]).pause_s == 9.0
 
 
 def test_the_story_tells_what_is_of_interest() -> None:
-    story = run.Story()
+    story = console.Story()
 
     def heard(node: str, what: str, message: Any = None) -> str | None:
         return story.heard(Happening(1.0, node, what, message))
@@ -217,7 +218,7 @@ def test_the_story_tells_what_is_of_interest() -> None:
 
 
 def test_a_kill_is_a_loss_after_another_has_left_but_not_when_the_job_is_done() -> None:
-    story = run.Story()
+    story = console.Story()
     for node in "abc":
         story.heard(Happening(0.0, node, "started"))
     assert story.heard(Happening(1.0, "a", "left", protocol.Left(3))) == "a left at step 3"
@@ -229,7 +230,7 @@ def test_a_kill_is_a_loss_after_another_has_left_but_not_when_the_job_is_done() 
 
 
 def test_the_story_says_when_no_node_is_left() -> None:
-    story = run.Story()
+    story = console.Story()
     for node, what in [("a", "started"), ("b", "started"), ("a", "ended with status -9")]:
         assert "no node is left" not in (story.heard(Happening(0.0, node, what)) or "")
     assert story.heard(Happening(0.0, "b", "ended with status -9")) == (
@@ -419,8 +420,8 @@ def test_torchrun_s_agents_get_the_script_and_nothing_of_ours(tmp_path: Path) ->
 
         async def close(self) -> None: ...
 
-    options = run.parse_args(["--launcher", "torchrun", "--nodes", "2-3", "--silence", "7", "t.py", "x"])
-    launcher = run.TorchrunLauncher(Recorder(), SimpleNamespace(endpoint="h:5"), options)  # type: ignore[arg-type]
+    store: Any = SimpleNamespace(endpoint="h:5")
+    launcher = TorchrunLauncher(Recorder(), store, nodes=(2, 3), silence_s=7)
     env = {protocol.CHANNEL: "c", protocol.WORKER: "w", protocol.HOST: "h", protocol.SNAPSHOTS: "s"}
     with pytest.raises(BFTrainerError, match="seen"):
         asyncio.run(launcher.start(Command(("t.py", "x"), env, str(tmp_path), "node-1.log")))
@@ -428,6 +429,7 @@ def test_torchrun_s_agents_get_the_script_and_nothing_of_ours(tmp_path: Path) ->
     assert command.argv[-2:] == ("t.py", "x")
     assert "--rdzv-endpoint=h:5" in command.argv
     assert "--nnodes=2:3" in command.argv
+    assert any("keep_alive_max_attempt=7" in word for word in command.argv)
     assert (command.cwd, command.output) == (str(tmp_path), "node-1.log")
     assert not {protocol.CHANNEL, protocol.WORKER, protocol.HOST} & command.env.keys()
     assert command.env[protocol.SNAPSHOTS] == "s"

@@ -28,6 +28,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bftrainer.elastic import copying
 from bftrainer.elastic import snapshot as module
 from bftrainer.elastic.snapshot import HEADER, Snapshots, SnapshotWarning
 from bftrainer.errors import BFTrainerError, InputError
@@ -427,7 +428,7 @@ def test_a_whole_one_that_torch_cannot_load_is_skipped(
     two: tuple[Snapshots, Path, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshots, _, _ = two
-    monkeypatch.setattr(module, "_copied", lambda value, where, copies: value)
+    monkeypatch.setattr(copying, "_copied", lambda value, where, copies: value)
     snapshots.take_now(3, {"fn": collections.defaultdict(list)})
     step, told = step_and_warnings(snapshots)
     assert step == 2

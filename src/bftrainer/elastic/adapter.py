@@ -15,24 +15,23 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from bftrainer.elastic import protocol
-from bftrainer.elastic.group import Group, GroupBroken, breaking
+from bftrainer.elastic.crew import Crew
+from bftrainer.elastic.group import GroupBroken, breaking
 from bftrainer.elastic.loader import Loader, length_of
 from bftrainer.elastic.measure import Meter
 from bftrainer.elastic.membership import Leave, Membership, Place
-from bftrainer.elastic.protocol import Broken, Done, Formed, Generation, Leaving, Report
+from bftrainer.elastic.protocol import Done, Formed, Generation, Leaving, Report
 from bftrainer.elastic.reducer import Reducer
 from bftrainer.elastic.sampler import BatchPlan, Step
 from bftrainer.elastic.snapshot import Snapshots
@@ -41,10 +40,6 @@ from bftrainer.elastic.stepping import Statistics, Stepper
 from bftrainer.errors import BFTrainerError, InputError
 
 _FLAG, _SAMPLES, _LOSS, _LOSS_WEIGHT, _RIDERS = 0, 1, 2, 3, 4
-_NEWS_S = 0.3
-"""How long a worker whose group broke waits for its manager's word before it complains: the manager may know why."""
-_COLLATERAL_S = 1.0
-"""How long an exception of the script waits for the news that a peer was lost, before it counts as the script's own."""
 _LOADERS = 4
 
 
@@ -85,7 +80,7 @@ class Run:
         self.metrics: dict[str, float] = {}
         self._registry = Registry()
         self._membership = Membership.connect()
-        self._group = Group(backend or default_backend(device))
+        self._crew = Crew(self._membership, backend or default_backend(device), device)
         self._meter = Meter()
         self._snapshots: Snapshots | None = None
         if snapshots is not None:
@@ -105,9 +100,8 @@ class Run:
         self._terminating = False
         self._loaders: dict[tuple[Any, ...], Loader] = {}
         if self._membership is not None:
-            self._membership.on_cut = self._group.cut
             self._membership.report = self._report
-            self._membership.report_failures(self._is_collateral)
+            self._membership.report_failures(self._crew.is_collateral)
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) in (
             signal.SIG_DFL,
             None,
@@ -120,12 +114,12 @@ class Run:
     @property
     def rank(self) -> int:
         """This worker's number in the present generation, from 0."""
-        return self._group.rank
+        return self._crew.rank
 
     @property
     def world(self) -> int:
         """How many workers train at present."""
-        return self._group.world
+        return self._crew.world
 
     @property
     def generation(self) -> int:
@@ -293,7 +287,7 @@ class Run:
         try:
             sums = reducer.finish(riders)
             values = sums[:_RIDERS].tolist()  # waits for the device: the sum is known to be whole
-            self._check_whole()
+            self._crew.check_whole()
         except GroupBroken as problem:
             self._recover(problem)
             return False
@@ -323,8 +317,8 @@ class Run:
             pass
         self._put_right()
         self._finished = True
-        if self._snapshots is not None and self.is_main:
-            self._snapshots.take_now(self.progress.step, self._capture())
+        if self.is_main:
+            self._save()
         for loader in self._loaders.values():
             loader.close()
         if self._membership is not None:
@@ -344,7 +338,7 @@ class Run:
             return False
         self._put_right()
         if self._terminating and self._membership is None:
-            self._save_if_main()
+            self._save()
             raise SystemExit(128 + signal.SIGTERM)
         keeper = self._snapshots
         if keeper is not None and self.is_main and self.progress.step != self._saved and keeper.due():
@@ -364,9 +358,9 @@ class Run:
         reducer, place = self._reducer, self.progress.key()
         assert reducer is not None
         try:
-            flag = float(self._knows_of_newer())
+            flag = float(self._crew.knows_of_newer)
             values = reducer.agree(torch.tensor([flag], dtype=torch.float64, device=self.device)).tolist()
-            self._check_whole()
+            self._crew.check_whole()
         except GroupBroken as problem:
             self._recover(problem)
             return False
@@ -389,76 +383,36 @@ class Run:
             self._statistics.commit()
             self._meter.formed(0, 1)
             return
-        self._rehearse()
+        self._crew.rehearse()
         self._membership.ready()
         self._reform()
-
-    def _rehearse(self) -> None:
-        """Form a group of one: what the first group of a process takes longer is paid before the others pause."""
-        host = "127.0.0.1"
-        try:
-            self._group.form(Place(0, ("",), 0, (self._group.open_store(host),)))
-        except GroupBroken as problem:
-            warnings.warn(f"a group of one cannot be formed on this node: {problem}", stacklevel=2)
-        self._group.leave()
 
     def _recover(self, problem: GroupBroken) -> None:
         """The group is broken in the midst of a step. What was not committed is dropped."""
         assert self._reducer is not None
-        membership = self._membership
-        if membership is None:
-            raise problem
-        self._group.cut()
+        self._crew.give_up(problem)
         self._reducer.abandon()
         self._statistics.take_back()
-        self._say_broken(membership.formed, problem)
         self._reform()
         if self._repair is None:
             # The script's code after the failed step still runs; what it changes (a scheduler) is put back afterwards.
             self._repair = self._registry.keep_untrained(self._stepper.optimizers)
 
-    def _say_broken(self, generation: int, problem: GroupBroken) -> None:
-        assert self._membership is not None
-        self._membership.gave_up(generation)
-        if not self._membership.wait_for_newer(_NEWS_S):
-            self._membership.send(Broken(generation, str(problem)[:500]))
-
     def _reform(self) -> None:
-        """Leave the present group and train on in that of the newest generation."""
+        """Train on in the group of the newest generation."""
         membership, reducer = self._membership, self._reducer
         assert membership is not None
         assert reducer is not None
         paused_at = self._meter.last_at if self._has_state else time.perf_counter()
-        while True:
-            self._group.leave()
-            try:
-                place = membership.arrive(self._address)
-            except Leave as leave:
-                self._leave(leave.generation)
-            forming_at = time.perf_counter()
-            try:
-                self._group.form(place, partial(membership.lost_one, place.generation))
-                syncing_at = time.perf_counter()
-                self._sync(place)
-            except GroupBroken as problem:
-                self._group.cut()
-                self._say_broken(place.generation, problem)
-                continue
-            if membership.entered(place.generation):
-                break
-            membership.gave_up(place.generation)
-        now = time.perf_counter()
+        try:
+            place, form_s, sync_s = self._crew.form_anew(self._sync)
+        except Leave as leave:
+            self._leave(leave.generation)
         self._agreed = False
         reducer.alone = place.world == 1
+        pause_s = time.perf_counter() - paused_at
         self._meter.formed(place.generation, place.world)
-        times = (now - paused_at, syncing_at - forming_at, now - syncing_at)
-        membership.send(Formed(place.generation, place.world, *(round(t, 6) for t in times)))
-
-    def _address(self, rank: int) -> str:
-        """Where this worker is reached; rank 0 hosts the rendezvous of its generation."""
-        assert self._membership is not None
-        host = self._membership.address
-        return self._group.open_store(host) if rank == 0 else f"{host}:0"
+        membership.send(Formed(place.generation, place.world, round(pause_s, 6), round(form_s, 6), round(sync_s, 6)))
 
     def _sync(self, place: Place) -> None:
         """Bring every member to the state of the most advanced one."""
@@ -467,7 +421,7 @@ class Run:
                 self._resume()
         else:
             mine = [int(self._has_state), *self.progress.key(), self._signature()]
-            row = torch.tensor(mine, dtype=torch.int64, device=self._wire)
+            row = torch.tensor(mine, dtype=torch.int64, device=self._crew.wire)
             rows = [torch.empty_like(row) for _ in range(place.world)]
             with breaking():
                 dist.all_gather(rows, row)
@@ -487,7 +441,7 @@ class Run:
         self._statistics.commit()
 
     def _take_over(self, source: int, rank: int, *, wanted: bool) -> None:
-        state = broadcast(self._capture() if rank == source else None, source, self._wire)
+        state = broadcast(self._capture() if rank == source else None, source, self._crew.wire)
         if rank == source or not wanted:
             return
         behind = self._has_state
@@ -496,29 +450,16 @@ class Run:
             # The script's code after the step that this rank missed still runs here, but is in this state already.
             self._repair = lambda: self._load(state)
 
-    @property
-    def _wire(self) -> torch.device:
-        """Where tensors must be for the group to carry them."""
-        return torch.device("cpu") if self._group.backend == "gloo" else self.device
-
-    def _leave(self, generation: Generation) -> None:
+    def _leave(self, generation: Generation) -> NoReturn:
         """End here, at a step boundary."""
         assert self._membership is not None
-        if not generation.members and self._has_state and self._snapshots is not None:
-            self._snapshots.take_now(self.progress.step, self._capture())  # nobody stays to have the state
+        if not generation.members and self._has_state:
+            self._save()  # nobody stays to have the state
         self._finished = True
         for loader in self._loaders.values():
             loader.close()
         self._membership.leave(self.progress.step)
         raise SystemExit(0)
-
-    def _check_whole(self) -> None:
-        """NCCL ends what is aborted without an error: its result must not be used."""
-        if self._group.backend == "nccl" and self._membership is not None and self._membership.cut:
-            raise GroupBroken("a peer was lost")
-
-    def _knows_of_newer(self) -> bool:
-        return self._membership is not None and self._membership.changed
 
     # Steps.
 
@@ -538,7 +479,7 @@ class Run:
         on_device = isinstance(loss, Tensor) and loss.device.type != "cpu"
         known = _number(loss) * samples if loss is not None and not on_device else 0.0
         weight = total if loss is not None else 0
-        values = [float(self._knows_of_newer()), float(total), known + self._accumulated_loss, float(weight)]
+        values = [float(self._crew.knows_of_newer), float(total), known + self._accumulated_loss, float(weight)]
         riders = torch.tensor(values, dtype=torch.float64, device=self.device)
         if on_device and isinstance(loss, Tensor):
             riders[_LOSS] += loss.detach().double() * samples  # without waiting for the device
@@ -567,9 +508,13 @@ class Run:
             self._saved = found.step
             print(f"bftrainer: resumed from {found.path} at step {found.step}", file=sys.stderr, flush=True)
 
-    def _save_if_main(self) -> None:
-        if self._snapshots is not None and self.is_main:
-            self._snapshots.take_now(self.progress.step, self._capture())
+    def _save(self) -> None:
+        """Take a snapshot before going on. Training is not lost for a full disk."""
+        if self._snapshots is not None:
+            try:
+                self._snapshots.take_now(self.progress.step, self._capture())
+            except BFTrainerError as problem:
+                print(f"bftrainer: no snapshot of step {self.progress.step}: {problem}", file=sys.stderr, flush=True)
 
     def _signature(self) -> int:
         """A number that is the same on ranks that train the same parameters."""
@@ -612,22 +557,12 @@ class Run:
             # In a thread, because this one may be in the midst of sending.
             threading.Thread(target=self._membership.send, args=(Leaving(),), daemon=True).start()
 
-    def _is_collateral(self, error: BaseException) -> bool:
-        """Whether an exception of the script came from a lost peer: its own communication broke, not its code."""
-        membership = self._membership
-        if membership is None or self.world == 1 or not isinstance(error, RuntimeError | GroupBroken):
-            return False  # torch's distributed errors are RuntimeErrors
-        membership.wait_for_newer(_COLLATERAL_S)
-        return membership.cut
-
     def _at_exit(self) -> None:
         for loader in self._loaders.values():
             loader.close()
         if self._snapshots is not None:
             self._snapshots.close(60.0)
-        self._group.leave()
-        if self._membership is not None:
-            self._membership.close()
+        self._crew.close()
 
 
 def _number(loss: Tensor | float) -> float:

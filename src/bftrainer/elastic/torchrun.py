@@ -1,8 +1,9 @@
 """TorchElastic for scripts that know nothing of BFTrainer: one torchrun agent a node, and a store none of them hosts.
 
-The manager starts a `StoreHost`, then starts and ends on each node what `agent_command` gives. The agents find each
-other through the store and restart their workers at every change, so the script must save and resume by itself. A
-change takes seconds instead of the fractions of one that a script with `bftrainer.elastic` needs.
+The manager starts a `StoreHost`, then starts and ends on each node what `agent_command` gives; for `run.py`,
+`TorchrunLauncher` does that. The agents find each other through the store and restart their workers at every change,
+so the script must save and resume by itself. A change takes seconds instead of the fractions of one that a script with
+`bftrainer.elastic` needs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 
-from bftrainer.elastic.processes import Command, dying_with
+from bftrainer.elastic import protocol
+from bftrainer.elastic.processes import Command, Launcher, Process, dying_with
 from bftrainer.errors import BFTrainerError, InputError
 
 RENDEZVOUS: Mapping[str, int] = {
@@ -132,6 +134,36 @@ class StoreHost:
         if self._process.returncode is None:
             self._process.terminate()
         await self._process.communicate()
+
+
+class TorchrunLauncher:
+    """Has the coordinator start, instead of the script, an agent of torchrun that runs it. See `Launcher`."""
+
+    def __init__(self, inner: Launcher, store: StoreHost, *, nodes: tuple[int, int], silence_s: int) -> None:
+        self._inner = inner
+        self._store = store
+        self._nodes = nodes
+        self._silence_s = silence_s
+
+    async def start(self, command: Command) -> Process:
+        """See `Launcher`."""
+        own = (protocol.CHANNEL, protocol.WORKER, protocol.HOST)
+        agent = agent_command(
+            command.argv,
+            nodes=self._nodes,
+            node="127.0.0.1",
+            endpoint=self._store.endpoint,
+            run_id="bftrainer",
+            env={name: value for name, value in command.env.items() if name not in own},
+            cwd=command.cwd,
+            output=command.output,
+            silence_s=self._silence_s,
+        )
+        return await self._inner.start(agent)
+
+    async def close(self) -> None:
+        """See `Launcher`."""
+        await self._inner.close()
 
 
 def main() -> None:

@@ -1,0 +1,229 @@
+"""The warm parent: a process that imports torch once and then forks workers that need not.
+
+`warm.py` starts it by its `main` and asks it for processes: commands and signals come in as lines of JSON over a
+socket, process ids and exit statuses go out. It has one thread, runs no torch operation and never touches a GPU, so
+that what it forks is as good as a fresh interpreter.
+"""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import importlib
+import io
+import json
+import os
+import random
+import runpy
+import select
+import signal
+import socket
+import sys
+import time
+import types
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import Any
+
+from bftrainer.elastic.processes import Command, die_with_parent, end_group, go_to_background, open_output, wait_for_end
+
+
+def main() -> None:
+    """The warm parent: import, then fork until the manager goes. In the forked child: run the script, then return."""
+    _, descriptor, *preload = sys.argv
+    manager = socket.socket(fileno=int(descriptor))
+    manager.set_inheritable(False)
+    forked = _Forker(manager, preload).serve()
+    if forked is None:
+        os._exit(0)  # exit handlers of what was imported belong to the children
+    _become(forked)
+    run_as_main(forked.argv)
+
+
+class _Forker:
+    """What the warm parent knows."""
+
+    def __init__(self, manager: socket.socket, preload: list[str]) -> None:
+        self._manager = manager
+        self._preload = preload
+        self._pids: dict[int, int] = {}
+        self._pid = os.getpid()
+        self._woken, self._waker = socket.socketpair()
+        self._rest = b""
+        self._ending = False
+
+    def serve(self) -> Command | None:
+        """Fork what the manager asks for. Returns the command in each forked child, None at the end."""
+        problems = [problem for module in self._preload if (problem := _import(module))]
+        for end in (self._woken, self._waker):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._stop)
+        # From here on there are children to end first, so the manager's death no longer kills.
+        die_with_parent(os.getppid(), signal.SIGTERM)
+        gc.collect()
+        gc.freeze()  # so that the children's collections leave the shared pages alone
+        self._tell(problems=problems)
+        polling = select.poll()
+        polling.register(self._manager, select.POLLIN)
+        polling.register(self._woken, select.POLLIN)
+        while not self._ending:
+            ready = {descriptor for descriptor, _ in polling.poll()}
+            if self._woken.fileno() in ready:
+                with suppress(BlockingIOError):
+                    self._woken.recv(4096)
+                self._reap(os.WNOHANG)
+            if self._manager.fileno() in ready:
+                for message in self._receive():
+                    command = self._obey(message)
+                    if command is not None:
+                        return command
+        for pid in self._pids.values():
+            self._signal(pid, signal.SIGKILL, group=True)
+        self._reap(0)
+        return None
+
+    def _receive(self) -> list[Any]:
+        received = b""
+        with suppress(ConnectionError):
+            received = self._manager.recv(1 << 20)
+        self._ending = self._ending or not received
+        *lines, self._rest = (self._rest + received).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def _stop(self, *_: object) -> None:
+        self._ending = True
+
+    def _obey(self, message: Mapping[str, Any]) -> Command | None:
+        if "start" in message:
+            return self._fork(message["start"], Command(**message["command"]))
+        pid = self._pids.get(message["to"])
+        if pid is not None:
+            self._signal(pid, message["signal"], message["group"])
+        return None
+
+    def _fork(self, number: int, command: Command) -> Command | None:
+        # No signal may reach the child while it has this process's handlers: it would be lost.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            with warnings.catch_warnings():
+                # The threads it warns of are those of idle BLAS pools, which know about forks.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+        except OSError as problem:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            self._tell(failed=number, why=f"cannot fork: {problem}")
+            return None
+        if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            self._pids[number] = pid
+            self._tell(started=number, pid=pid)
+            return None
+        die_with_parent(self._pid)
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for end in (self._manager, self._woken, self._waker):
+            end.close()
+        for signum in signal.valid_signals():
+            if callable(signal.getsignal(signum)) and signal.getsignal(signum) is not signal.default_int_handler:
+                signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return command
+
+    def _signal(self, pid: int, signum: int, group: bool) -> None:
+        try:
+            (os.killpg if group else os.kill)(pid, signum)
+        except ProcessLookupError:
+            if group:  # so young that it does not lead its group yet, and is alone
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signum)
+
+    def _reap(self, options: int) -> None:
+        for number, pid in list(self._pids.items()):
+            if wait_for_end(pid, options):
+                end_group(pid)
+                _, status = os.waitpid(pid, 0)
+                del self._pids[number]
+                self._tell(exited=number, status=os.waitstatus_to_exitcode(status))
+
+    def _tell(self, **message: Any) -> None:
+        with suppress(OSError):  # the manager is gone, which the loop will see
+            self._manager.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _import(module: str) -> str | None:
+    """Import a module; what went wrong, if anything."""
+    try:
+        importlib.import_module(module)
+    except Exception as problem:
+        return f"{module}: {type(problem).__name__}: {problem}"[:1000]
+    return None
+
+
+def _become(command: Command) -> None:
+    """Make this forked process what a fresh interpreter started by the command would be."""
+    if command.background:
+        go_to_background()
+    env = dict(command.env)
+    if "LC_CTYPE" in os.environ:  # Python itself may have set it, as it would in a fresh start
+        env.setdefault("LC_CTYPE", os.environ["LC_CTYPE"])
+    os.environ.clear()
+    os.environ.update(env)
+    time.tzset()
+    os.chdir(command.cwd)
+    output = open_output(command)
+    if output is not None:
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=os.isatty(1))
+    sys.orig_argv = [sys.executable, *command.argv]
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        # Its own generator for the CPU starts anywhere, those of the GPUs at a constant: leave them alone.
+        sys.modules["torch"].default_generator.seed()
+    if "multiprocessing.process" in sys.modules:
+        sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
+    if "multiprocessing.resource_tracker" in sys.modules:
+        # A tracker that a preloaded module started is the parent's: each child needs its own.
+        tracker = sys.modules["multiprocessing.resource_tracker"]._resource_tracker
+        tracker._fd = tracker._pid = None
+
+
+def run_as_main(argv: tuple[str, ...]) -> None:
+    """Run a script, or `-m` and a module, as the interpreter does: it sees itself as `__main__`, with its folder first
+    on the path, and an error shows no trace of the caller.
+    """
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__builtins__=builtins, __annotations__={})
+    sys.modules["__main__"] = module
+    folder = Path.cwd() if argv[0] == "-m" else Path(os.path.realpath(argv[0])).parent
+    if not sys.flags.safe_path:
+        sys.path.insert(0, str(folder))
+    try:
+        if argv[0] == "-m":
+            sys.argv = ["-m", *argv[2:]]
+            runpy._run_module_as_main(argv[1])  # type: ignore[attr-defined]
+        else:
+            sys.argv = list(argv)
+            path = str(Path.cwd() / argv[0])
+            loader = SourceFileLoader("__main__", path)
+            module.__dict__.update(__file__=path, __loader__=loader, __cached__=None)
+            exec(loader.source_to_code(loader.get_data(path), path), module.__dict__)  # noqa: S102 - that is the task
+    except SystemExit:
+        raise
+    except BaseException as problem:
+        trace = problem.__traceback__
+        while trace is not None and trace.tb_frame.f_globals is globals():
+            trace = trace.tb_next
+        sys.excepthook(type(problem), problem.with_traceback(trace), trace)
+        # The interpreter still has to end as it does after an error, but has nothing more to say about it.
+        sys.excepthook = lambda *_: None
+        raise
