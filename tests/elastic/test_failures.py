@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bftrainer.elastic.local import Coordinator, Happening, Settings
-from bftrainer.elastic.protocol import Done, Formed, Left, Report
+from bftrainer.elastic.protocol import Done, Formed, Left
 from jobs import play, script
 
 pytest.importorskip("torch")
@@ -19,15 +19,15 @@ pytest.importorskip("torch")
 WORKER = script("failing_worker.py")
 
 
-def step_of(job: Coordinator) -> int:
-    return max((r.step for n in job.nodes if isinstance(r := job.report(n), Report)), default=0)
-
-
 async def trains(job: Coordinator, nodes: int) -> None:
-    """Wait until so many nodes train and have made a few steps."""
+    """Wait until so many nodes train and have made a few steps, which they write down."""
+
+    def written() -> int:
+        return sum(path.stat().st_size for path in job.folder.parent.glob("times-*"))
+
     await job.until(lambda: len(job.members) == nodes, 60, f"{nodes} members, not {job.members}")
-    seen = step_of(job)
-    await job.until(lambda: step_of(job) > seen + 2, 60, f"progress beyond step {seen}")
+    before = written()
+    await job.until(lambda: written() > before + 100 * nodes, 60, "a few steps more")
 
 
 @pytest.mark.parametrize(
@@ -125,6 +125,53 @@ def test_a_newcomer_that_dies_before_it_joins_disturbs_nobody(tmp_path: Path) ->
         (tmp_path / "end").touch()
 
     assert play(scenario, tmp_path, [WORKER, str(tmp_path), "slow-start"]).status == "done"
+
+
+def test_a_death_at_any_point_of_a_change_costs_a_generation_and_nothing_more(tmp_path: Path) -> None:
+    """A third node joins; when the manager hears a certain word of it all, the newcomer or rank 0 is killed."""
+    plan: list[tuple[str, int, str]] = [
+        ("ready", 1, "newcomer"),
+        ("arrived", 1, "newcomer"),
+        ("arrived", 1, "first"),
+        ("arrived", 3, "newcomer"),  # they form
+        ("arrived", 3, "first"),
+        ("formed", 1, "newcomer"),  # some are through
+        ("formed", 1, "first"),
+        ("formed", 3, "first"),
+    ]
+    armed: list[tuple[str, int, str]] = []
+    heard: dict[str, int] = {}
+    killed: list[str] = []
+    jobs: list[Coordinator] = []
+
+    def watch(happening: Happening) -> None:
+        if not armed:
+            return
+        word, count, whom = armed[0]
+        heard[happening.what] = heard.get(happening.what, 0) + 1
+        if heard.get(word, 0) >= count:
+            armed.clear()
+            job = jobs[0]
+            victim = job.nodes[-1] if whom == "newcomer" else job.members[0]
+            killed.append(victim)
+            job.signal(victim, signal.SIGKILL)
+
+    async def scenario(job: Coordinator) -> None:
+        jobs.append(job)
+        await job.add(2)
+        await trains(job, 2)
+        for point in plan:
+            heard.clear()
+            armed.append(point)
+            await job.add(1)
+            await job.until(lambda: not armed, 60, f"{point}")
+            await job.until(lambda: killed[-1] not in job.nodes, 30, "the end of it")
+            await job.until(lambda: sorted(job.members) == sorted(job.nodes), 60, f"the others' group after {point}")
+            await trains(job, 2)
+        (tmp_path / "end").touch()
+
+    assert play(scenario, tmp_path, [WORKER, str(tmp_path), ""], watch=watch).status == "done"
+    assert len(killed) == len(plan)
 
 
 def test_all_leave_in_good_order_and_the_next_life_goes_on_where_they_stopped(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from bftrainer.elastic.control import Desk, Order
 from bftrainer.elastic.local import Coordinator, Outcome, Settings
 from bftrainer.elastic.processes import ColdLauncher, Launcher
 from bftrainer.elastic.torchrun import StoreHost, TorchrunLauncher
-from bftrainer.elastic.warm import WarmLauncher
+from bftrainer.elastic.warm import PRELOAD, WarmLauncher
 from bftrainer.errors import BFTrainerError, InputError
 
 INTERRUPTED = 130
@@ -121,7 +121,7 @@ def parse_nodes(text: str) -> tuple[int, int]:
 async def _launcher(options: Options, stack: contextlib.AsyncExitStack) -> Launcher:
     launcher: Launcher = ColdLauncher()
     if options.warm and importlib.util.find_spec("torch") is not None:
-        preload = ("torch.distributed.run",) if options.torchrun else ("torch", "bftrainer.elastic")
+        preload = ("torch.distributed",) if options.torchrun else PRELOAD
         launcher = WarmLauncher(preload=preload)
     if options.torchrun:
         store = await StoreHost.start()

@@ -1,0 +1,32 @@
+"""Who installs BFTrainer to simulate needs neither PyTorch nor numba, and never waits for them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def modules_after(code: str) -> set[str]:
+    """What a fresh interpreter has loaded after running some code."""
+    script = f"{code}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=120)
+    return set(done.stdout.split("\n")[-2].split())
+
+
+def test_the_command_line_loads_neither_torch_nor_numba() -> None:
+    loaded = modules_after(
+        "from bftrainer.cli.main import run\n"
+        "run(['simulate', '--help'])\n"
+        "import bftrainer.simulate.study, bftrainer.paper.registry, bftrainer.allocate.exact, bftrainer.traces.importing"
+    )
+    assert "bftrainer.simulate.study" in loaded
+    assert not loaded & {"torch", "numba", "highspy"}
+
+
+def test_a_trainer_that_is_not_pytorch_needs_nothing_but_python() -> None:
+    loaded = modules_after("import bftrainer.elastic.membership, bftrainer.elastic.run, bftrainer.elastic.control")
+    assert not loaded & {"torch", "numpy", "numba", "polars"}
+
+
+def test_what_a_script_imports_is_light_until_it_begins() -> None:
+    assert not modules_after("from bftrainer import elastic") & {"torch", "numpy"}
