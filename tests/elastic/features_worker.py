@@ -25,7 +25,7 @@ class Net(nn.Module):
         hidden = torch.tanh(self.norm(self.conv(x))).flatten(1)
         for number, layer in enumerate(self.extra):
             if "skip" not in features or number % run.world != run.rank:  # each rank skips another one
-                hidden = hidden + layer(hidden)
+                hidden = hidden + layer(hidden) * (0.0 if "zero" in features else 1.0)
         return self.head(hidden)
 
 
@@ -60,7 +60,7 @@ for _ in run.epochs(3):
         num_workers=2 if "workers" in features else 0,
     ):
         loss = nn.functional.cross_entropy(model(inputs), targets)
-        if "twice" in features:  # two backward passes make one gradient
+        if "twice" in features or ("unequal" in features and run.rank == 1):  # two backward passes make one gradient
             scaler.scale(loss * 0.25).backward(retain_graph=True)
             scaler.scale(loss * 0.75).backward()
         else:

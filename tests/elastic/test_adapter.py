@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -185,6 +187,43 @@ def test_a_rule_for_the_learning_rate_needs_batches() -> None:
     run.register(model=model, optimizer=optimizer, lr_scaling="sqrt")
     with pytest.raises(InputError, match=r"`lr_scaling` needs run.batches\(\)"):
         next(run.steps(1))
+
+
+def test_a_process_that_the_script_forks_is_not_a_worker(tmp_path: Path) -> None:
+    script = tmp_path / "forks.py"
+    script.write_text(
+        "import multiprocessing, time\nfrom bftrainer import elastic\nrun = elastic.init()\n"
+        "child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,))\n"
+        "child.start()\nchild.terminate()\nchild.join(20)\nprint(child.exitcode)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "-15\n"
+
+
+def test_a_break_leaves_nothing_to_be_undone_later() -> None:
+    run, model, optimizer = make()
+    run.register(model=model, optimizer=optimizer)
+    undone: list[tuple[int, int]] = []
+    epochs = run.epochs(2)
+    next(epochs)
+    for x, y in run.batches(data(), batch_size=4):
+        nn.functional.mse_loss(model(x), y).backward()
+        run.step()
+        run._repair = lambda: undone.append((run.progress.epoch, run.progress.cursor))  # as after a lost peer
+        break
+    assert undone == [(0, 4)]
+    assert next(epochs) == 1
+
+
+def test_sparse_gradients_are_refused() -> None:
+    from bftrainer.elastic.reducer import Reducer
+
+    layer = nn.Embedding(4, 2, sparse=True)
+    reducer = Reducer(list(layer.parameters()), 1)
+    reducer.alone = False
+    layer(torch.tensor([1])).sum().backward()
+    with pytest.raises(InputError, match="gradients must be dense"):
+        reducer.finish(torch.zeros(1))
 
 
 def test_an_unknown_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

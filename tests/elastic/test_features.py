@@ -32,11 +32,16 @@ def together(folder: Path, nodes: int, *features: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "features",
-    [("accumulate", "clip"), ("scaler", "clip", "twice"), ("channels_last", "workers", "buckets")],
+    [
+        ("accumulate", "clip"),
+        ("scaler", "clip", "twice"),
+        ("channels_last", "workers", "buckets"),
+        ("unequal", "buckets"),
+    ],
     ids=lambda features: "+".join(features),
 )
 def test_three_ranks_compute_what_one_does(features: tuple[str, ...], tmp_path: Path) -> None:
-    expected = alone(tmp_path / "one", *(set(features) - {"accumulate", "workers", "buckets"}))
+    expected = alone(tmp_path / "one", *(set(features) - {"accumulate", "workers", "buckets", "unequal"}))
     found = together(tmp_path / "three", 3, *features)
     assert len(found) == 3
     for state in found:
@@ -53,6 +58,13 @@ def test_ranks_that_use_different_layers_sum_what_belongs_together(tmp_path: Pat
     for state in together(tmp_path / "many", 3, "skip", "buckets"):
         for name, value in state["model"].items():
             assert torch.allclose(value, one_bucket[name], rtol=1e-12, atol=1e-12), name
+
+
+def test_a_gradient_of_zero_here_and_none_there_moves_all_ranks_alike(tmp_path: Path) -> None:
+    found = together(tmp_path / "three", 3, "skip", "zero", "buckets")
+    for state in found[1:]:
+        for name, value in state["model"].items():
+            assert torch.equal(value, found[0]["model"][name]), name
 
 
 def test_ranks_agree_on_the_statistics_of_batch_norm(tmp_path: Path) -> None:

@@ -153,6 +153,20 @@ def test_those_who_hold_the_state_stay_until_another_has_it() -> None:
     assert said(roster) == {w: [Generation(3, ("b",))] for w in "ab"}
 
 
+def test_who_holds_the_state_is_let_go_where_too_few_could_take_it() -> None:
+    roster = joined("a", "b", "c", min_nodes=3)
+    for worker in "abc":
+        roster.formed(worker)
+    roster.lost("b")
+    roster.lost("c")
+    roster.settle()
+    roster.start("d")
+    roster.ready("d")
+    roster.settle()
+    roster.remove("a")
+    assert [m.members for m in said(roster)["a"]] == [("d",)]  # it leaves, and keeps the state on disk
+
+
 def test_wrong_calls_are_refused() -> None:
     with pytest.raises(InputError, match="`min_nodes` must be 1 or more, but got 0"):
         Roster(0)

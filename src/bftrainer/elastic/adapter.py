@@ -9,6 +9,7 @@ only for ranks whose sum was whole, and the most advanced rank's state becomes e
 from __future__ import annotations
 
 import atexit
+import copy
 import hashlib
 import os
 import signal
@@ -93,6 +94,8 @@ class Run:
         self._joined = False
         self._finished = False
         self._agreed = False  # all ranks know of a new generation
+        self._peers: tuple[str, ...] = ()  # the members of the present generation
+        self._pid = os.getpid()
         self._repair: Callable[[], None] | None = None
         self._step: Step | None = None
         self._micro = 0
@@ -184,6 +187,7 @@ class Run:
             epoch = self.progress.epoch
             yield epoch
             if self.progress.epoch == epoch:
+                self._put_right()  # the loop over batches may have been left early
                 if self._stepper.scheduler_every == "epoch":
                     self._stepper.schedule()
                 self.progress.epoch, self.progress.cursor = epoch + 1, 0
@@ -236,7 +240,11 @@ class Run:
             last = self._micro == len(self._step.micros) - 1
             self._set_weight(self._step.micros[self._micro].weight, last)
             place = (self._meter.generation, self._step.stop if last else self.progress.cursor)
-            yield batch
+            try:
+                yield batch
+            except GeneratorExit:  # a `break`: what follows the loop must not be undone later
+                self._put_right()
+                raise
             if self._step is not None:
                 raise InputError("run.step() must be called after each batch; it was not after the last one")
         # The others are ahead in a later epoch, and so is the state taken over from them.
@@ -313,12 +321,15 @@ class Run:
         """The training is complete: `epochs` and `steps` call it when they end."""
         if self._finished or not self._joined:
             return
-        while not self._fence():
-            pass
-        self._put_right()
+        saved = False
+        while not saved:
+            while not self._fence():
+                pass
+            self._put_right()
+            if self.is_main:
+                self._save()
+            saved = self._fence()  # if rank 0 is lost while it saves, the next one does
         self._finished = True
-        if self.is_main:
-            self._save()
         for loader in self._loaders.values():
             loader.close()
         if self._membership is not None:
@@ -409,6 +420,7 @@ class Run:
         except Leave as leave:
             self._leave(leave.generation)
         self._agreed = False
+        self._peers = place.members
         reducer.alone = place.world == 1
         pause_s = time.perf_counter() - paused_at
         self._meter.formed(place.generation, place.world)
@@ -444,17 +456,19 @@ class Run:
         state = broadcast(self._capture() if rank == source else None, source, self._crew.wire)
         if rank == source or not wanted:
             return
-        behind = self._has_state
-        self._load(state)
-        if behind:
-            # The script's code after the step that this rank missed still runs here, but is in this state already.
-            self._repair = lambda: self._load(state)
+        if not self._has_state:
+            self._load(state)
+            return
+        # The script's code after the step that this rank missed still runs here, but is in this state already. So it is
+        # loaded again after that; a copy now, as objects may keep what they are given and change it.
+        self._load(copy.deepcopy(state))
+        self._repair = lambda: self._load(state)
 
     def _leave(self, generation: Generation) -> NoReturn:
         """End here, at a step boundary."""
         assert self._membership is not None
-        if not generation.members and self._has_state:
-            self._save()  # nobody stays to have the state
+        if self._has_state and not set(generation.members) & set(self._peers):
+            self._save()  # nobody who has the state stays
         self._finished = True
         for loader in self._loaders.values():
             loader.close()
@@ -550,6 +564,10 @@ class Run:
         )
 
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:  # a child that the script forked
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+            return
         self._terminating = True
         if not self._has_state:
             raise SystemExit(128 + signum)  # nobody waits for it yet
@@ -558,6 +576,8 @@ class Run:
             threading.Thread(target=self._membership.send, args=(Leaving(),), daemon=True).start()
 
     def _at_exit(self) -> None:
+        if os.getpid() != self._pid:
+            return
         for loader in self._loaders.values():
             loader.close()
         if self._snapshots is not None:

@@ -100,8 +100,7 @@ class Crew:
         """Whether an exception of the script came from a lost peer: its own communication broke, not its code."""
         if self.membership is None or self.world == 1 or not isinstance(error, RuntimeError | GroupBroken):
             return False  # torch's distributed errors are RuntimeErrors
-        self.membership.wait_for_newer(_COLLATERAL_S)
-        return self.membership.cut
+        return self.membership.wait_for_cut(_COLLATERAL_S)
 
     def close(self) -> None:
         """Leave for good."""

@@ -293,7 +293,7 @@ class Coordinator:
         else:
             self.roster.lost(node.name)
         self._tell(node.name, f"ended with status {status}")
-        if status == protocol.RESTART and not expected:
+        if status == protocol.RESTART and not expected and not self._done:
             await self._start(node.name)
         elif status == 0 and not expected:
             self._finish()

@@ -167,6 +167,11 @@ class Membership:
         with self._changed:
             return self._changed.wait_for(lambda: self._generation.id > self.formed, timeout_s)
 
+    def wait_for_cut(self, timeout_s: float) -> bool:
+        """Wait until the present group is known to have lost a member."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.cut, timeout_s)
+
     def leave(self, step: int) -> None:
         """Say good-bye at a step boundary."""
         self.send(Left(step))
@@ -183,6 +188,9 @@ class Membership:
         def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             import traceback
 
+            if issubclass(kind, KeyboardInterrupt):  # the node is taken, which is no failure
+                before(kind, error, trace)
+                return
             if collateral(error):
                 print(f"bftrainer: a peer was lost ({error}); starting again", file=sys.stderr, flush=True)
                 os._exit(protocol.RESTART)

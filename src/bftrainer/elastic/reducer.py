@@ -16,9 +16,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bftrainer.elastic.group import GroupBroken, breaking
+from bftrainer.errors import InputError
 
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
+_OWN = 2
+"""Riders of the reducer itself: parameters without a gradient, and buckets whose gradient came late."""
 
 
 @dataclass(slots=True)
@@ -41,14 +44,15 @@ class Reducer:
 
     def __init__(self, params: Sequence[Tensor], riders: int) -> None:
         self.weight = 1.0
-        self.active = True
+        self.active = False
         """Whether gradients of the backward pass under way are to be sent: not while they are accumulated."""
         self.alone = True
         """Whether there is no other rank."""
         self._error: Exception | None = None
         self._sent = 0
+        self._eager = True  # whether full buckets are sent during the backward pass
         self._buckets = _buckets([p for p in params if p.requires_grad])
-        self._rider_count = riders
+        self._rider_count = riders + _OWN
         self._own_riders: Tensor | None = None
         self._allocate()
         self._handles = []
@@ -63,6 +67,7 @@ class Reducer:
 
         Raises `GroupBroken`, and then no gradient has been touched.
         """
+        self.active = False
         if self._error is not None:
             error, self._error = self._error, None
             raise GroupBroken(str(error)) from error
@@ -70,13 +75,27 @@ class Reducer:
             if self.weight != 1.0:
                 self.rescale(self.weight)
             return riders
-        sums = self._exchange(riders)
-        for bucket in self._buckets:
-            for param, view in zip(bucket.params, bucket.views, strict=True):
-                if param.grad is not None or bool(view.any()):
-                    param.grad = view
+        params = [param for bucket in self._buckets for param in bucket.params]
+        unused = sum(param.grad is None for param in params)
+        late = sum(bucket.late for bucket in self._buckets)
+        own = riders.new_tensor([float(unused), float(late)])
+        sums = self._exchange(torch.cat([riders, own]))
+        any_unused, any_late = sums[-_OWN:].tolist()
+        if any_late:
+            # On some rank a second backward pass came after buckets had gone: all send theirs again, and none early.
+            self._eager = False
+            self._begin()
+            self._exchange(torch.cat([riders, own]))
+        # Whether a gradient is zero or none at all is for all ranks together to say: optimizers treat them differently.
+        used = [1.0] * len(params)
+        if any_unused:
+            here = [0.0 if param.grad is None else 1.0 for param in params]
+            used = self.agree(riders.new_tensor(here)).tolist()
+        views = [view for bucket in self._buckets for view in bucket.views]
+        for param, view, somewhere in zip(params, views, used, strict=True):
+            param.grad = view if somewhere else None
         self._begin()
-        return sums
+        return sums[:-_OWN]
 
     def rescale(self, factor: float) -> None:
         """Multiply the gradients as they are."""
@@ -121,25 +140,20 @@ class Reducer:
         carried = last is not None and last.riders is not None
         target = last.riders if last is not None and last.riders is not None else self._own_riders
         assert target is not None
-        with breaking():
+        for bucket in self._buckets:
+            if bucket.work is None:
+                self._fill(bucket)
+        target.copy_(riders)
+        with breaking():  # only what is communication: a script's error must not be taken for a lost peer
             for bucket in self._buckets:
-                if bucket.late and bucket.work is not None:
-                    bucket.work.wait()  # what it brought is not all
-                    bucket.work = None
                 if bucket.work is None:
-                    self._fill(bucket)
-                    if carried and bucket is last:
-                        target.copy_(riders)
                     bucket.work = self._send(bucket.flat)
-            extra = None
-            if not carried:
-                target.copy_(riders)
-                extra = self._send(target)
+            extra = None if carried else self._send(target)
             for bucket in self._buckets:
                 assert bucket.work is not None
-                _await(bucket.work)
+                bucket.work.wait()
             if extra is not None:
-                _await(extra)
+                extra.wait()
         return target.to(riders.dtype)
 
     def _arrived(self, bucket: _Bucket) -> None:
@@ -151,7 +165,7 @@ class Reducer:
             bucket.late = True
             return
         # In the order of buckets, whatever the order in which they fill: ranks may use different layers.
-        while self._sent < len(self._buckets) - 1 and self._error is None:
+        while self._eager and self._sent < len(self._buckets) - 1 and self._error is None:
             following = self._buckets[self._sent]
             if following.missing > 0:
                 break
@@ -167,6 +181,8 @@ class Reducer:
             torch._foreach_zero_(bucket.views)
             return
         grads = [param.grad for param in bucket.params if param.grad is not None]
+        if any(grad.layout != torch.strided for grad in grads):
+            raise InputError("gradients must be dense, but got a sparse one; use Embedding(…, sparse=False)")
         if len(grads) == len(bucket.params):
             torch._foreach_copy_(bucket.views, grads)
         else:
@@ -233,8 +249,3 @@ def _like(piece: Tensor, param: Tensor) -> Tensor:
     if not param.is_contiguous() and torch.empty_like(param).stride() == param.stride():  # channels last, transposed
         return piece.as_strided(param.size(), param.stride(), piece.storage_offset())
     return piece.view(param.size())
-
-
-def _await(work: dist.Work) -> None:
-    """Wait until the sum is there, on the device too: nothing may be applied before it is known to be whole."""
-    work.wait()

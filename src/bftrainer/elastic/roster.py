@@ -119,7 +119,9 @@ class Roster:
         """The ready that need not leave; and as long as none of those has the job's state, those who have it."""
         staying = [name for name in self._ready_order if not self._workers[name].leaving]
         if staying and not any(self._workers[name].holds_state for name in staying):
-            return tuple(n for n in self._ready_order if n in staying or self._workers[n].holds_state)
+            with_state = [n for n in self._ready_order if n in staying or self._workers[n].holds_state]
+            if len(with_state) >= self.min_nodes:  # or they could not train, and hand nothing over
+                return tuple(with_state)
         return tuple(staying)
 
     def settle(self) -> Sequence[Saying]:

@@ -120,33 +120,38 @@ def broadcast(state: Mapping[str, Any] | None, source: int, device: torch.device
         file = io.BytesIO()
         torch.save(_take_apart(state, tensors), file)
         packed = file.getvalue()
-    with breaking():
-        size = torch.tensor([len(packed)], dtype=torch.int64, device=device)
-        dist.broadcast(size, source)
-        body = torch.frombuffer(bytearray(packed), dtype=torch.uint8) if state is not None else None
-        raw = body.to(device) if body is not None else torch.empty(int(size), dtype=torch.uint8, device=device)
-        dist.broadcast(raw, source)
-        # The peer is another process of the same job, of the same user, running the same script.
-        skeleton = torch.load(io.BytesIO(bytes(raw.cpu().numpy())), weights_only=False)
-        slots = sorted(_slots(skeleton), key=lambda slot: slot.number)
-        if state is None:
-            tensors = [torch.empty(slot.shape, dtype=slot.dtype) for slot in slots]
-        for piece in _pieces(slots):
-            _broadcast_piece([tensors[slot.number] for slot in piece], source, device, sends=state is not None)
+    size = torch.tensor([len(packed)], dtype=torch.int64, device=device)
+    _send(size, source)
+    body = torch.frombuffer(bytearray(packed), dtype=torch.uint8) if state is not None else None
+    raw = body.to(device) if body is not None else torch.empty(int(size), dtype=torch.uint8, device=device)
+    _send(raw, source)
+    # The peer is another process of the same job, of the same user, running the same script.
+    skeleton = torch.load(io.BytesIO(bytes(raw.cpu().numpy())), weights_only=False)
+    slots = sorted(_slots(skeleton), key=lambda slot: slot.number)
+    if state is None:
+        tensors = [torch.empty(slot.shape, dtype=slot.dtype) for slot in slots]
+    for piece in _pieces(slots):
+        _broadcast_piece([tensors[slot.number] for slot in piece], source, device, sends=state is not None)
     whole: dict[str, Any] = _put_together(skeleton, tensors)
     return whole
+
+
+def _send(tensor: Tensor, source: int) -> None:
+    """The one thing here that a lost peer can break."""
+    with breaking():
+        dist.broadcast(tensor, source)
 
 
 def _broadcast_piece(tensors: list[Tensor], source: int, device: torch.device, *, sends: bool) -> None:
     """Some tensors of one kind in one go."""
     if len(tensors) == 1 and tensors[0].device == device and tensors[0].is_contiguous():
-        dist.broadcast(tensors[0].detach(), source)
+        _send(tensors[0].detach(), source)
         return
     if sends:
         flat = torch.cat([tensor.detach().reshape(-1).to(device) for tensor in tensors])
     else:
         flat = torch.empty(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype, device=device)
-    dist.broadcast(flat, source)
+    _send(flat, source)
     if not sends:
         pieces = torch.split(flat, [tensor.numel() for tensor in tensors])
         for tensor, piece in zip(tensors, pieces, strict=True):
