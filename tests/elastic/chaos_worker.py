@@ -33,7 +33,7 @@ for _ in run.epochs(epochs):
         if run.generation != seen:
             seen = run.generation
             held = [len(list(Path("/proc/self", kind).iterdir())) for kind in ("fd", "task")]
-            log.write(json.dumps({"held": held, "world": run.world}) + "\n")
+            log.write(json.dumps({"held": held, "world": run.world, "rank": run.rank}) + "\n")
         loss = nn.functional.mse_loss(run.model(inputs), targets)
         loss.backward()
         mine, place, generation = run.indices, run.progress.key(), run.generation

@@ -47,10 +47,17 @@ EVENTS = ["join"] * 16 + ["leave"] * 9 + ["kill"] * 11 + ["stop"] * 4
 
 
 async def churn(job: Coordinator, rng: random.Random) -> None:
-    """Joins, leaves, kills and hangs in random order, some in a burst, some after training went on for a few steps."""
+    """Joins, leaves, kills and hangs in random order, some in a burst, some after training went on for a few steps.
+
+    One healthy node at least is left at any time: without any the state would be gone, which is another test.
+    """
+    struck: set[str] = set()  # killed or stopped, whether that was noticed yet or not
+
+    def healthy() -> list[str]:
+        return [name for name in job.nodes if name not in struck and not job.roster.is_leaving(name)]
 
     def training() -> list[str]:
-        return [name for name in job.nodes if name in job.members and not job.roster.is_leaving(name)]
+        return [name for name in healthy() if name in job.members]
 
     def steps() -> int:
         return max((r.step for n in job.nodes if isinstance(r := job.report(n), Report)), default=0)
@@ -60,7 +67,7 @@ async def churn(job: Coordinator, rng: random.Random) -> None:
 
     events = rng.sample(EVENTS, len(EVENTS))
     while events:
-        if len(job.nodes) < 3:
+        while len(healthy()) < 3 and len(job.nodes) < 8:
             await job.add(1)  # so that there is somebody to take away
         await job.until(lambda: any(map(possible, events)), 60, f"a chance for one of {events}")
         event = next(filter(possible, events))
@@ -72,6 +79,7 @@ async def churn(job: Coordinator, rng: random.Random) -> None:
         else:
             several = len(training()) > 3 and rng.random() < 0.2
             for victim in rng.sample(training(), 2 if several else 1):
+                struck.add(victim)
                 job.signal(victim, signal.SIGKILL if event == "kill" else signal.SIGSTOP)
         if rng.random() < 0.7:
             seen = steps()
@@ -83,10 +91,10 @@ def leaks(folder: Path) -> list[str]:
     found = []
     for log in folder.glob("steps-*.jsonl"):
         lines = [json.loads(line) for line in log.read_text().splitlines()]
-        by_world: dict[int, list[list[int]]] = defaultdict(list)
+        by_world: dict[tuple[int, bool], list[list[int]]] = defaultdict(list)
         for said in lines:
-            if "held" in said:
-                by_world[said["world"]].append(said["held"])
+            if "held" in said:  # rank 0 also hosts the store of its generation
+                by_world[said["world"], said["rank"] == 0].append(said["held"])
         for world, held in by_world.items():
             # What an abandoned attempt to form a group holds is given back only after a while.
             if len(held) >= 5 and min(map(sum, held[-2:])) > sum(held[0]) + len(held):
