@@ -29,7 +29,7 @@ check: setup
 	$(BIN)/lint-imports --no-cache
 
 test: check
-	$(BIN)/pytest -n $(JOBS)
+	$(BIN)/pytest -n $(JOBS) --dist worksteal
 
 soak: setup
 	$(BIN)/python tests/elastic/soak.py --minutes $(MINUTES)

@@ -110,6 +110,7 @@ class Run:
             None,
         ):
             signal.signal(signal.SIGTERM, self._on_sigterm)
+            _keep_from_children(self._on_sigterm)
         atexit.register(self._at_exit)
 
     # What the script sees.
@@ -564,10 +565,6 @@ class Run:
         )
 
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._pid:  # a child that the script forked
-            signal.signal(signum, signal.SIG_DFL)
-            os.kill(os.getpid(), signum)
-            return
         self._terminating = True
         if not self._has_state:
             raise SystemExit(128 + signum)  # nobody waits for it yet
@@ -583,6 +580,24 @@ class Run:
         if self._snapshots is not None:
             self._snapshots.close(60.0)
         self._crew.close()
+
+
+def _keep_from_children(handler: Callable[[int, FrameType | None], None]) -> None:
+    """Processes that the script forks end on SIGTERM as if there were no handler, also right after they are forked."""
+    kept = threading.local()
+
+    def before() -> None:
+        kept.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def after() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, kept.mask)
+
+    def in_child() -> None:
+        if signal.getsignal(signal.SIGTERM) == handler:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        after()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=in_child)
 
 
 def _number(loss: Tensor | float) -> float:
