@@ -140,6 +140,8 @@ def test_messages_and_fields_of_the_future_are_ignored(manager: Manager, worker:
     manager.peer.sendall(b'{"type": "weather", "sun": true}\n')
     manager.peer.sendall(b'{"type": "generation", "id": 3, "members": ["b"], "cut": false, "mood": "good"}\n')
     until(lambda: worker.newest == 3)
+    manager.say(Go(3, ("here",)))
+    assert worker.arrive(lambda rank: "here") == Place(3, ("b",), 0, ("here",))
 
 
 @pytest.mark.parametrize("line", [b"not json\n", b"[1]\n", b"{}\n", b'{"type": "go"}\n', b'{"type": "left"}\n'])

@@ -380,7 +380,9 @@ def test_a_socket_left_behind_does_no_harm(tmp_path: Path) -> None:
 
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / control.SOCKET))
+    assert stat.S_ISSOCK((tmp_path / control.SOCKET).stat().st_mode)
     asyncio.run(serve_in(tmp_path))
+    assert not (tmp_path / control.SOCKET).exists()
 
 
 @pytest.mark.parametrize("line", [b"nonsense\n", b"{}\n", b'{"command": "add"}\n', b'{"command": ["fly"]}\n', b"[1]\n"])

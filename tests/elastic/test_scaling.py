@@ -190,8 +190,17 @@ def test_a_scheduler_never_sees_the_factor() -> None:
 
 
 def test_a_factor_of_one_touches_nothing() -> None:
-    with scaled(object(), 1.0):
-        pass
+    class Untouchable:
+        touched = False
+
+        def __getattr__(self, name: str) -> object:
+            type(self).touched = True
+            raise AttributeError(name)
+
+    optimizer = Untouchable()
+    with scaled(optimizer, 1.0):
+        assert not optimizer.touched
+    assert not optimizer.touched
 
 
 def test_an_optimizer_without_a_rate_is_refused_and_left_as_it_was() -> None:

@@ -20,7 +20,6 @@ from bftrainer.core.curve import Curve
 from bftrainer.errors import InputError
 
 LARGEST_POOL = 1_000_000
-_MOST_GAINS = 8
 
 Status = Literal["optimal", "time-limit", "kept", "heuristic"]
 """optimal: proven best. time-limit: the best found in time. kept: nothing better than the current map was found in
@@ -41,8 +40,6 @@ class Claim:
     up_s: float  # R_j^up
     down_s: float  # R_j^dw
     owner: str = ""
-    _gains: dict[tuple[int, float], Floats] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Claims live on from decision to decision, and so does what was computed of them."""
 
     def __post_init__(self) -> None:
         def require(good: bool, field: str, rule: str, value: object) -> None:
@@ -72,13 +69,7 @@ class Claim:
         return value - (self.up_s if nodes > running else self.down_s) * self.value.rate(running)
 
     def gains(self, top: int, horizon_s: float) -> Floats:
-        """T·O(n) − O(C)·R for every n from 0 to `top`, minus infinity where the claim does not allow it.
-
-        The array is kept: do not change it.
-        """
-        known = self._gains.get((top, horizon_s))
-        if known is not None:
-            return known
+        """T·O(n) − O(C)·R for every n from 0 to `top`, minus infinity where the claim does not allow it."""
         gains: Floats = horizon_s * self.value.up_to(top)
         running = self.running
         if running:
@@ -89,10 +80,6 @@ class Claim:
             gains[1 : self.min_nodes] = -np.inf
         if self.max_nodes < top:
             gains[self.max_nodes + 1 :] = -np.inf
-        gains.flags.writeable = False
-        if len(self._gains) >= _MOST_GAINS:
-            self._gains.clear()
-        self._gains[top, horizon_s] = gains
         return gains
 
     def allows(self, nodes: int) -> bool:

@@ -357,8 +357,7 @@ class Coordinator:
             case Report():
                 node.report = message
         self._settle()
-        if isinstance(message, Ready | Arrived | Broken | Leaving | Left | Done | Failed | Formed | Report | Hello):
-            self._tell(node.name, type(message).__name__.lower(), message)
+        self._tell(node.name, type(message).__name__.lower(), message)
 
     def _settle(self) -> None:
         for saying in self.roster.settle():
