@@ -37,7 +37,7 @@ if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then
 fi
 say "building .venv (a minute or two the first time)"
 "$python" -m venv --clear .venv
-.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[dev,examples,fast,torch]' 2>&1 |
+.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[dev,examples,fast,live,torch]' 2>&1 |
   { grep -v '^WARNING: Location .* is ignored' || true; } >&2
 .venv/bin/bftrainer --version >/dev/null
 printf '%s' "$want" >"$stamp"

@@ -129,6 +129,14 @@ class State:
             waiting = tuple(sorted(waiting, key=lambda trainer: trainer.submit))
         return replace(self, waiting=waiting)
 
+    def relearned(self, trainer: Trainer) -> State:
+        """The state with what is known now of a trainer in the place of what was known before."""
+
+        def put(queue: tuple[Trainer, ...]) -> tuple[Trainer, ...]:
+            return tuple(trainer if known.name == trainer.name else known for known in queue)
+
+        return replace(self, admitted=put(self.admitted), waiting=put(self.waiting))
+
     def finished(self, name: str) -> State:
         """The state without one trainer, whose nodes are free."""
         admitted = tuple(trainer for trainer in self.admitted if trainer.name != name)

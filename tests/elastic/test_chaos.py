@@ -13,34 +13,11 @@ import pytest
 from bftrainer.elastic.local import Coordinator, Happening
 from bftrainer.elastic.protocol import Hello, Report
 from jobs import on, play, script
+from ledger import committed, same_as_alone
 
 torch = pytest.importorskip("torch")
 
 WORKER = script("chaos_worker.py")
-
-
-def committed(folder: Path) -> dict[int, Counter[int]]:
-    """How often each sample went into the state that survived, by epoch.
-
-    A rank writes down its samples before the gradients are summed, and the step when they were. If the only rank that
-    got so far was killed then, the others have made the step again, in a later generation: that one counts.
-    """
-    tried: dict[tuple[tuple[int, ...], int], list[int]] = defaultdict(list)
-    generation_of: dict[tuple[int, ...], int] = {}
-    for log in folder.glob("steps-*.jsonl"):
-        for line in log.read_text().splitlines():
-            said = json.loads(line)
-            if "held" in said:
-                continue
-            if "try" in said:
-                tried[tuple(said["try"]), said["generation"]] += said["samples"]
-            else:
-                place = tuple(said["commit"])
-                generation_of[place] = max(generation_of.get(place, 0), said["generation"])
-    counts: dict[int, Counter[int]] = defaultdict(Counter)
-    for place, generation in generation_of.items():
-        counts[place[0]].update(tried[place, generation])
-    return counts
 
 
 EVENTS = ["join"] * 16 + ["leave"] * 9 + ["kill"] * 11 + ["stop"] * 4
@@ -129,14 +106,7 @@ def chaos(folder: Path, seed: int, epochs: int) -> None:
     assert sorted(counts) == list(range(epochs))
     for epoch, counter in counts.items():
         assert counter == Counter(range(600)), f"epoch {epoch}"
-    (expected,) = (torch.load(path) for path in alone.glob("final-*.pt"))
-    finals = [torch.load(path) for path in disturbed.glob("final-*.pt")]
-    assert finals
-    for final in finals:
-        assert final["lr"] == expected["lr"]
-        for name, weight in final["model"].items():
-            assert torch.equal(weight, finals[0]["model"][name])
-            assert (weight - expected["model"][name]).abs().max() < 1e-12
+    same_as_alone(alone, disturbed)
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     assert leaks(disturbed) == []
 

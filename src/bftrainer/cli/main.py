@@ -19,8 +19,14 @@ from bftrainer.errors import BFTrainerError
 _UsageError: Any = typer.BadParameter.__base__
 _AnyCallError: Any = _UsageError.__base__
 
-COMMANDS = ("trace", "allocate", "simulate", "tune", "paper")
-"""Modules of this package; each adds its commands to an app with `register`."""
+COMMANDS = {
+    **{name: name for name in ("trace", "allocate", "simulate", "tune", "paper", "profile")},
+    **{name: name for name in ("demo", "serve", "agent", "submit", "status", "logs", "watch")},
+    **dict.fromkeys(("nodes", "events"), "status"),
+    **dict.fromkeys(("cancel", "wait", "pause", "resume"), "control"),
+    **{name: name for name in ("config", "token", "doctor")},
+}
+"""Commands and the modules of this package that they are in; each adds its own to an app with `register`."""
 
 
 def build(first_word: str = "") -> typer.Typer:
@@ -35,7 +41,7 @@ def build(first_word: str = "") -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for name in (first_word,) if first_word in COMMANDS else COMMANDS:
+    for name in dict.fromkeys((COMMANDS[first_word],) if first_word in COMMANDS else COMMANDS.values()):
         importlib.import_module(f"bftrainer.cli.{name}").register(app)
     return app
 

@@ -30,8 +30,9 @@ from bftrainer.elastic import protocol
 from bftrainer.elastic.crew import Crew
 from bftrainer.elastic.group import GroupBroken, breaking
 from bftrainer.elastic.loader import Loader, length_of
-from bftrainer.elastic.measure import Meter
+from bftrainer.elastic.measure import Course, Meter
 from bftrainer.elastic.membership import Leave, Membership, Place
+from bftrainer.elastic.pacing import Pacer
 from bftrainer.elastic.protocol import Done, Formed, Generation, Leaving, Report
 from bftrainer.elastic.reducer import Reducer
 from bftrainer.elastic.sampler import BatchPlan, Step
@@ -83,6 +84,10 @@ class Run:
         self._membership = Membership.connect()
         self._crew = Crew(self._membership, backend or default_backend(device), device)
         self._meter = Meter()
+        self._pacer = self._paced()
+        self._epochs: int | None = None
+        self._course: tuple[Course, BatchPlan] | None = None
+        self._redone = 0
         self._snapshots: Snapshots | None = None
         if snapshots is not None:
             self._snapshots = Snapshots(snapshots, every_s=snapshot_every_s, keep=snapshots_kept)
@@ -183,6 +188,7 @@ class Run:
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are still to be trained, of `count`. A newcomer begins in the one that is under way."""
+        self._epochs = count
         self._join()
         while self.progress.epoch < count:
             epoch = self.progress.epoch
@@ -223,6 +229,8 @@ class Run:
             drop_last=drop_last,
         )
         loader = self._loader(dataset, plan, (batch_size, global_batch, max_batch, shuffle, drop_last), loading)
+        if self._epochs is not None:
+            self._course = Course(self._epochs, length, drop_last), plan
         epoch, place = self.progress.epoch, None
         while self._between(epoch):
             here = (self._meter.generation, self.progress.cursor)
@@ -292,13 +300,18 @@ class Run:
                 self._accumulated_loss += _number(loss) * count
             return False
         share = sum(micro.weight for micro in step.micros) if step.micros else 1.0 / self.world
+        if self._pacer is not None:
+            self._pacer.hold(self.world)
         riders = self._riders(count, loss, share)
         try:
             sums = reducer.finish(riders)
             values = sums[:_RIDERS].tolist()  # waits for the device: the sum is known to be whole
             self._crew.check_whole()
         except GroupBroken as problem:
+            before = self.progress.key()
             self._recover(problem)
+            if self.progress.key() <= before:  # nobody's sum was whole
+                self._redone += count + self._accumulated
             return False
         if self._statistics:
             if self.world > 1:
@@ -394,6 +407,8 @@ class Run:
             self._has_state = True
             self._statistics.commit()
             self._meter.formed(0, 1)
+            if self._pacer is not None:
+                self._pacer.begin()
             return
         self._crew.rehearse()
         self._membership.ready()
@@ -425,6 +440,8 @@ class Run:
         reducer.alone = place.world == 1
         pause_s = time.perf_counter() - paused_at
         self._meter.formed(place.generation, place.world)
+        if self._pacer is not None:
+            self._pacer.begin()
         membership.send(Formed(place.generation, place.world, round(pause_s, 6), round(form_s, 6), round(sync_s, 6)))
 
     def _sync(self, place: Place) -> None:
@@ -562,7 +579,23 @@ class Run:
             rates={str(world): round(rate, 3) for world, rate in self._meter.rates().items()},
             metrics=dict(self.metrics),
             snapshot_step=self._snapshots.last_step if self._snapshots is not None else None,
+            total=self._total(progress),
+            epochs=self._epochs,
+            redone=self._redone,
+            windows=self._meter.windows(),
         )
+
+    def _total(self, progress: Progress) -> int | None:
+        """Samples of the whole training, where that is known."""
+        if self._course is None:
+            return None
+        course, plan = self._course
+        return course.total(progress.samples, progress.epoch, progress.cursor, plan.global_batch_size(self.world))
+
+    def _paced(self) -> Pacer | None:
+        """What holds the steps back, if the environment says so. A lost peer ends the wait."""
+        membership = self._membership
+        return Pacer.from_environment(time.sleep if membership is None else membership.wait_for_cut)
 
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
         self._terminating = True

@@ -2,7 +2,8 @@
 
 `warm.py` starts it by its `main` and asks it for processes: commands and signals come in as lines of JSON over a
 socket, process ids and exit statuses go out. It has one thread, runs no torch operation and never touches a GPU, so
-that what it forks is as good as a fresh interpreter.
+that what it forks is as good as a fresh interpreter. A process that has done the imports itself forks one instead, by
+`fork_forker`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import sys
 import time
 import types
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -36,6 +37,39 @@ def main() -> None:
     _, descriptor, *preload = sys.argv
     manager = socket.socket(fileno=int(descriptor))
     manager.set_inheritable(False)
+    _serve(manager, preload)
+
+
+def fork_forker(preload: Sequence[str] = ()) -> tuple[int, socket.socket]:
+    """Fork a warm parent off this process, which has imported what its workers need: its id, and the socket to it.
+
+    For the main program, before it has started a thread, opened a descriptor or set a signal handler. In the forked
+    workers the call does not return: it raises what ends them, and nothing on the way up may catch that.
+    """
+    ours, theirs = socket.socketpair()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # or the children print it again
+    caller = os.getpid()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # as in `_Forker._fork`
+        pid = os.fork()
+    if pid:
+        theirs.close()
+        return pid, ours
+    die_with_parent(caller)
+    os.setsid()
+    ours.close()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    if not sys.flags.safe_path:
+        sys.path.pop(0)  # the folder of the caller's own script
+    _serve(theirs, preload)
+    raise SystemExit
+
+
+def _serve(manager: socket.socket, preload: Sequence[str]) -> None:
+    """Fork until the manager goes, and end. In each forked child: run its script, then return."""
     forked = _Forker(manager, preload).serve()
     if forked is None:
         os._exit(0)  # exit handlers of what was imported belong to the children
@@ -46,7 +80,7 @@ def main() -> None:
 class _Forker:
     """What the warm parent knows."""
 
-    def __init__(self, manager: socket.socket, preload: list[str]) -> None:
+    def __init__(self, manager: socket.socket, preload: Sequence[str]) -> None:
         self._manager = manager
         self._preload = preload
         self._pids: dict[int, int] = {}
@@ -181,7 +215,8 @@ def _become(command: Command) -> None:
         os.dup2(output, 2)
         os.close(output)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=os.isatty(1))
+        # A parent that was not started unbuffered itself comes as near to it as a fork can.
+        sys.stdout.reconfigure(line_buffering=os.isatty(1) or bool(env.get("PYTHONUNBUFFERED")))
     sys.orig_argv = [sys.executable, *command.argv]
     random.seed()
     if "numpy" in sys.modules:

@@ -1,6 +1,6 @@
-"""How fast a job goes at each world size, measured while it trains; the reporting thread does the work.
+"""How fast a job goes at each world size, measured while it trains, and how much there is to do in all.
 
-The training loop leaves a mark at each step and knows nothing more of it.
+The training loop leaves a mark at each step and knows nothing more of it; the reporting thread does the work.
 """
 
 from __future__ import annotations
@@ -70,3 +70,33 @@ class Meter:
     def rates(self) -> dict[int, float]:
         """What was measured."""
         return {world: statistics.median(windows) for world, windows in sorted(self._windows.items())}
+
+    def windows(self) -> int:
+        """How many there are of the present world size."""
+        return len(self._windows.get(self.world, ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What a training goes through: epochs of one dataset."""
+
+    epochs: int
+    length: int
+    """Samples of the dataset."""
+    drop_last: bool
+    """Of an epoch, what does not fill a batch is left out."""
+
+    def total(self, samples: int, epoch: int, cursor: int, batch: int) -> int:
+        """Samples in all, after `samples` of them, at `cursor` of `epoch`.
+
+        With `drop_last` as many as there will be if the global batch stays `batch`.
+        """
+        if not self.drop_last:
+            return self.epochs * self.length
+        left = self.epochs - epoch
+        if left <= 0:
+            return samples
+        # The whole of an epoch that is smaller than a batch is trained all the same; see `sampler.py`.
+        whole = self.length // batch * batch or self.length
+        rest = (self.length - cursor) // batch * batch if cursor else whole
+        return samples + rest + (left - 1) * whole

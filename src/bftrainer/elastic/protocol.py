@@ -25,6 +25,8 @@ SNAPSHOTS = "BFTRAINER_SNAPSHOTS"
 """Environment: the folder for snapshots, where the script does not say one."""
 BACKEND = "BFTRAINER_BACKEND"
 """Environment: the communication backend of PyTorch, gloo or nccl, where the default does not fit."""
+PACE = "BFTRAINER_PACE"
+"""Environment: how long a step shall take, so that fake nodes scale as real ones do; see `pacing.py`."""
 RESTART = 75
 """Exit status of a worker that lost its peers in the midst of its own communication and wants to be started again."""
 
@@ -94,6 +96,14 @@ class Report:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What the script reports: loss, accuracy, …"""
     snapshot_step: int | None = None
+    total: int | None = None
+    """Samples of the whole training, where that is known."""
+    epochs: int | None = None
+    """Epochs of the whole training, where that is known."""
+    redone: int = 0
+    """Samples this worker computed in vain, because a peer was lost before they counted."""
+    windows: int = 0
+    """How often the rate at the present world size was measured: it is the median of so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,25 +162,34 @@ _KINDS: Mapping[str, type[Any]] = {
     kind.__name__.lower(): kind
     for kind in (Hello, Ready, Arrived, Formed, Broken, Report, Leaving, Left, Done, Failed, Generation, Go)
 }
+_FIELDS = {kind: frozenset(f.name for f in fields(kind)) for kind in _KINDS.values()}
 
 
 def encode(message: Message) -> bytes:
     """One line."""
-    return json.dumps({"type": type(message).__name__.lower(), **asdict(message)}).encode() + b"\n"
+    return json.dumps(as_json(message)).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message | None:
     """The message of a line; None if it is of a kind this version does not know."""
     try:
-        found = json.loads(line)
-        kind = _KINDS.get(found.pop("type"))
-        if kind is None:
-            return None
-        known = {f.name for f in fields(kind)}
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items() if k in known}
-        message: Message = kind(**values)
+        return from_json(json.loads(line))
     except (ValueError, TypeError, AttributeError, KeyError) as problem:
         raise ProtocolError(
             f"a message must be a JSON object with a `type`, but got {line[:200]!r}: {problem}"
         ) from None
+
+
+def as_json(message: Message) -> dict[str, Any]:
+    """The object that stands for a message."""
+    return {"type": type(message).__name__.lower(), **asdict(message)}
+
+
+def from_json(found: Mapping[str, Any]) -> Message | None:
+    """The message that an object stands for; None if it is of a kind this version does not know."""
+    kind = _KINDS.get(found["type"])
+    if kind is None:
+        return None
+    known = _FIELDS[kind]
+    message: Message = kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in found.items() if k in known})
     return message

@@ -46,6 +46,14 @@ class Roster:
         self._ready_order: list[str] = []
         self._cut = False
 
+    def resume(self, generation: Generation, *, whole: bool) -> None:
+        """Take up where an earlier manager was: this generation was announced last, and its members are known here.
+
+        `whole`: all of them train in it. Otherwise nobody can say how far they got, and the next `settle` begins anew.
+        """
+        self.generation = self.going = generation
+        self._cut = not whole
+
     @property
     def workers(self) -> tuple[str, ...]:
         """All that were started and are not gone."""

@@ -12,13 +12,14 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from signal import SIGKILL
-from typing import Any
+from typing import Any, cast
 
 from bftrainer.elastic.processes import ColdLauncher, ColdProcess, Command, Process, open_output, spawn
 from bftrainer.errors import BFTrainerError
@@ -48,7 +49,7 @@ PRELOAD = ("torch", "bftrainer.elastic.adapter")
 class WarmLauncher:
     """Forks Python scripts from a warm parent; starts everything else, and all if that fails, as `ColdLauncher` does.
 
-    The parent is started with the first command. `preload` names the modules it imports.
+    The parent is started with the first command, or by `prepare`. `preload` names the modules it imports.
     """
 
     def __init__(self, python: str = sys.executable, preload: tuple[str, ...] = PRELOAD) -> None:
@@ -67,6 +68,17 @@ class WarmLauncher:
                 _log.warning("%s starts without the warm parent: %s", command.argv[0], problem)
         return await self._cold.start(command)
 
+    def prepare(self, environment: Mapping[str, str], inherited: tuple[int, socket.socket] | None = None) -> None:
+        """Have a parent for commands with such an environment before the first one comes.
+
+        `inherited` is one that `forker.fork_forker` gave, for this launcher's interpreter. When it ends, the next
+        command gets another parent, as ever.
+        """
+        command = Command((), environment, os.getcwd(), None)  # noqa: PTH109
+        key = _what_loading_reads(command)
+        if key not in self._parents:
+            self._parents[key] = asyncio.create_task(self._first_parent(command, inherited))
+
     async def close(self) -> None:
         """See `Launcher`."""
         tasks = list(self._parents.values())
@@ -78,6 +90,15 @@ class WarmLauncher:
                 await parent.close()
         await self._cold.close()
 
+    async def _first_parent(self, command: Command, inherited: tuple[int, socket.socket] | None) -> _Parent:
+        if inherited is not None:
+            pid, connection = inherited
+            try:
+                return await _Parent.ready(_adopt(pid), connection)
+            except _NotWarmError as problem:
+                _log.warning("a new warm parent replaces the inherited one: %s", problem)
+        return await _Parent.spawned(command, self._python, self._preload)
+
     async def _parent(self, command: Command) -> _Parent:
         """The warm parent for a command, once it is ready."""
         key = _what_loading_reads(command)
@@ -88,7 +109,7 @@ class WarmLauncher:
         if key not in self._parents:
             if len(self._parents) >= PARENTS:
                 raise _NotWarmError(f"there are {PARENTS} with other settings")
-            self._parents[key] = asyncio.create_task(_Parent.ready(command, self._python, self._preload))
+            self._parents[key] = asyncio.create_task(_Parent.spawned(command, self._python, self._preload))
         return await asyncio.shield(self._parents[key])
 
 
@@ -125,12 +146,17 @@ class _Parent:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def ready(cls, command: Command, python: str, preload: tuple[str, ...]) -> _Parent:
+    async def spawned(cls, command: Command, python: str, preload: tuple[str, ...]) -> _Parent:
         """Start one, and wait until it has done its imports."""
         ours, theirs = socket.socketpair()
         with theirs:
             argv = (python, "-c", _MAIN, str(theirs.fileno()), *preload)
             process = spawn(Command(argv, command.env, command.cwd, None, python=False), python, (theirs.fileno(),))
+        return await cls.ready(process, ours)
+
+    @classmethod
+    async def ready(cls, process: ColdProcess, ours: socket.socket) -> _Parent:
+        """The one at the other end of a socket, once it has done its imports."""
         try:
             parent = cls(process, *await asyncio.open_unix_connection(sock=ours))
         except BaseException:
@@ -222,6 +248,24 @@ class _Parent:
                     started.set_exception(_NotWarmError(why))
             case {"exited": number, "status": status}:
                 self._running.pop(number).exited.set_result(status)
+
+
+@dataclass(slots=True)
+class _Fork:
+    """A child of this process that no `Popen` has started: the part of it that `ColdProcess` needs."""
+
+    pid: int
+    returncode: int | None = None
+
+    def wait(self) -> int:
+        """Reap it."""
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+
+def _adopt(pid: int) -> ColdProcess:
+    return ColdProcess(cast("subprocess.Popen[bytes]", _Fork(pid)))
 
 
 class WarmProcess:

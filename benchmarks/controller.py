@@ -1,0 +1,418 @@
+"""What does a controller need for a thousand nodes, and how quick is it? The real one, against agents that are made up.
+
+    python benchmarks/controller.py [--json] [--seconds 60] [--agents 1000] [--trainers 200] [--churn 60]
+                                    [--max-parallel 10,200] [--profile FILE]
+
+`bftrainer serve` runs as it does anywhere: its own process, SQLite on disk, real websockets. A second process holds the
+agents' ends of the connections (`workers/simulated_agents.py`): every agent beats once a second with its worker's
+report, workers start, form generations, print and end as real ones do. This process submits trainers of up to 64 nodes,
+puts a new one in the place of each that is done, and asks the API 20 times a second.
+
+Nodes come and go at `--churn` times the rate of Summit (42 joins and 29 leaves an hour, in groups as large as those of
+the synthetic Summit trace on 1,024 nodes). Half of the leaves are announced by the agent, half are cut connections.
+
+An *event* is one agent that begins to connect, or a group of nodes that is taken at once. Its *commands* are:
+- for each worker left behind by a lost member, the first generation (or stop) that it is told;
+- all starts of the first decision after the event, as the event log has them (`worker.started` of the same instant);
+- for each trainer that this decision shrinks, the first generation or stop that any of its workers is told.
+`event_to_command_ms` is the time from the event, on the agents' side, to the arrival there of the last of these. What
+workers themselves need (to become ready, to come to a step boundary) is not in it; coalescing, the decision, the store
+and the network are.
+
+Each value of `--max-parallel` is a run of its own (`runs`); the figures at the top are the worst of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import itertools
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from bftrainer import __version__
+from bftrainer.cluster.store import FILE, Store
+from bftrainer.traces.synth import synthesise
+
+AGENTS = Path(__file__).with_name("workers") / "simulated_agents.py"
+JOINS_PER_HOUR, LEAVES_PER_HOUR = 42.0, 29.0
+SUMMIT_NODES = 1024
+REQUESTS_PER_S = 20.0
+CLIENTS = 4
+"""So that one slow answer does not keep the others from being asked for."""
+PATHS = ("/v1/status", "/v1/trainers/{id}", "/v1/nodes", "/v1/events?limit=100", "/v1/trainers")
+WARM_UP_S = 15.0
+LIMIT_S = 120.0
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is put on the controller."""
+
+    agents: int
+    trainers: int
+    seconds: float
+    churn: float
+    """Times the rate of Summit."""
+    seed: int = 0
+    warm_up_s: float = WARM_UP_S
+
+
+@dataclass(slots=True)
+class Asked:
+    """What the API clients saw."""
+
+    took_ms: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    problems: list[str] = field(default_factory=list)
+
+
+def churn(load: Load) -> dict[str, Any]:
+    """How often nodes come and go, and how many at a time."""
+    events = list(synthesise("summit", nodes=SUMMIT_NODES, hours=200, seed=load.seed).events())
+    share = min(load.agents / SUMMIT_NODES, 1.0)
+    return {
+        "joins_per_hour": JOINS_PER_HOUR * load.churn,
+        "leaves_per_hour": LEAVES_PER_HOUR * load.churn,
+        "join_sizes": [max(round(len(event.joined) * share), 1) for event in events if event.joined],
+        "leave_sizes": [max(round(len(event.left) * share), 1) for event in events if event.left],
+    }
+
+
+class Api:
+    """One connection to the API."""
+
+    def __init__(self, url: str, token: str) -> None:
+        parts = urlsplit(url)
+        self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+        self._headers = {"Authorization": f"Bearer {token}"}
+
+    def ask(self, path: str, body: Any = None) -> Any:
+        """The answer, as JSON."""
+        sent = None if body is None else json.dumps(body)
+        headers = {**self._headers, "Content-Type": "application/json"} if sent else self._headers
+        self._connection.request("GET" if body is None else "POST", path, sent, headers)
+        answer = self._connection.getresponse()
+        found = answer.read()
+        if answer.status >= 400:
+            raise RuntimeError(f"{path}: HTTP {answer.status}: {found[:200]!r}")
+        return json.loads(found)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+
+def trainer(number: int, rng: random.Random) -> dict[str, Any]:
+    """What is submitted: from one node to as many as 64, for a minute or some."""
+    least = rng.choice((1, 1, 1, 2, 4))
+    most = max(least, rng.choice((1, 4, 8, 16, 32, 64)))
+    rate = rng.uniform(50, 500)
+    seconds = rng.uniform(30, 300)
+    args = ["--rate", f"{rate:.1f}", "--total", str(int(rate * min(most, 8) * seconds))]
+    return {"script": "/train.py", "name": f"load-{number}", "nodes": f"{least}-{most}", "args": args, "cwd": "/"}
+
+
+class Client:
+    """Asks all the time, from threads of its own."""
+
+    def __init__(self, address: tuple[str, str], rows: Sequence[Mapping[str, Any]]) -> None:
+        self.asked = Asked()
+        self._address = address
+        self._ids = [row["id"] for row in rows]
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(number,), daemon=True) for number in range(CLIENTS)]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> Asked:
+        """No more questions."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        return self.asked
+
+    def _run(self, number: int) -> None:
+        rng = random.Random(number)
+        api = Api(*self._address)
+        due = time.monotonic() + number / REQUESTS_PER_S
+        while not self._stop.wait(max(0.0, due - time.monotonic())):
+            due += CLIENTS / REQUESTS_PER_S
+            kind = rng.choice(PATHS)
+            path = kind.replace("{id}", rng.choice(self._ids))
+            began = time.perf_counter()
+            try:
+                api.ask(path)
+            except (OSError, RuntimeError, http.client.HTTPException) as problem:
+                self.asked.problems.append(f"{path}: {problem}")
+                api.close()
+            self.asked.took_ms[kind].append((time.perf_counter() - began) * 1e3)
+        api.close()
+
+
+@contextmanager
+def serving(state: Path, max_parallel: int, profile: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A controller whose pool finds nothing: agents that come by themselves are welcome."""
+    command = [sys.executable, *(["-m", "cProfile", "-o", profile] if profile else []), "-m", "bftrainer", "serve"]
+    command += ["--state", str(state), "--port", "0", "--pool", "script", "--keep"]
+    for setting in ('pool.command=["true"]', 'pool.start=["true"]', f"policy.max_parallel={max_parallel}"):
+        command += ["--set", setting]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("BFTRAINER_")}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=sys.stderr)
+    try:
+        assert process.stdout is not None
+        if not process.stdout.readline():
+            raise SystemExit(f"controller: `bftrainer serve` ended with status {process.wait()}")
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def agents(state: Path, load: Load, out: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The other ends."""
+    command = [sys.executable, str(AGENTS), "--state", str(state), "--agents", str(load.agents)]
+    command += ["--churn", json.dumps(churn(load)), "--seed", str(load.seed), "--out", str(out)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def tell(process: subprocess.Popen[bytes], word: str) -> None:
+    """Say something to the simulated agents."""
+    assert process.stdin is not None
+    process.stdin.write(f"{word}\n".encode())
+    process.stdin.flush()
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def memory_mb(pid: int, key: str) -> float:
+    """VmRSS now, or VmHWM, the most that it was."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(key):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def say(what: str) -> None:
+    """Where it stands, for whoever waits."""
+    print(f"controller: {what}", file=sys.stderr, flush=True)
+
+
+def summary(values: Sequence[float]) -> dict[str, Any]:
+    """Count, p50, p99 and the largest."""
+    found = sorted(values)
+    if not found:
+        return {"count": 0, "p50": None, "p99": None, "max": None}
+    at = min(int(len(found) * 0.99), len(found) - 1)
+    return {
+        "count": len(found),
+        "p50": round(statistics.median(found), 2),
+        "p99": round(found[at], 2),
+        "max": round(found[-1], 2),
+    }
+
+
+class Book:
+    """The controller's event log and the agents' record of commands, to find what belongs to what."""
+
+    def __init__(self, store: Store, commands: Sequence[Sequence[Any]]) -> None:
+        self._decisions: list[tuple[int, float, dict[str, Any]]] = []
+        self._started: dict[float, list[str]] = defaultdict(list)
+        self._changes: dict[str, list[tuple[float, int]]] = defaultdict(list)
+        for event in store.all_events(("decision", "worker.started", "node.joined", "node.left")):
+            if event.kind == "decision":
+                self._decisions.append((event.seq, event.time, event.data))
+            elif event.kind == "worker.started":
+                self._started[event.time].append(event.data["worker"])
+            else:
+                self._changes[event.node].append((event.time, event.seq))
+        self._starts = {command[3]: command[0] for command in commands if command[2] == "start"}
+        self._told: dict[str, list[float]] = defaultdict(list)
+        self._told_any: dict[str, list[float]] = defaultdict(list)
+        for at, _, kind, worker, _ in commands:
+            if kind != "start":
+                self._told[worker].append(at)
+                self._told_any[worker.rpartition("-")[0]].append(at)
+
+    def answers(self, event: Mapping[str, Any]) -> list[float]:
+        """When each command that belongs to an event arrived."""
+        began = event["time"]
+        found = [_first(self._told[worker], began) for _, worker in event["survivors"]]
+        for decision_at, data in self._decided(event):
+            found += [self._starts.get(worker) for worker in self._started[decision_at]]
+            shrunk = (change["trainer"] for change in data["changes"] if change["action"] in ("shrink", "stop"))
+            found += [_first(self._told_any[name], decision_at) for name in shrunk]
+        return [at for at in found if at is not None]
+
+    def _decided(self, event: Mapping[str, Any]) -> Iterator[tuple[float, dict[str, Any]]]:
+        """The first decision after each node's change; most nodes share one."""
+        seen = set()
+        for node in event["nodes"]:
+            seq = next((seq for at, seq in self._changes[node] if at >= event["time"]), None)
+            if seq is None:
+                continue
+            index = bisect_left(self._decisions, seq, key=lambda decision: decision[0])
+            if index < len(self._decisions) and index not in seen:
+                seen.add(index)
+                yield self._decisions[index][1:]
+
+
+def _first(times: Sequence[float], after: float) -> float | None:
+    """The first of some times, in order, that is not before another."""
+    index = bisect_left(times, after)
+    return times[index] if index < len(times) else None
+
+
+def run(load: Load, max_parallel: int, state: Path, profile: str = "") -> dict[str, Any]:
+    """One controller under load."""
+    out = state.with_name(state.name + ".story")
+    rng = random.Random(load.seed)
+    with serving(state, max_parallel, profile) as controller:
+        found = json.loads((state / "client.json").read_text())
+        address = (found["url"], found["token"])
+        api = Api(*address)
+        pid = controller.pid
+        with agents(state, load, out) as fleet:
+            assert fleet.stdout is not None
+            connected = json.loads(fleet.stdout.readline() or "{}")
+            if not connected:
+                raise SystemExit("controller: the simulated agents ended")
+            say(f"{load.agents} agents connected in {connected['connected_s']:.1f} s")
+            numbers = itertools.count(1)
+            rows = [api.ask("/v1/trainers", trainer(next(numbers), rng)) for _ in range(load.trainers)]
+            say(f"{load.trainers} trainers submitted")
+            api.close()  # the controller does not keep idle connections; the next question opens one
+            time.sleep(load.warm_up_s)
+            tell(fleet, "churn")
+            client = Client(address, rows)
+            cpu, fleet_cpu, began = cpu_s(pid), cpu_s(fleet.pid), time.monotonic()
+            states: dict[str, int] = {}
+            while time.monotonic() - began < load.seconds:
+                time.sleep(1.0)
+                status = api.ask("/v1/status")
+                states = defaultdict(int)
+                for row in status["trainers"]:
+                    states[row["state"]] += 1
+                finished = sum(states[name] for name in ("done", "failed", "cancelled"))
+                for _ in range(load.trainers - len(status["trainers"]) + finished):
+                    api.ask("/v1/trainers", trainer(next(numbers), rng))
+            wall = time.monotonic() - began
+            cpu, fleet_cpu = (cpu_s(pid) - cpu) / wall, (cpu_s(fleet.pid) - fleet_cpu) / wall
+            asked = client.stop()
+            tell(fleet, "calm")
+            time.sleep(1.0)  # for the commands that are on their way
+            memory = memory_mb(pid, "VmRSS"), memory_mb(pid, "VmHWM")
+            tell(fleet, "stop")
+            fleet.wait(LIMIT_S)
+            api.close()
+    story = json.loads(out.read_text())
+    with Store.open(state / FILE) as store:
+        book = Book(store, story["commands"])
+        decisions = [row.data["ms"] for row in store.all_events(("decision",))]
+    took: dict[str, list[float]] = defaultdict(list)
+    for event in story["events"]:
+        if answers := book.answers(event):
+            took[event["kind"]].append((max(answers) - event["time"]) * 1e3)
+    changes = [event for event in story["events"] if event["kind"] != "join"]
+    everything = [value for values in asked.took_ms.values() for value in values]
+    hours = wall / 3600
+    return {
+        "api_p99_ms": summary(everything)["p99"],
+        "event_to_command_p99_ms": summary([value for values in took.values() for value in values])["p99"],
+        "cpu_cores": round(cpu, 3),
+        "rss_mb": round(memory[0], 1),
+        "peak_rss_mb": round(memory[1], 1),
+        "api_ms": {"all": summary(everything), **{kind: summary(asked.took_ms[kind]) for kind in PATHS}},
+        "event_to_command_ms": {kind: summary(took[kind]) for kind in ("join", "leave", "cut")},
+        "decision_ms": summary(decisions),
+        "agents_mean": round(statistics.fmean(story["sizes"] or [0]), 1),
+        "nodes_joined_per_hour": round(sum(event["kind"] == "join" for event in story["events"]) / hours),
+        "nodes_left_per_hour": round(sum(len(event["nodes"]) for event in changes) / hours),
+        "commands": len(story["commands"]),
+        "connected_s": round(connected["connected_s"], 2),
+        "database_mb": round((state / FILE).stat().st_size / 1e6, 1),
+        "states": dict(states),
+        "generator": {"cpu_cores": round(fleet_cpu, 3), "lag_ms": summary([lag * 1e3 for lag in story["lag_s"]])},
+        "problems": (story["problems"] + asked.problems)[:20],
+    }
+
+
+def measure(load: Load, max_parallel: Sequence[int], profile: str = "") -> dict[str, Any]:
+    """A run for each, and the worst figures of all."""
+    runs = {}
+    for value in max_parallel:
+        with tempfile.TemporaryDirectory() as folder:
+            runs[str(value)] = run(load, value, Path(folder, "state"), profile and f"{profile}.{value}")
+    return {
+        "bftrainer": __version__,
+        "agents": load.agents,
+        "trainers": load.trainers,
+        "seconds": load.seconds,
+        "churn_speedup": load.churn,
+        "churn_events_per_hour": (JOINS_PER_HOUR + LEAVES_PER_HOUR) * load.churn,
+        **{key: max(run[key] or 0.0 for run in runs.values()) for key in FIGURES},
+        "load_average": os.getloadavg()[0],
+        "cores": os.cpu_count(),
+        "runs": runs,
+    }
+
+
+FIGURES = ("api_p99_ms", "event_to_command_p99_ms", "cpu_cores", "rss_mb")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--agents", type=int, default=1000)
+    parser.add_argument("--trainers", type=int, default=200)
+    parser.add_argument("--churn", type=float, default=60.0, help="times the rate of Summit")
+    parser.add_argument("--max-parallel", default="10,200", help="the policy's, one run each")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--profile", default="", help="write cProfile's record of the controller to FILE.N")
+    args = parser.parse_args()
+    values = [int(value) for value in args.max_parallel.split(",")]
+    found = measure(Load(args.agents, args.trainers, args.seconds, args.churn, args.seed), values, args.profile)
+    if args.json:
+        print(json.dumps(found, indent=1))
+        return
+    print(f"{args.agents:,} agents, {args.trainers:,} trainers, {args.churn:g} times the churn of Summit")
+    print(f"{'max parallel':>14} {'API p99':>10} {'commands p99':>14} {'cores':>7} {'memory':>8}")
+    for value, row in found["runs"].items():
+        api, commands = row["api_p99_ms"], row["event_to_command_p99_ms"] or 0.0
+        print(f"{value:>14} {api:>7.1f} ms {commands:>11.1f} ms {row['cpu_cores']:>7.2f} {row['rss_mb']:>5.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

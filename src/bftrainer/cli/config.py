@@ -1,0 +1,117 @@
+"""`bftrainer config`: every key of the configuration, its value now and where that came from."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from bftrainer.cli.live import Json, State, printable, say, screen
+from bftrainer.cli.output import print_json
+from bftrainer.cluster.config import Row, describe, load_config
+from bftrainer.cluster.settings import Config
+from bftrainer.errors import InputError
+from bftrainer.suggest import unknown
+
+
+def config(
+    file: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="FILE", help="The file; else $BFTRAINER_CONFIG, the state folder's, /etc's."),
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Only say whether it is right; exit status 2 if not.")] = False,
+    state: State = None,
+    as_json: Json = False,
+) -> None:
+    """Show the configuration: what can be set, what it is, and where that came from.
+
+    Keys are set in a TOML file ([server] port = 0), or by variables such as BFTRAINER_SERVER__PORT=0.
+    """
+    found = load_config(file, overrides={"server.state": state})
+    rows = [row for row in describe(found) if row.key == "pool.kind" or not row.key.startswith("pool.")]
+    rows += _pool_rows(found)
+    if check:
+        from bftrainer.core.objective import find_objective
+
+        find_objective(found.policy.objective)
+    if as_json:
+        print_json({"file": None if found.file is None else str(found.file), "keys": [asdict(row) for row in rows]})
+    elif check:
+        say(f"{found.file}: is right" if found.file else "no file, and the rest is right")
+    else:
+        _show(found, rows)
+
+
+def _pool_rows(found: Config) -> list[Row]:
+    """What can be set for the pool that was chosen. A setting that is not among it, or wrong, is an error."""
+    from bftrainer.cluster.pools.registry import SETTINGS, read_settings  # loads all that pools need
+
+    kind, given = found.pool.kind, found.pool.settings
+    if kind not in SETTINGS:
+        raise InputError(f"{found.sources.get('pool.kind', 'pool.kind')}: {unknown('kind of pool', kind, SETTINGS)}")
+    checked = read_settings(kind, given)
+    rows: list[Row] = []
+    for one in fields(SETTINGS[kind]):
+        default = one.default_factory() if one.default_factory is not MISSING else one.default
+        source = found.sources.get(f"pool.{one.name}", "default")
+        value = getattr(checked, one.name)
+        rows.append(Row(f"pool.{one.name}", plain(default), plain(value), source, one.metadata.get("doc", "")))
+    return rows
+
+
+def plain(value: Any) -> Any:
+    """A setting of a pool as JSON and TOML know values."""
+    if value is MISSING or value is None:
+        return None
+    if isinstance(value, tuple | list):
+        return [plain(part) for part in value]
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+def _show(found: Config, rows: list[Row]) -> None:
+    """As a file that could be read again, so that it can be copied from."""
+    console = screen()
+
+    def put(text: str, style: str = "") -> None:
+        console.print(Text(text, style=style), soft_wrap=True)
+
+    put(f"# read from {found.file}" if found.file else "# no file was found; these are the defaults", "dim")
+    section = ""
+    for row in rows:
+        before, (section, _, key) = section, row.key.partition(".")
+        if section != before:
+            put("")
+            put(f"[{section}]", "bold")
+        put(f"# {printable(row.doc)}", "dim")
+        if row.value is None:
+            put(f"# {_key(key)} is not set", "dim")
+            continue
+        changed = row.source != "default"
+        default = f", default {_toml(row.default)}" if row.default is not None else ""
+        put(f"{_key(key)} = {_toml(row.value)}" + (f"  # from {printable(row.source)}{default}" if changed else ""))
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(key)} = {_toml(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, bool | int | float | str):
+        return json.dumps(value)
+    return str(value)  # dates and times
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key)
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to the command line."""
+    app.command("config")(config)

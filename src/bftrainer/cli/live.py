@@ -1,0 +1,161 @@
+"""What the commands of the live system share: their options, the connection to the controller, and patience with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+from rich.console import Console
+
+from bftrainer.cli.output import warn
+from bftrainer.errors import BFTrainerError
+
+if TYPE_CHECKING:
+    from bftrainer.cluster.client import ApiClient
+
+Url = Annotated[
+    str | None,
+    typer.Option("--url", metavar="URL", help="Where the controller is; else $BFTRAINER_URL, else the state folder."),
+]
+State = Annotated[
+    Path | None, typer.Option("--state", metavar="DIR", help="The controller's state folder; else $BFTRAINER_STATE.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="Print JSON; an object a line with -f.")]
+
+FINISHED = ("done", "failed", "cancelled")
+"""States that a trainer never leaves."""
+POLL_S = 1.0
+"""Time between two questions of a command that follows something."""
+PATIENCE_S = 120.0
+"""How long a command that follows something waits for a controller that is being restarted."""
+
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[@-~]")
+_PACKAGES = ("fastapi", "httpx", "pydantic", "uvicorn", "websockets")
+_WIDTH = 120
+"""Of tables that no terminal shows."""
+
+T = TypeVar("T")
+
+
+@contextmanager
+def live_packages() -> Iterator[None]:
+    """Around imports of the live system: says what to install where its packages are missing."""
+    try:
+        yield
+    except ModuleNotFoundError as problem:
+        name = (problem.name or "").partition(".")[0]
+        if name not in _PACKAGES:
+            raise
+        raise BFTrainerError(f"the live system needs the package {name}: pip install 'bftrainer[live]'") from None
+
+
+def state_of(option: Path | None) -> Path:
+    """The state folder: the option, the environment, the configuration, the default."""
+    from bftrainer.cluster.config import load_config
+
+    return load_config(overrides={"server.state": option}).state
+
+
+def connect(url: str | None, state: Path | None) -> ApiClient:
+    """A client of the controller that is meant."""
+    with live_packages():
+        from bftrainer.cluster.client import ApiClient, find_controller
+    return ApiClient(find_controller(state_of(state), url))
+
+
+class Patient:
+    """Asks a controller again and again, also while it is being restarted; for commands that follow something."""
+
+    def __init__(
+        self,
+        url: str | None,
+        state: Path | None,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._where = (url, state)
+        self._client: ApiClient | None = None
+        self._sleep, self._clock = sleep, clock
+        self._met = False
+
+    def ask(self, question: Callable[[ApiClient], T]) -> T:
+        """An answer. A controller that never answered is an error at once; one that stopped to is waited for."""
+        with live_packages():
+            from bftrainer.cluster.client import UnreachableError
+        lost_at: float | None = None
+        while True:
+            try:
+                if self._client is None:
+                    self._client = connect(*self._where)  # anew: after a restart its port may be another
+                answer = question(self._client)
+            except UnreachableError as problem:
+                self.close()
+                if not self._met or (lost_at is not None and self._clock() - lost_at > PATIENCE_S):
+                    raise
+                if lost_at is None:
+                    lost_at = self._clock()
+                    warn(f"{problem} (waiting for it)")
+                self._sleep(POLL_S)
+            else:
+                self._met = True
+                return answer
+
+    def rest(self) -> None:
+        """Wait before the next question."""
+        self._sleep(POLL_S)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def __enter__(self) -> Patient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def screen() -> Console:
+    """The console for results. Wider than rich's 80 columns where nobody's terminal says how wide it is."""
+    forgive()
+    width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else _WIDTH
+    return Console(highlight=False, markup=False, emoji=False, width=width)
+
+
+def say(text: str) -> None:
+    """A line of output, at once: others may follow it."""
+    forgive()
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def say_json(value: object) -> None:
+    """An object in one line."""
+    say(json.dumps(value, allow_nan=False))
+
+
+def forgive() -> None:
+    """Characters that the terminal does not know become question marks, not errors."""
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")
+
+
+def printable(text: object) -> str:
+    """One line of what a script or a node says, without what would steer a terminal."""
+    plain = _COLOURS.sub("", str(text))
+    return "".join(c if c.isprintable() else " " if c in "\t\n\r" else "�" for c in plain)

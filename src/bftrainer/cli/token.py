@@ -1,0 +1,108 @@
+"""`bftrainer token`: who may talk to the controller. Works on the database itself, as whoever owns the state folder."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from bftrainer.cli.live import Json, State, printable, say, screen, state_of
+from bftrainer.cli.output import print_json
+from bftrainer.cli.show_live import moment
+from bftrainer.errors import BFTrainerError, InputError
+
+if TYPE_CHECKING:
+    from bftrainer.cluster.store import Store
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="What the token is called.")]
+
+
+def create(
+    name: Name,
+    owner: Annotated[str | None, typer.Option(metavar="USER", help="Whose trainers it submits; else you.")] = None,
+    role: Annotated[str, typer.Option(metavar="user|admin", help="Users may end their own trainers only.")] = "user",
+    state: State = None,
+    as_json: Json = False,
+) -> None:
+    """Make a token and print it, this once. Users set BFTRAINER_TOKEN to it."""
+    owner = owner or _user()
+    for what, text in (("NAME", name), ("--owner", owner)):
+        if not text.strip() or not text.isprintable() or len(text) > 200:
+            raise InputError(f"{what} must be a word in one line, but got {text!r:.80}")
+    if role not in ("user", "admin"):
+        raise InputError(f"--role must be one of user, admin, but got {role!r}")
+    with _store(state_of(state), make=True) as store:
+        token = store.create_token(name=name, owner=owner, role=role, time=time.time())
+    if as_json:
+        print_json({"name": name, "owner": owner, "role": role, "token": token})
+    else:
+        say(token)
+
+
+def list_(state: State = None, as_json: Json = False) -> None:
+    """List the tokens there are, without what they are."""
+    with _store(state_of(state), make=False) as store:
+        rows = [_shown(row) for row in store.tokens()]
+    if as_json:
+        print_json({"tokens": rows})
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("name", "owner", "role", "created", "last used", "revoked"):
+        table.add_column(title, no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        times = ("" if row.get(key) is None else moment(row[key]) for key in ("created", "last_used", "revoked"))
+        names = (Text(printable(row[key])) for key in ("name", "owner", "role"))
+        table.add_row(*names, *times, style="dim" if row.get("revoked") is not None else "")
+    screen().print(table if rows else Text("no tokens", style="dim"))
+
+
+def revoke(name: Name, state: State = None, as_json: Json = False) -> None:
+    """Make a token worthless, at once."""
+    with _store(state_of(state), make=False) as store:
+        if not store.revoke_token(name, time.time()):
+            raise InputError(f"no token is called {name!r}: see `bftrainer token list`")
+    if as_json:
+        print_json({"revoked": name})
+    else:
+        say(f"revoked {printable(name)}")
+
+
+def _store(folder: Path, *, make: bool) -> Store:
+    from bftrainer.cluster.store import FILE, Store
+
+    path = folder / FILE
+    if make:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as problem:
+            raise BFTrainerError(f"{folder}: {problem.strerror}; choose another folder with --state") from None
+    elif not path.is_file():
+        raise InputError(f"{path}: there is no database: start `bftrainer serve` first, or say where with --state")
+    return Store.open(path)
+
+
+def _shown(row: Any) -> dict[str, Any]:
+    """A row without the hash, which is nobody's business."""
+    return {key: value for key, value in asdict(row).items() if key != "hash"}
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without an entry, as in containers
+        raise InputError("--owner must be given, since this user has no name here") from None
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    group = typer.Typer(help="Manage who may talk to the controller.", no_args_is_help=True)
+    group.command("create")(create)
+    group.command("list")(list_)
+    group.command("revoke")(revoke)
+    app.add_typer(group, name="token")

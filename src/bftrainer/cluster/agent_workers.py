@@ -1,0 +1,305 @@
+"""The worker processes of one node: starts them, hears them on a Unix socket, ends them.
+
+The agent calls `start`, `stop` and `say` with what the controller wants; what happens is written into the `Book` and
+told to the controller by `tell`. Nothing here waits for the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bftrainer.cluster.agent_book import MOST_TRACEBACK, Book
+from bftrainer.cluster.tail import Logs
+from bftrainer.cluster.wire import FromAgent, Heard, Start
+from bftrainer.elastic import protocol
+from bftrainer.elastic.processes import Command, Process
+from bftrainer.elastic.protocol import Failed, FromWorker, Generation, Go, Hello, ProtocolError, Report
+from bftrainer.elastic.warm import WarmLauncher
+from bftrainer.errors import InputError
+
+TAIL = 4000
+"""Characters of an ended worker's output that go with the news."""
+MOST_MESSAGE_BYTES = 4 << 20
+"""The longest thing a worker may say."""
+STALLED_S = 1.0
+"""After such an absence of the agent itself nobody's silence means anything."""
+_LAST_WORDS_S = 1.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    name: str
+    speaks: bool
+    starting: asyncio.Task[Process] | None = None
+    process: Process | None = None
+    channel: asyncio.Task[None] | None = None
+    writer: asyncio.StreamWriter | None = None
+    heard_at: float | None = None
+    generation: bytes = b""  # the newest, said again to one that connects late
+    killing: asyncio.TimerHandle | None = None
+
+
+class Workers:
+    """All of them. The methods are for the thread of the running event loop.
+
+    They connect to the socket `channel` and print to files in `folder`. A worker's environment is `environment`, on top
+    what it was ordered with, and on top of that `always`. `inherited` is the warm parent that this process has forked,
+    if it has.
+    """
+
+    def __init__(
+        self,
+        channel: Path,
+        folder: Path,
+        environment: Mapping[str, str],
+        always: Mapping[str, str],
+        tell: Callable[[FromAgent], None],
+        *,
+        preload: tuple[str, ...],
+        inherited: tuple[int, socket.socket] | None = None,
+    ) -> None:
+        self.book = Book()
+        self.logs = Logs()
+        self.silence_s = 10.0
+        self._folder = folder
+        self._environment = dict(environment)
+        self._environment.pop(protocol.CHANNEL, None)
+        self._always = always
+        self._tell = tell
+        self._preload = preload
+        self._inherited = inherited
+        self._running: dict[str, _Worker] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._channel = channel
+        self._server: asyncio.Server | None = None
+        self._programs = WarmLauncher(preload=())  # it ends what programs have started, too: see `agent_exec.py`
+        self._scripts: dict[str, WarmLauncher] = {}
+
+    async def __aenter__(self) -> Workers:
+        self._server = await asyncio.start_unix_server(self._connected, self._channel, limit=MOST_MESSAGE_BYTES)
+        # The imports take longest: a node that joins has begun with them before it is given anything to do.
+        self._scripts[sys.executable] = WarmLauncher(preload=self._preload)
+        self._scripts[sys.executable].prepare(self._whole({}), self._inherited)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.kill_all()
+        await asyncio.gather(self._programs.close(), *(launcher.close() for launcher in self._scripts.values()))
+        if self._server is not None:
+            self._server.close()
+        for worker in self._running.values():
+            if worker.writer is not None:
+                worker.writer.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # What one can do.
+
+    def start(self, message: Start) -> None:
+        """Start a worker. Told so again, say again what became of it."""
+        if message.worker in self.book:
+            self._tell_again(message.worker)
+            return
+        self.book.begin(message.worker, message.trainer, message.speaks)
+        worker = self._running[message.worker] = _Worker(message.worker, message.speaks)
+        worker.starting = asyncio.create_task(self._launch(message))
+        self._in_background(self._run(worker, worker.starting))
+
+    def stop(self, name: str, grace_s: float) -> None:
+        """End a worker: at once, or at the latest after a time that it is given to end by itself."""
+        worker = self._running.get(name)
+        if worker is None:
+            self._tell_again(name)
+        elif worker.process is None:
+            assert worker.starting is not None
+            worker.starting.cancel()
+        elif grace_s <= 0:
+            worker.process.kill_group()
+        else:
+            loop = asyncio.get_running_loop()
+            if worker.killing is None:
+                worker.process.signal(signal.SIGTERM)
+            elif worker.killing.when() > loop.time() + grace_s:
+                worker.killing.cancel()
+            else:
+                return
+            worker.killing = loop.call_later(grace_s, worker.process.kill_group)
+
+    def say(self, name: str, message: Mapping[str, Any]) -> None:
+        """Tell a worker something. One that is not there yet hears of the newest generation when it comes."""
+        line = json.dumps(dict(message)).encode() + b"\n"
+        meant = protocol.decode(line)
+        worker = self._running.get(name)
+        if worker is None or not isinstance(meant, Generation | Go):
+            return
+        if isinstance(meant, Generation):
+            if meant.id >= self.book[name].newest:
+                worker.generation = line
+            self.book.told(name, meant.id)
+        if worker.writer is not None and not worker.writer.is_closing():
+            worker.writer.write(line)
+
+    def forget(self, name: str) -> None:
+        """The end of a worker is known where it must be."""
+        if self.book.forget(name):
+            self.logs.forget(name)
+
+    def kill_all(self) -> None:
+        """End everything now."""
+        for name in list(self._running):
+            self.stop(name, 0.0)
+
+    async def keep_watch(self) -> None:
+        """Kill those that have begun to speak and are silent: stopped, or stuck beyond help."""
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(min(0.25, self.silence_s / 4))
+            now = time.monotonic()
+            stalled = now - before > STALLED_S
+            for worker in list(self._running.values()):
+                if worker.process is None or worker.heard_at is None or self.book[worker.name].over:
+                    continue
+                if stalled:
+                    worker.heard_at = now  # what it said meanwhile is still to be read
+                elif now - worker.heard_at > self.silence_s:
+                    _log.warning("%s has been silent for %.1f s and is killed", worker.name, now - worker.heard_at)
+                    worker.process.kill_group()
+                    worker.heard_at = now
+
+    # Processes.
+
+    async def _launch(self, message: Start) -> Process:
+        if not _NAME.fullmatch(message.worker):
+            raise InputError(f"the name of a worker must match {_NAME.pattern}, but got {message.worker!r}")
+        command = self._command(message)
+        self.logs.follow(message.worker, self._folder / f"{message.worker}.log")
+        if message.program:
+            return await self._programs.start(command)
+        python = message.python or sys.executable
+        if python not in self._scripts:
+            if shutil.which(python) is None:
+                raise InputError(f"cannot start {' '.join(message.argv)}: there is no interpreter {python}")
+            self._scripts[python] = WarmLauncher(python, self._preload)
+        return await self._scripts[python].start(command)
+
+    def _command(self, message: Start) -> Command:
+        argv, cwd = message.argv, message.cwd or os.getcwd()  # noqa: PTH109
+        texts: tuple[object, ...] = (*argv, *message.env, *message.env.values(), cwd)  # JSON can hold anything
+        for text in texts:
+            if not isinstance(text, str) or "\0" in text:
+                raise InputError(f"arguments and variables must be text without NUL, but got {text!r}")
+            os.fsencode(text)  # or the process would fail with it where nobody sees why
+        if not argv or any("=" in name or not name for name in message.env):
+            raise InputError(f"cannot start {message.worker}: its command or a variable's name is empty or has a `=`")
+        if not Path(cwd).is_dir():
+            raise InputError(f"cannot start {' '.join(argv)}: there is no folder {cwd}")
+        environment = self._whole(message.env)
+        if message.speaks:
+            environment |= {protocol.CHANNEL: str(self._channel), protocol.WORKER: message.worker}
+        if message.program:
+            if shutil.which(Path(cwd, argv[0]) if os.sep in argv[0] else argv[0], path=environment.get("PATH")) is None:
+                raise InputError(f"cannot start {' '.join(argv)}: there is no program {argv[0]}")
+            argv = ("-m", "bftrainer.cluster.agent_exec", *argv)
+        log = self._folder / f"{message.worker}.log"
+        return Command(argv, environment, cwd, str(log), background=message.background)
+
+    def _whole(self, own: Mapping[str, str]) -> dict[str, str]:
+        """A worker's environment: the node's, its own on top, and what every worker gets."""
+        environment = {**self._environment, **own, **self._always, "PYTHONUNBUFFERED": "1"}
+        # A lost peer is no reason for torch to print a stack trace.
+        environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        return environment
+
+    async def _run(self, worker: _Worker, starting: asyncio.Task[Process]) -> None:
+        status, error = -1, ""
+        try:
+            await asyncio.wait([starting])
+            worker.process = starting.result()
+            self._tell(self.book.started(worker.name, worker.process.pid))
+            status = await worker.process.wait()
+            await self._hear_out(worker)
+        except asyncio.CancelledError:
+            if not starting.cancelled():
+                raise
+            status = -signal.SIGKILL  # stopped before it had started
+        except Exception as problem:  # whatever it is, the controller must hear of it
+            error = " ".join(str(problem).split())
+            _log.warning("%s could not be started: %s", worker.name, error)
+        if worker.killing is not None:
+            worker.killing.cancel()
+        del self._running[worker.name]
+        self._tell(self.book.ended(worker.name, status, self.logs.ended(worker.name, TAIL), error))
+
+    async def _hear_out(self, worker: _Worker) -> None:
+        """Its last words may still be in the socket when the process has ended: they come before the news of that."""
+        if worker.speaks and worker.channel is None:
+            await asyncio.sleep(0.05)  # its connection may be waiting to be accepted
+        if worker.channel is not None:
+            await asyncio.wait([worker.channel], timeout=_LAST_WORDS_S)
+
+    # Their channel.
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        worker: _Worker | None = None
+        try:
+            while line := await reader.readline():
+                message = protocol.decode(line)
+                if isinstance(message, Hello):
+                    worker = self._running.get(message.worker)
+                    if worker is None:
+                        break
+                    worker.writer, worker.channel = writer, task
+                    writer.write(worker.generation)
+                if worker is None or self._running.get(worker.name) is not worker:
+                    break
+                worker.heard_at = time.monotonic()
+                if message is not None and not isinstance(message, Hello | Generation | Go):
+                    self._hear(worker.name, message, json.loads(line))
+        except (OSError, ValueError, ProtocolError) as problem:  # ValueError: the line is too long
+            _log.warning("channel of %s: %s", worker.name if worker else "a worker", problem)
+        finally:
+            if worker is not None and worker.writer is writer:
+                worker.writer = None
+            with contextlib.suppress(OSError):
+                writer.close()
+
+    def _hear(self, name: str, message: FromWorker, row: dict[str, Any]) -> None:
+        if isinstance(message, Report):
+            self.book.reported(name, row)
+            return
+        if isinstance(message, Failed):
+            row["traceback"] = message.traceback[-MOST_TRACEBACK:]
+        self.book.heard(name, message)
+        self._tell(Heard(name, row))
+
+    def _tell_again(self, name: str) -> None:
+        answer = self.book.answer(name) if name in self.book else None
+        if answer is not None:
+            self._tell(answer)
+
+    def _in_background(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,254 @@
+"""The HTTP API, version 1: what users and their programs may ask, and where agents connect.
+
+A thin layer: who asks (a bearer token), what for (checked by pydantic and by the cluster), and the controller's answer
+as JSON. Errors are `{"error": "one line"}`.
+"""
+
+# No `from __future__ import annotations`: FastAPI reads annotations that are local names.
+
+import hmac
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import Body, Depends, FastAPI, HTTPException, Query, Request, WebSocket, WebSocketDisconnect
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException as AnyHTTPException
+
+from bftrainer import __version__
+from bftrainer.cluster import views, wire
+from bftrainer.cluster.controller import Controller
+from bftrainer.cluster.database import DiskFullError
+from bftrainer.cluster.job import FINISHED
+from bftrainer.cluster.schema import TokenRow, TrainerRow
+from bftrainer.cluster.spec import parse_spec
+from bftrainer.errors import BFTrainerError, InputError
+
+MOST_BODY_BYTES = 1 << 20
+RECENT_S = 3600.0
+
+_log = logging.getLogger(__name__)
+
+
+def build(controller: Controller, secret: str) -> FastAPI:
+    """The application of a controller; agents join with `secret`."""
+    app = FastAPI(title="BFTrainer", version=__version__, docs_url=None, redoc_url=None, openapi_url="/v1/openapi.json")
+    cluster = controller.cluster
+    store = cluster.store
+
+    async def who(request: Request) -> TokenRow:
+        token = _bearer(request.headers.get("authorization"))
+        found = store.check_token(token, time.time()) if token else None
+        if found is None:
+            raise HTTPException(401, "the token is missing, wrong or revoked (BFTRAINER_TOKEN or client.json)")
+        return found
+
+    Caller = Annotated[TokenRow, Depends(who)]  # noqa: N806 - a type
+
+    async def admin(caller: Caller) -> TokenRow:
+        if caller.role != "admin":
+            raise HTTPException(403, f"only an admin may do this, and {caller.owner} is none")
+        return caller
+
+    Admin = Annotated[TokenRow, Depends(admin)]  # noqa: N806
+
+    def find(ref: str, caller: TokenRow) -> TrainerRow:
+        row = store.trainer(ref) if len(ref) <= 64 else None
+        if row is None or (caller.role != "admin" and row.owner != caller.owner):
+            raise HTTPException(404, f"there is no trainer {ref[:64]!r}")
+        return row
+
+    def show(row: TrainerRow) -> dict[str, Any]:
+        return views.trainer(row, cluster.trainers.get(row.id), time.time())
+
+    def rows(caller: TokenRow, *, everything: bool) -> list[TrainerRow]:
+        found = store.trainers() if everything else store.trainers(ended_after=time.time() - RECENT_S)
+        return [row for row in found if caller.role == "admin" or row.owner == caller.owner]
+
+    @app.get("/v1/health")
+    async def health() -> dict[str, Any]:
+        """Whether the controller is up."""
+        return {"ok": not controller.failed.done(), "version": __version__}
+
+    @app.get("/v1/status")
+    async def status(caller: Caller) -> dict[str, Any]:
+        """The pool, the trainers and the last decision."""
+        now = time.time()
+        mine = rows(caller, everything=False)
+        policy = controller.config.policy
+        last = cluster.last_decision
+        return {
+            "version": __version__,
+            "now": now,
+            "started": controller.began,
+            "paused": cluster.paused,
+            "dry_run": cluster.settings.dry_run,
+            "pool": {**controller.pool.describe(), **views.pool(cluster)},
+            "policy": {
+                "allocator": policy.allocator,
+                "objective": policy.objective,
+                "horizon_s": policy.horizon_s,
+                "max_parallel": policy.max_parallel,
+            },
+            "trainers": [show(row) for row in mine],
+            "totals": views.totals(cluster, mine, now),
+            "last_decision": last and {"time": last["time"], "reasons": last["reasons"]},
+        }
+
+    @app.get("/v1/trainers")
+    async def trainers(
+        caller: Caller,
+        state: Annotated[str, Query(max_length=20)] = "",
+        everything: Annotated[bool, Query(alias="all")] = False,
+    ) -> dict[str, Any]:
+        """Trainers that are not finished, and those that were within the last hour; with `all`, all."""
+        shown = [show(row) for row in rows(caller, everything=everything)]
+        return {"trainers": [row for row in shown if not state or row["state"] == state]}
+
+    @app.post("/v1/trainers", status_code=201)
+    async def submit(caller: Caller, given: Annotated[Any, Body()]) -> dict[str, Any]:
+        """Queue a trainer."""
+        if controller.draining:
+            raise HTTPException(409, "the controller is ending and takes no more trainers")
+        spec = parse_spec(given)
+        if spec.name is not None and any(live.name == spec.name for live in cluster.trainers.values()):
+            raise HTTPException(409, f"there is a trainer {spec.name!r} already, and it is not finished")
+        found = store.trainer(controller.submit(spec, caller.owner))
+        assert found is not None
+        return show(found)
+
+    @app.get("/v1/trainers/{ref}")
+    async def trainer(caller: Caller, ref: str) -> dict[str, Any]:
+        """One trainer in detail."""
+        row = find(ref, caller)
+        lines, _ = controller.logbook(row.id).tail(20)
+        tail = [f"{line.node} | {line.text}" for line in lines]
+        return views.trainer_in_detail(row, cluster.trainers.get(row.id), time.time(), tail)
+
+    @app.post("/v1/trainers/{ref}/cancel")
+    async def cancel(caller: Caller, ref: str) -> dict[str, Any]:
+        """End a trainer; one that is finished stays as it is."""
+        row = find(ref, caller)
+        controller.cancel(row.id, caller.owner)
+        return show(find(row.id, caller))
+
+    @app.get("/v1/trainers/{ref}/logs")
+    async def logs(
+        caller: Caller,
+        ref: str,
+        offset: Annotated[int, Query(ge=0, le=1 << 60)] = 0,
+        limit: Annotated[int, Query(ge=1, le=1 << 20)] = 1 << 18,
+        tail: Annotated[int | None, Query(ge=0, le=100_000)] = None,
+    ) -> dict[str, Any]:
+        """What a trainer's workers printed, from a byte on or the last lines."""
+        row = find(ref, caller)
+        book = controller.logbook(row.id)
+        lines, after = book.tail(tail) if tail is not None else book.read(offset, limit)
+        finished = row.state in FINISHED and row.id not in cluster.trainers
+        shown = [{"time": line.time, "worker": line.worker, "node": line.node, "text": line.text} for line in lines]
+        return {"lines": shown, "offset": after, "finished": finished}
+
+    @app.get("/v1/nodes")
+    async def nodes(caller: Caller) -> dict[str, Any]:
+        """The nodes that are here."""
+        return {"nodes": [views.node(view, cluster, time.time()) for view in cluster.nodes.values()]}
+
+    @app.get("/v1/events")
+    async def events(
+        caller: Caller,
+        after: Annotated[int | None, Query(ge=0, le=1 << 60)] = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        trainer: Annotated[str, Query(max_length=64)] = "",
+        kind: Annotated[str, Query(max_length=64)] = "",
+    ) -> dict[str, Any]:
+        """What happened."""
+        if caller.role != "admin" and not trainer:
+            raise HTTPException(403, "only an admin may see all events; name one of your trainers")
+        about = find(trainer, caller).id if trainer else ""
+        found = store.events(after=after, limit=limit, trainer=about, kind=kind)
+        shown = [
+            {"seq": e.seq, "time": e.time, "kind": e.kind, "trainer": e.trainer, "node": e.node, "data": e.data}
+            for e in found
+        ]
+        return {"events": shown, "last": shown[-1]["seq"] if shown else after or 0}
+
+    @app.post("/v1/pause")
+    async def pause(caller: Admin) -> dict[str, Any]:
+        """Stop harvesting at once: all nodes are given back."""
+        await controller.pause()
+        return {"paused": True}
+
+    @app.post("/v1/resume")
+    async def resume(caller: Admin) -> dict[str, Any]:
+        """Harvest again."""
+        await controller.resume()
+        return {"paused": False}
+
+    @app.post("/v1/drain")
+    async def drain(caller: Admin) -> dict[str, Any]:
+        """Give all nodes back and end."""
+        controller.draining = True
+        return {"draining": True}
+
+    @app.websocket(wire.PATH)
+    async def agents(socket: WebSocket) -> None:
+        token = _bearer(socket.headers.get("authorization"))
+        if not token or not hmac.compare_digest(token.encode(), secret.encode()):
+            await socket.close(1008)  # before it is accepted: the agent is answered 403
+            return
+        await socket.accept()
+        await controller.serve_agent(_frames(socket), socket.send_text)
+
+    _add_errors(app)
+    return app
+
+
+async def _frames(socket: WebSocket) -> AsyncIterator[str]:
+    try:
+        while True:
+            yield await socket.receive_text()
+    except (WebSocketDisconnect, KeyError, RuntimeError):
+        return
+
+
+def _bearer(header: str | None) -> str:
+    kind, _, token = (header or "").partition(" ")
+    return token.strip() if kind.lower() == "bearer" else ""
+
+
+def _add_errors(app: FastAPI) -> None:
+    def answer(status: int, message: str) -> JSONResponse:
+        headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+        return JSONResponse({"error": " ".join(message.split())}, status, headers)
+
+    @app.exception_handler(AnyHTTPException)
+    async def refused(request: Request, problem: AnyHTTPException) -> JSONResponse:
+        return answer(problem.status_code, str(problem.detail))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, problem: RequestValidationError) -> JSONResponse:
+        first = problem.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part not in ("query", "path", "body"))
+        return answer(422, f"{where or 'the request'}: {first['msg']}")
+
+    @app.exception_handler(BFTrainerError)
+    async def ours(request: Request, problem: BFTrainerError) -> JSONResponse:
+        if isinstance(problem, DiskFullError):
+            return answer(507, str(problem))
+        return answer(422 if isinstance(problem, InputError) else 503, str(problem))
+
+    @app.exception_handler(Exception)
+    async def bug(request: Request, problem: Exception) -> JSONResponse:
+        _log.error("%s %s failed", request.method, request.url.path, exc_info=problem)
+        return answer(500, "the controller failed to answer; its log says why")
+
+    @app.middleware("http")
+    async def bounded(request: Request, call_next: Any) -> Any:
+        length = request.headers.get("content-length")
+        if request.method == "POST" and (length is None or not length.isdigit() or int(length) > MOST_BODY_BYTES):
+            if length is None and request.headers.get("transfer-encoding") is None:
+                return await call_next(request)
+            return answer(413, f"a request may have {MOST_BODY_BYTES:,} bytes, and must say how many it has")
+        return await call_next(request)

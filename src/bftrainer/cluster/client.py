@@ -1,0 +1,239 @@
+"""How a program talks to a running controller: one method an endpoint of the HTTP API, answers as plain JSON.
+
+The commands use it, and so may anyone's own code. `find_controller` looks up where the controller is; whatever goes
+wrong comes out as one `BFTrainerError` with one line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import httpx
+
+from bftrainer.cluster import wire
+from bftrainer.errors import BFTrainerError, InputError
+
+TOKEN = "BFTRAINER_TOKEN"  # noqa: S105 - the name of a variable, not a token
+"""Environment: the token by which a user is known."""
+CLIENT_FILE = "client.json"
+"""In the state folder: where the controller is and the token of the user who started it."""
+
+_REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_CONNECT_S = 5.0
+_ANSWER_S = 30.0
+
+
+class UnreachableError(BFTrainerError):
+    """No controller answers, for now: one that is being started again may later."""
+
+
+class RefusedError(BFTrainerError):
+    """The controller answered, and would not do it."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.exit_code = 2 if 400 <= status < 500 else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a controller is, and how to be let in."""
+
+    url: str
+    token: str = field(default="", repr=False)
+    source: str = ""
+    """Where the URL came from, for messages."""
+
+
+def find_controller(
+    state: Path, url: str | None = None, token: str | None = None, env: Mapping[str, str] | None = None
+) -> Address:
+    """What is given, else the environment, else `client.json` in the state folder.
+
+    A token of `client.json` goes to the controller of `client.json` only, whatever other URL is given.
+    """
+    env = os.environ if env is None else env
+    chosen, source = (url, "--url") if url else (env.get(wire.URL), f"${wire.URL}")
+    token = token or env.get(TOKEN) or ""
+    path = state / CLIENT_FILE
+    if chosen and token:
+        return Address(_checked(chosen, source), token, source)
+    try:
+        found = json.loads(path.read_text())
+        file_url, file_token = found["url"], found["token"]
+        if not (isinstance(file_url, str) and isinstance(file_token, str)):
+            raise TypeError
+    except FileNotFoundError:
+        if not chosen:
+            raise UnreachableError(
+                f"no controller is known in {state}: start one with `bftrainer serve`, or say where it is with --url "
+                f"or --state"
+            ) from None
+        return Address(_checked(chosen, source), token, source)
+    except OSError as problem:
+        if chosen:
+            return Address(_checked(chosen, source), token, source)
+        raise BFTrainerError(f"{path}: {problem.strerror or problem}; is it another user's?") from None
+    except (ValueError, KeyError, TypeError):
+        raise BFTrainerError(f"{path}: is damaged: remove it and restart `bftrainer serve`, which writes it") from None
+    if not chosen or chosen.rstrip("/") == file_url.rstrip("/"):
+        return Address(_checked(file_url, str(path)), token or file_token, str(path))
+    return Address(_checked(chosen, source), token, source)
+
+
+def _checked(url: str, source: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc or not url.isascii() or not url.isprintable():
+        raise InputError(f"{source}: must be a URL such as http://127.0.0.1:8765, but got {url!r:.80}")
+    return url.rstrip("/")
+
+
+class ApiClient:
+    """A connection to a controller. Close it, or use it in a `with`."""
+
+    def __init__(self, address: Address, timeout_s: float = _ANSWER_S) -> None:
+        self.address = address
+        headers = {"Authorization": f"Bearer {address.token}"} if address.token else {}
+        if not address.token.isascii() or not address.token.isprintable():
+            raise InputError(f"{TOKEN}: must be a token as `bftrainer token create` prints it")
+        try:
+            # Proxies are for the world outside; a controller is on this machine or in this cluster.
+            self._http = httpx.Client(
+                base_url=address.url,
+                headers=headers,
+                timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S),
+                trust_env=False,
+                follow_redirects=False,
+            )
+        except (httpx.InvalidURL, ValueError) as problem:
+            raise InputError(f"{address.source or 'url'}: must be a URL, but got {address.url!r}: {problem}") from None
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._http.close()
+
+    def __enter__(self) -> ApiClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def health(self) -> dict[str, Any]:
+        """Whether it is there, and its version."""
+        return self._ask("GET", "/v1/health")
+
+    def status(self) -> dict[str, Any]:
+        """The pool, the policy, the trainers and the totals."""
+        return self._ask("GET", "/v1/status")
+
+    def trainers(self, *, state: str = "", all: bool = False) -> list[dict[str, Any]]:  # noqa: A002 - the API's word
+        """Rows of the trainers that are not finished, or were not an hour ago; of all that ever were with `all`."""
+        found = self._ask("GET", "/v1/trainers", {"state": state or None, "all": "true" if all else None})
+        return _rows(found, "trainers")
+
+    def trainer(self, ref: str) -> dict[str, Any]:
+        """One trainer in detail, by id or name."""
+        return self._ask("GET", f"/v1/trainers/{_ref(ref)}")
+
+    def submit(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        """Queue a trainer, described as `TrainerSpec.as_json` gives it; its row."""
+        return self._ask("POST", "/v1/trainers", body=spec)
+
+    def cancel(self, ref: str) -> dict[str, Any]:
+        """End a trainer; its row. One that has ended stays as it is."""
+        return self._ask("POST", f"/v1/trainers/{_ref(ref)}/cancel")
+
+    def logs(
+        self, ref: str, *, offset: int | None = None, limit: int | None = None, tail: int | None = None
+    ) -> dict[str, Any]:
+        """Lines of a trainer's log from a byte offset on, or its last `tail` lines, and the offset to go on from."""
+        return self._ask("GET", f"/v1/trainers/{_ref(ref)}/logs", {"offset": offset, "limit": limit, "tail": tail})
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """The nodes that are here."""
+        return _rows(self._ask("GET", "/v1/nodes"), "nodes")
+
+    def events(
+        self, *, after: int | None = None, limit: int = 100, trainer: str = "", kind: str = ""
+    ) -> dict[str, Any]:
+        """Events after a sequence number, or the newest ones; and the last sequence number there is."""
+        ref = _ref(trainer) if trainer else None
+        return self._ask("GET", "/v1/events", {"after": after, "limit": limit, "trainer": ref, "kind": kind or None})
+
+    def pause(self) -> dict[str, Any]:
+        """Stop harvesting: all nodes are given back at once."""
+        return self._ask("POST", "/v1/pause")
+
+    def resume(self) -> dict[str, Any]:
+        """Harvest again."""
+        return self._ask("POST", "/v1/resume")
+
+    def drain(self) -> dict[str, Any]:
+        """Have the controller end with all of its agents."""
+        return self._ask("POST", "/v1/drain")
+
+    def _ask(
+        self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        params = {key: value for key, value in (query or {}).items() if value is not None}
+        try:
+            answer = self._http.request(method, path, params=params, json=body)
+        except httpx.TimeoutException:
+            raise UnreachableError(
+                f"the controller at {self._where()} does not answer in time: is it overloaded?"
+            ) from None
+        except httpx.TransportError as problem:
+            raise self._nobody(problem) from None
+        except UnicodeEncodeError:
+            raise InputError("what is sent must be valid Unicode") from None
+        return self._read(answer)
+
+    def _nobody(self, problem: httpx.TransportError) -> UnreachableError:
+        what = "" if isinstance(problem, httpx.ConnectError) else f" ({' '.join(str(problem).split())[:120]})"
+        return UnreachableError(f"no controller answers at {self._where()}{what}: start one with `bftrainer serve`")
+
+    def _where(self) -> str:
+        source = self.address.source
+        return self.address.url + (f" (from {source})" if source and source != "--url" else "")
+
+    def _read(self, answer: httpx.Response) -> dict[str, Any]:
+        try:
+            found = answer.json(parse_constant=lambda _: None)  # NaN is not JSON, and nobody could print it as such
+        except ValueError:
+            found = None
+        if answer.status_code == 401:
+            hint = f"set {TOKEN} to one from `bftrainer token create`"
+            what = "does not know this token" if self.address.token else "wants a token"
+            raise RefusedError(401, f"the controller at {self._where()} {what}: {hint}")
+        if answer.status_code >= 500 and not isinstance(found, dict):
+            raise RefusedError(
+                answer.status_code,
+                f"the controller at {self._where()} failed (HTTP status {answer.status_code}): see its serve.log",
+            )
+        if not isinstance(found, dict):
+            raise RefusedError(502, f"what answers at {self._where()} is not a BFTrainer controller")
+        if answer.is_success:
+            return cast(dict[str, Any], found)
+        said = found.get("error") or found.get("detail") or f"HTTP status {answer.status_code}"
+        raise RefusedError(answer.status_code, " ".join(str(said).split())[:2000])
+
+
+def _ref(ref: str) -> str:
+    if not _REF.fullmatch(ref):
+        raise InputError(f"a trainer must be named by its id or its name, but got {ref!r:.80}")
+    return ref
+
+
+def _rows(found: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    return cast(list[dict[str, Any]], found.get(key, []))

@@ -1,0 +1,583 @@
+"""What is and what shall be: nodes, trainers and their jobs, the scheduler's state and the store, kept in step.
+
+The controller tells it what happened (an agent joined, a worker said something, somebody submitted) and carries out
+what it finds in `outbox`. It knows no clock and no socket: time is passed in, and the store is the only thing it
+writes to, so that a restarted controller can `restore` all of it.
+"""
+
+from __future__ import annotations
+
+import math
+import time as clock
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from bftrainer.cluster import facts
+from bftrainer.cluster.job import FINISHED, Job, JobSettings, Order, TrainerState
+from bftrainer.cluster.learning import Learned, Prior
+from bftrainer.cluster.spec import TrainerSpec, default_name
+from bftrainer.cluster.store import Store
+from bftrainer.cluster.wire import Bye, Ended, Forget, FromController, Join, Start, Stop, WorkerStatus
+from bftrainer.core.pool import Event, Pool
+from bftrainer.core.trainer import Trainer
+from bftrainer.elastic import protocol
+from bftrainer.elastic.protocol import Generation, Report
+from bftrainer.scheduler import Scheduler, Seen, State
+
+PROGRESS_EVERY_S = 2.0
+"""How often the progress of a trainer is stored while nothing else happens."""
+
+RESTORED_GRACE_S = 2.0
+"""What is left of a leaving node's time after a restart of the controller, which may have been long."""
+
+Launch = Callable[["Live", str, str, bool], Start]
+"""Trainer, worker, node, whether others train meanwhile: the message that has a worker started."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """How patient the controller is."""
+
+    reattach_s: float = 8.0
+    """After a restart, agents that were here have so long to come back."""
+    silence_s: float = 10.0
+    """A node whose agent says nothing for so long is lost."""
+    default_up_s: float = 1.0
+    default_down_s: float = 1.0
+    """What a rescale is taken to cost before the first one was measured."""
+    dry_run: bool = False
+    """Decide, and start nothing."""
+    job: JobSettings = field(default_factory=JobSettings)
+
+
+@dataclass(slots=True)
+class NodeView:
+    """A node that is here, or was and is awaited."""
+
+    name: str
+    host: str
+    agent: str
+    pid: int
+    joined: float
+    heard: float
+    here: bool = True
+    """Its agent is connected; otherwise it is awaited after a restart of the controller."""
+    leave_by: float | None = None
+
+
+@dataclass(slots=True)
+class Live:
+    """A trainer that is not finished."""
+
+    id: str
+    name: str
+    owner: str
+    submitted: float
+    spec: TrainerSpec
+    job: Job
+    learned: Learned
+    state: TrainerState = "queued"
+    known: Trainer | None = None
+    """What the scheduler was told of it last."""
+    preemptions: int = 0
+    rescales: int = 0
+    node_seconds: float = 0.0
+    counted_at: float = 0.0
+    counted_nodes: int = 0
+    started: float | None = None
+    stale: bool = True
+    """More is known than the scheduler was told."""
+    stored: Any = None
+    stored_at: float = 0.0
+
+
+class Cluster:
+    """The live system, without its sockets."""
+
+    def __init__(self, store: Store, scheduler: Scheduler, settings: ClusterSettings, launch: Launch) -> None:
+        self.store = store
+        self.scheduler = scheduler
+        self.settings = settings
+        self.state = State()
+        self.nodes: dict[str, NodeView] = {}
+        self.trainers: dict[str, Live] = {}
+        self.outbox: list[Order] = []
+        self.paused = False
+        self.undecided = False
+        """Something happened that a decision should follow."""
+        self.last_decision: Mapping[str, Any] | None = None
+        self.decisions = 0
+        self.pool_node_s = 0.0
+        self._pool_counted_at = 0.0
+        self._launch = launch
+        self._node_of: dict[str, str] = {}
+        """Trainer by the node that it was given last."""
+        self._occupied: dict[str, str] = {}
+        """Worker by node."""
+
+    # A restart.
+
+    def restore(self, now: float) -> None:
+        """Take up what an earlier controller left in the store."""
+        store = self.store
+        self.paused = bool(store.kept("paused", False))
+        totals = store.kept("totals") or {}
+        self.pool_node_s, self.decisions = totals.get("pool_node_s", 0.0), totals.get("decisions", 0)
+        self._pool_counted_at = now
+        for row in store.nodes(here=True):
+            if self.settings.dry_run:
+                store.update_node(row.node, left=now)
+                continue
+            node = NodeView(row.node, row.host, row.agent, row.pid, row.joined, now, here=False)
+            node.leave_by = now + RESTORED_GRACE_S if row.leaving is not None else None
+            self.nodes[row.node] = node
+        running: dict[str, list[tuple[str, str, float]]] = {}
+        for worker in store.workers(running=True):
+            running.setdefault(worker.trainer, []).append((worker.worker, worker.node, worker.started))
+        queue = [self._restored(row, running.pop(row.id, []), now) for row in store.trainers(unfinished=True)]
+        for workers in running.values():  # of trainers that are finished
+            for worker_id, _, _ in workers:
+                store.end_worker(worker_id, ended=now, status=None, outcome="lost")
+        admitted = frozenset(store.kept("admitted") or ())
+        known = [self._known(live, now) for live in queue]
+        self.state = State(
+            Pool(MappingProxyType({n.name: n.joined for n in self.nodes.values() if n.leave_by is None})),
+            tuple(trainer for trainer in known if trainer.name in admitted),
+            tuple(trainer for trainer in known if trainer.name not in admitted),
+            MappingProxyType({live.id: live.job.nodes for live in queue if live.job.nodes}),
+            Seen(**seen) if (seen := store.kept("seen")) else Seen(),
+        )
+        store.log(now, "serve.restored", data={"trainers": len(queue), "nodes": len(self.nodes)})
+        self.undecided = True
+
+    def _restored(self, row: Any, workers: list[tuple[str, str, float]], now: float) -> Live:
+        spec = TrainerSpec.model_validate(row.spec)
+        live = self._live(row.id, row.name, row.owner, row.submitted, spec, row.learned)
+        job = live.job
+        kept = self.store.kept(f"job.{row.id}") or {}
+        job.next_worker = row.next_worker
+        job.ever_ran = row.started is not None
+        job.progress.samples, job.progress.total = row.samples, row.total
+        job.progress.epoch, job.progress.step = row.epoch, row.step
+        job.progress.redone, job.progress.metrics = row.samples_redone, dict(row.metrics)
+        job.failures_in_all = row.failures
+        job.reason = row.reason
+        for worker_id, node, started in workers:
+            if node in self.nodes:
+                job.expect(worker_id, node, started)
+                self._occupied[node] = worker_id
+            else:
+                self.store.end_worker(worker_id, ended=now, status=None, outcome="lost")
+        nodes = tuple(n for n in kept.get("nodes", ()) if n in self.nodes and self.nodes[n].leave_by is None)
+        generation = Generation(row.generation, tuple(kept.get("members", ())))
+        job.resume(generation, frozenset(kept.get("trained_by", ())), nodes)
+        live.state = row.state
+        live.preemptions, live.rescales, live.node_seconds = row.preemptions, row.rescales, row.node_seconds
+        live.started, live.counted_at, live.counted_nodes = row.started, now, len(nodes)
+        self.trainers[row.id] = live
+        for node in nodes:
+            self._node_of[node] = row.id
+        return live
+
+    # Nodes.
+
+    def joined(self, join: Join, now: float) -> None:
+        """An agent connected."""
+        name = join.node
+        node = self.nodes.get(name)
+        if node is not None and (node.here or node.agent != join.agent):
+            self.lost(name, "its agent began anew", now)
+            node = None
+        if node is not None:  # the same one, after a restart of the controller
+            node.here, node.heard, node.host = True, now, join.host
+            self._reattach(name, join.workers, now)
+            if node.leave_by is not None:
+                for live in self._concerned(name):
+                    live.job.leave(name, node.leave_by)
+                    self._after(live.id, now)
+                self._dismiss_if_empty(node, now)
+            return
+        self._clear(name, join.workers)
+        if self.paused:
+            self._tell(name, Bye("harvesting is paused"))
+            return
+        self.nodes[name] = NodeView(name, join.host, join.agent, join.pid, now, now)
+        self.store.put_node(name, host=join.host, agent=join.agent, pid=join.pid, joined=now)
+        self.store.log(now, "node.joined", node=name, data={"host": join.host, "agent": join.agent})
+        self._pool_changed(Event(now, joined=(name,)), now)
+
+    def available(self, name: str, now: float) -> None:
+        """In a dry run: a node could be had."""
+        if self.settings.dry_run and name not in self.nodes:
+            self.joined(Join(name, name, "none"), now)
+
+    def beat(self, name: str, now: float) -> None:
+        """An agent is alive."""
+        node = self.nodes.get(name)
+        if node is not None:
+            node.heard = now
+
+    def leaving(self, name: str, grace_s: float, now: float) -> None:
+        """A node will be taken in `grace_s` seconds."""
+        node = self.nodes.get(name)
+        if node is None or node.leave_by is not None:
+            return
+        node.leave_by = now + grace_s
+        self.store.update_node(name, leaving=now)
+        self.store.log(now, "node.leaving", node=name, data={"grace_s": grace_s})
+        touched = self._pool_changed(Event(now, left=(name,)), now)
+        for live in self._concerned(name):
+            live.job.leave(name, node.leave_by)
+            touched.add(live.id)
+        for trainer in touched:
+            self._after(trainer, now)
+        self._dismiss_if_empty(node, now)
+
+    def lost(self, name: str, reason: str, now: float) -> None:
+        """A node is gone."""
+        node = self.nodes.pop(name, None)
+        if node is None:
+            return
+        self.store.update_node(name, left=now)
+        self.store.log(now, "node.left", node=name, data={"reason": reason})
+        touched = set() if node.leave_by is not None else self._pool_changed(Event(now, left=(name,)), now)
+        for live in self._concerned(name):
+            worker = live.job.worker_on(name)
+            if worker is not None:
+                self.store.end_worker(worker.id, ended=now, status=None, outcome="lost")
+            live.job.lost(name)
+            touched.add(live.id)
+        self._occupied.pop(name, None)
+        for trainer in touched:
+            self._after(trainer, now)
+
+    def _pool_changed(self, event: Event, now: float) -> set[str]:
+        """Tell the scheduler's state. Gives the trainers that lost a node."""
+        self.pool_node_s += len(self.state.pool) * (now - self._pool_counted_at if self._pool_counted_at else 0.0)
+        self._pool_counted_at = now
+        self.state, lost = self.state.pool_changed(event)
+        for trainer in lost:
+            if trainer in self.trainers:
+                self.trainers[trainer].preemptions += 1
+        self.undecided = True
+        return set(lost)
+
+    def _reattach(self, name: str, statuses: tuple[WorkerStatus, ...], now: float) -> None:
+        touched: set[str] = set()
+        told = {status.worker for status in statuses}
+        for status in statuses:
+            live = self._trainer_of(status.worker)
+            if live is None or status.worker not in live.job.workers:
+                self._clear(name, (status,))
+                continue
+            touched.add(live.id)
+            live.job.reattach(status.worker, status, now)
+            if status.report is not None:
+                self._reported(live, status.worker, status.report, now)
+            if status.status is not None:
+                self._ended(live, Ended(status.worker, status.status, status.tail), now)
+        waiting = self._occupied.get(name)
+        if waiting is not None and waiting not in told and (live := self._trainer_of(waiting)) is not None:
+            # It was to be started when the earlier controller ended, and nobody heard of it.
+            self._ended(live, Ended(waiting, protocol.RESTART), now)
+            touched.add(live.id)
+        for trainer in touched:
+            self._after(trainer, now)
+
+    def _clear(self, name: str, statuses: tuple[WorkerStatus, ...]) -> None:
+        """End what runs there and nobody knows of any more."""
+        for status in statuses:
+            self._tell(name, Forget(status.worker) if status.status is not None else Stop(status.worker))
+
+    def _dismiss_if_empty(self, node: NodeView, now: float) -> None:
+        if node.leave_by is None:
+            return
+        if node.name not in self._occupied or now >= node.leave_by:
+            self._tell(node.name, Bye("the node is wanted elsewhere"))
+
+    # Workers.
+
+    def heard(self, name: str, worker: str, message: Mapping[str, Any], now: float) -> None:
+        """A worker said something to its agent."""
+        live = self._trainer_of(worker)
+        if live is None:
+            return
+        said = _understood(message)
+        if said is not None:
+            live.job.heard(worker, said, now)
+            self._after(live.id, now)
+
+    def reports(self, name: str, reports: Mapping[str, Mapping[str, Any]], now: float) -> None:
+        """What workers reported since the last beat."""
+        for worker, report in reports.items():
+            live = self._trainer_of(worker)
+            if live is not None and worker in live.job.workers:
+                self._reported(live, worker, report, now)
+
+    def _reported(self, live: Live, worker: str, report: Mapping[str, Any], now: float) -> None:
+        said = _understood({**report, "type": "report"})
+        assert isinstance(said, Report)
+        live.job.heard(worker, said, now)
+        if live.learned.rates(live.job.progress.rates):
+            live.stale = self.undecided = True
+        self._store_progress(live, now)
+
+    def started(self, worker: str, pid: int, now: float) -> None:
+        """A worker runs."""
+        live = self._trainer_of(worker)
+        if live is not None and worker in live.job.workers:
+            live.job.workers[worker].pid = pid
+
+    def ended(self, name: str, message: Ended, now: float) -> None:
+        """A worker is no more."""
+        live = self._trainer_of(message.worker)
+        if live is not None and message.worker in live.job.workers:
+            self._ended(live, message, now)
+            self._after(live.id, now)
+        self._tell(name, Forget(message.worker))
+        node = self.nodes.get(name)
+        if node is not None:
+            self._dismiss_if_empty(node, now)
+        waits = self._node_of.get(name)  # whoever was given the node can have it now
+        if waits is not None and (live is None or waits != live.id):
+            self._after(waits, now)
+
+    def _ended(self, live: Live, message: Ended, now: float) -> None:
+        worker = live.job.workers[message.worker]
+        live.job.ended(message.worker, message.status, message.tail, message.error, now)
+        if self._occupied.get(worker.node) == message.worker:
+            del self._occupied[worker.node]
+        outcome = "done" if worker.said_done else "left" if worker.over else "killed" if worker.killed else "ended"
+        self.store.end_worker(message.worker, ended=now, status=message.status, outcome=outcome)
+        data = {"worker": message.worker, "status": message.status, "outcome": outcome}
+        self.store.log(now, "worker.ended", trainer=live.id, node=worker.node, data=data)
+        self._tell(worker.node, Forget(message.worker))
+
+    # Trainers.
+
+    def submit(self, spec: TrainerSpec, owner: str, now: float) -> str:
+        """Queue a trainer; its id."""
+        name = spec.name or self._free_name(spec)
+        row = self.store.add_trainer(name=name, owner=owner, spec=spec.as_json(), time=now)
+        live = self._live(row.id, name, owner, now, spec, None)
+        self.trainers[row.id] = live
+        self.store.log(now, "trainer.submitted", trainer=row.id, data={"name": name, "owner": owner})
+        self.store.log(now, "trainer.state", trainer=row.id, data={"from": "", "to": "queued", "reason": ""})
+        self.state = self.state.submitted(self._known(live, now))
+        self.undecided = True
+        return row.id
+
+    def cancel(self, trainer: str, reason: str, now: float) -> None:
+        """End a trainer. Cancelling one that is finished changes nothing."""
+        live = self.trainers.get(trainer)
+        if live is not None:
+            live.job.cancel(reason)
+            self._after(trainer, now)
+
+    def _live(self, trainer: str, name: str, owner: str, submitted: float, spec: TrainerSpec, learned: Any) -> Live:
+        prior = Prior(spec.prior_curve(), spec.up_s, spec.down_s)
+        costs = (self.settings.default_up_s, self.settings.default_down_s)
+        settings = facts.job_settings(self.settings.job, spec)
+
+        def start(worker: str, node: str, background: bool) -> FromController:
+            return self._launch(self.trainers[trainer], worker, node, background)
+
+        job = Job(trainer, spec.min_nodes, start, settings)
+        known = Learned.from_json(learned, prior, *costs) if learned else Learned(prior, *costs)
+        return Live(trainer, name, owner, submitted, spec, job, known)
+
+    def _known(self, live: Live, now: float) -> Trainer:
+        """What the scheduler is told of a trainer, written down so that its decisions can be made again."""
+        live.known = facts.as_trainer(live, self._usual_rate())
+        live.stale = False
+        self.store.log(now, "trainer.learned", trainer=live.id, data=facts.trainer_as_json(live.known))
+        return live.known
+
+    def _usual_rate(self) -> float:
+        """The best rate a node of those that are known, for those that are not: so they are tried."""
+        rates = (rate / size for live in self.trainers.values() for size, rate in live.learned.measured.items())
+        return max(rates, default=1.0)
+
+    def _free_name(self, spec: TrainerSpec) -> str:
+        base = default_name(spec.script)
+        taken = {live.name for live in self.trainers.values()}
+        name, number = base, 1
+        while name in taken:
+            number += 1
+            name = f"{base[:58]}-{number}"
+        return name
+
+    def _concerned(self, node: str) -> list[Live]:
+        """The trainers that run on a node or were given it."""
+        found = {self._node_of.get(node, ""), self._occupied.get(node, "").rpartition("-")[0]}
+        return [self.trainers[name] for name in found if name in self.trainers]
+
+    def _trainer_of(self, worker: str) -> Live | None:
+        return self.trainers.get(worker.rpartition("-")[0])
+
+    # Harvesting.
+
+    def pause(self, grace_s: float, now: float) -> None:
+        """Give all nodes back."""
+        self.paused = True
+        self.store.keep("paused", True)
+        self.store.log(now, "pool.paused")
+        for name in list(self.nodes):
+            self.leaving(name, grace_s, now)
+
+    def resume(self, now: float) -> None:
+        """Harvest again."""
+        self.paused = False
+        self.store.keep("paused", False)
+        self.store.log(now, "pool.resumed")
+        self.undecided = True
+
+    # Decisions.
+
+    def decide(self, now: float) -> None:
+        """Ask the scheduler, if anything happened since the last time, and set about what it says."""
+        if not self.undecided:
+            return
+        self.undecided = False
+        for live in self.trainers.values():
+            if live.stale and live.known is not None:
+                self.state = self.state.relearned(self._known(live, now))
+        began = clock.perf_counter()
+        plan = self.scheduler.decide(self.state)
+        took_ms = (clock.perf_counter() - began) * 1e3
+        before = self.state.assigned
+        self.state = self.state.after(plan)
+        self.decisions += 1
+        names = {name: live.name for name, live in self.trainers.items()}
+        decision = facts.decision_as_json(plan, self.state, names, took_ms)
+        self.last_decision = {"time": now, **decision}
+        self.store.log(now, "decision", data=decision)
+        self.store.keep("admitted", [trainer.name for trainer in self.state.admitted])
+        if not math.isnan(self.state.seen.since):
+            self.store.keep("seen", asdict(self.state.seen))
+        self.store.keep("totals", {"pool_node_s": self.pool_node_s, "decisions": self.decisions})
+        self._node_of = {node: name for name, nodes in self.state.assigned.items() for node in nodes}
+        if self.settings.dry_run:
+            return
+        for name, live in list(self.trainers.items()):
+            nodes = self.state.assigned.get(name, ())
+            if nodes != before.get(name, ()) or nodes != live.job.nodes:
+                live.job.want(nodes)
+                self._after(name, now)
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        for node in list(self.nodes.values()):
+            if self.settings.dry_run:
+                continue
+            patience = self.settings.silence_s if node.here else self.settings.reattach_s
+            if now - node.heard > patience:
+                self.lost(node.name, "silent" if node.here else "did not come back", now)
+            elif node.leave_by is not None:
+                self._dismiss_if_empty(node, now)
+        for live in list(self.trainers.values()):
+            due = live.job.due
+            if due is not None and now >= due:
+                self._after(live.id, now)
+
+    def was_away(self, seconds: float) -> None:
+        """The controller itself did not run for a while: whoever spoke meanwhile was not heard."""
+        for node in self.nodes.values():
+            node.heard += seconds
+
+    # Bookkeeping.
+
+    def _free(self, name: str) -> bool:
+        """Whether a worker can be started on a node."""
+        node = self.nodes.get(name)
+        if node is None or not node.here or node.leave_by is not None:
+            return False
+        return name not in self._occupied
+
+    def _after(self, trainer: str, now: float) -> None:
+        """Something happened to a trainer: act, and write it down."""
+        live = self.trainers.get(trainer)
+        if live is None:
+            return
+        job, store = live.job, self.store
+        if not self.settings.dry_run:
+            for node, message in job.reconcile(now, self._free):
+                if isinstance(message, Start):
+                    agent = self.nodes[node].agent
+                    self._occupied[node] = message.worker
+                    store.put_worker(message.worker, trainer=trainer, node=node, agent=agent, started=now)
+                    store.log(now, "worker.started", trainer=trainer, node=node, data={"worker": message.worker})
+                self._tell(node, message)
+        for rescale in job.rescales:
+            live.rescales += rescale.why != "start"
+            if rescale.why != "start":
+                kind: Literal["up", "down"] = "up" if rescale.world > rescale.world_before else "down"
+                live.learned.rescaled(kind, rescale.pause_s, rescale.form_s, rescale.sync_s)
+                live.stale = True
+            live.started = live.started or now
+            store.log(now, "rescale", trainer=trainer, data={**asdict(rescale), "why": rescale.why})
+        job.rescales.clear()
+        self._count(live, now)
+        self._store_progress(live, now, at_once=True)
+        if job.outcome is not None and live.known is not None:
+            live.known = None
+            self.state = self.state.finished(trainer)
+            self.undecided = True
+        if job.over:
+            del self.trainers[trainer]
+            store.keep(f"job.{trainer}", None)
+
+    def _store_progress(self, live: Live, now: float, *, at_once: bool = False) -> None:
+        job, store = live.job, self.store
+        state = job.state
+        changed = state != live.state
+        shape = (job.roster.generation, job.nodes, job.trained_by, job.next_worker, live.preemptions, job.reason)
+        if not (changed or shape != live.stored) and (at_once or now - live.stored_at < PROGRESS_EVERY_S):
+            return
+        if changed:
+            data = {"from": live.state, "to": state, "reason": job.reason}
+            store.log(now, "trainer.state", trainer=live.id, data=data)
+            live.state = state
+        if shape != live.stored:
+            members = list(job.roster.generation.members)
+            kept = {"members": members, "trained_by": sorted(job.trained_by), "nodes": list(job.nodes)}
+            store.keep(f"job.{live.id}", kept)
+        live.stored, live.stored_at = shape, now
+        self._count(live, now)
+        store.update_trainer(live.id, **facts.columns(live, now if state in FINISHED else None))
+
+    def _count(self, live: Live, now: float) -> None:
+        """Node-seconds held so far."""
+        if live.counted_at:
+            live.node_seconds += live.counted_nodes * (now - live.counted_at)
+        live.counted_at = now
+        live.counted_nodes = max(len(live.job.nodes), len(live.job.workers))
+
+    def _tell(self, node: str, message: FromController) -> None:
+        self.outbox.append((node, message))
+
+    # What others look at.
+
+    def on(self, node: str) -> tuple[Live | None, str | None]:
+        """Who has a node, and the worker there."""
+        worker = self._occupied.get(node)
+        trainer = self._node_of.get(node) or (worker or "").rpartition("-")[0]
+        return self.trainers.get(trainer), worker
+
+    def pool_seconds(self, now: float) -> float:
+        """Node-seconds that the pool has had."""
+        since = self._pool_counted_at
+        return self.pool_node_s + (len(self.state.pool) * (now - since) if since else 0.0)
+
+
+def _understood(message: Mapping[str, Any]) -> protocol.Message | None:
+    """What a worker said, looked at before anything is changed by it: its program may be anybody's."""
+    try:
+        said = protocol.from_json(message)
+        if isinstance(said, Report):
+            return facts.checked(said)
+    except (TypeError, ValueError, KeyError, AttributeError) as problem:
+        raise protocol.ProtocolError(f"a worker said {str(message)[:200]}: {problem}") from None
+    return said

@@ -1,0 +1,353 @@
+"""The controller: the asyncio shell around `Cluster`. Agents, pools and the API talk to it.
+
+Whatever happens is told to the cluster within one transaction of the store; only then are the messages sent that came
+of it. So a kill at any instant leaves a store from which a new controller goes on: what was sent was stored before.
+Events that come together are decided on together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from typing import Any
+
+from bftrainer.cluster import wire
+from bftrainer.cluster.cluster import Cluster
+from bftrainer.cluster.logbook import Logbook
+from bftrainer.cluster.pools.base import Pool
+from bftrainer.cluster.settings import Config
+from bftrainer.cluster.spec import TrainerSpec
+from bftrainer.cluster.wire import Beat, Bye, Ended, FromController, Going, Heard, Join, Log, Logged, Started, Welcome
+from bftrainer.elastic.protocol import ProtocolError
+from bftrainer.errors import BFTrainerError
+
+COALESCE_S = 0.02
+"""Events within so short a time are decided on together."""
+TICK_S = 0.25
+MOST_QUEUED = 10_000
+"""Messages for an agent that does not take them; then its connection is cut."""
+
+_log = logging.getLogger(__name__)
+
+
+class Connection:
+    """The controller's end of one agent's connection."""
+
+    def __init__(self, node: str, agent: str) -> None:
+        self.node = node
+        self.agent = agent
+        self.queue: asyncio.Queue[FromController | None] = asyncio.Queue(MOST_QUEUED)
+
+    def send(self, message: FromController) -> None:
+        """Send it as soon as the agent takes it."""
+        try:
+            self.queue.put_nowait(message)
+        except asyncio.QueueFull:
+            self.close()
+
+    def close(self) -> None:
+        """End the connection, whatever is still to be sent."""
+        while not self.queue.empty():
+            self.queue.get_nowait()
+        self.queue.put_nowait(None)
+
+
+class Controller:
+    """The live system. All methods are for the thread of the running event loop."""
+
+    def __init__(
+        self, cluster: Cluster, pool: Pool, config: Config, logbook: Callable[[str], Logbook], agents: Mapping[str, str]
+    ) -> None:
+        self.cluster = cluster
+        self.pool = pool
+        self.config = config
+        self.began = time.time()
+        self.draining = False
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Set when the controller cannot go on."""
+        self._agent_environment = dict(agents)
+        self._make_logbook = logbook
+        self._logbooks: dict[str, Logbook] = {}
+        self._connections: dict[str, Connection] = {}
+        self._closing = False
+        self._wake = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # Its life.
+
+    async def start(self) -> None:
+        """Take up what was, and begin."""
+        with self._happening():
+            self.cluster.restore(time.time())
+            self.cluster.store.log(time.time(), "serve.started", data={"pool": self.config.pool.kind})
+        self._tasks = [asyncio.create_task(self._guarded(loop())) for loop in (self._keep_deciding, self._keep_ticking)]
+        await self.pool.open(self)
+        if self.cluster.paused:
+            await self.pool.pause()
+
+    async def stop(self, *, drain: bool) -> None:
+        """End. With `drain` all nodes are given back; without, agents go on and wait for the next controller."""
+        self.draining = drain
+        if drain:
+            for connection in list(self._connections.values()):
+                connection.send(Bye("the controller ends"))
+        await self.pool.close(drain=drain)
+        if drain:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(5):
+                    while self._connections:
+                        await asyncio.sleep(0.02)
+        self._closing = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for connection in list(self._connections.values()):
+            connection.close()
+        with contextlib.suppress(BFTrainerError), self.cluster.store.transaction():
+            self.cluster.store.log(time.time(), "serve.stopped", data={"drained": drain})
+
+    async def _guarded(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except asyncio.CancelledError:
+            raise
+        except BaseException as problem:
+            self._fail(problem)
+
+    def _fail(self, problem: BaseException) -> None:
+        """What was not stored must not be done: end, and let the next controller go on from the store."""
+        if not self.failed.done():
+            self.failed.set_exception(problem)
+            self.failed.exception()  # whoever waits for it gets it; nobody may
+
+    @contextlib.contextmanager
+    def _happening(self) -> Iterator[Cluster]:
+        """Something happens to the cluster: store it, then send what came of it."""
+        if self.failed.done():
+            raise BFTrainerError("the controller is ending")
+        try:
+            with self.cluster.store.transaction():
+                yield self.cluster
+        except ProtocolError:  # somebody spoke nonsense; nothing was changed by it
+            self.cluster.outbox.clear()
+            raise
+        except BFTrainerError as problem:
+            # A refusal of something asked for changes nothing; anything else would leave memory and store apart.
+            if problem.exit_code != 2:
+                self._fail(problem)
+            self.cluster.outbox.clear()
+            raise
+        except BaseException as problem:
+            self._fail(problem)
+            raise
+        orders, self.cluster.outbox = self.cluster.outbox, []
+        for node, message in orders:
+            connection = self._connections.get(node)
+            if connection is not None:
+                connection.send(message)
+        if self.cluster.undecided:
+            self._wake.set()
+
+    async def _keep_deciding(self) -> None:
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(COALESCE_S)
+            self._wake.clear()
+            with self._happening() as cluster:
+                cluster.decide(time.time())
+
+    async def _keep_ticking(self) -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            with self._happening() as cluster:
+                if now - last > 4 * TICK_S:
+                    # This process was away (stopped, or the machine was): nobody else was silent.
+                    cluster.was_away(now - last)
+                cluster.tick(time.time())
+            last = now
+
+    # Agents.
+
+    async def serve_agent(self, frames: AsyncIterator[str], send: Callable[[str], Awaitable[None]]) -> None:
+        """One agent's connection, from its first frame to its end."""
+        connection: Connection | None = None
+        sending: asyncio.Task[None] | None = None
+        reason = "connection closed"
+        try:
+            async for frame in frames:
+                message = wire.decode(frame)
+                if connection is None:
+                    if not isinstance(message, Join):
+                        raise ProtocolError("the first frame must be a join")
+                    connection = self._joined(message)
+                    sending = asyncio.create_task(_pump(connection, send))
+                elif isinstance(message, Going):
+                    reason = message.reason or "taken"
+                    break
+                elif message is not None:
+                    self._heard(connection, message)
+                if sending is not None and sending.done():
+                    break
+        except ProtocolError as problem:
+            reason = f"nonsense: {problem}"
+            _log.warning("agent of %s: %s", connection.node if connection else "?", problem)
+        finally:
+            if sending is not None:
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
+            if connection is not None:
+                self._parted(connection, reason)
+
+    def _joined(self, join: Join) -> Connection:
+        connection = Connection(join.node, join.agent)
+        agents = self.config.agents
+        logged = {}
+        for status in join.workers:
+            book = self.logbook(status.worker.rpartition("-")[0])
+            logged[status.worker] = book.place(status.worker)
+        connection.send(Welcome(agents.beat_s, agents.worker_silence_s, agents.give_up_s, logged))
+        former = self._connections.get(join.node)
+        if former is not None:
+            former.close()
+        self._connections[join.node] = connection
+        with self._happening() as cluster:
+            cluster.joined(join, time.time())
+        return connection
+
+    def _parted(self, connection: Connection, reason: str) -> None:
+        if self._connections.get(connection.node) is not connection:
+            return  # another one took its place
+        del self._connections[connection.node]
+        if not self._closing and not self.failed.done():
+            with self._happening() as cluster:
+                cluster.lost(connection.node, reason, time.time())
+
+    def _heard(self, connection: Connection, message: wire.Message) -> None:
+        if self._connections.get(connection.node) is not connection:
+            return
+        now, node = time.time(), connection.node
+        self.cluster.beat(node, now)
+        match message:
+            case Beat(reports):
+                if reports:
+                    with self._happening() as cluster:
+                        cluster.reports(node, reports, now)
+            case Heard(worker, said):
+                with self._happening() as cluster:
+                    cluster.heard(node, worker, said, now)
+            case Started(worker, pid):
+                with self._happening() as cluster:
+                    cluster.started(worker, pid, now)
+            case Ended():
+                with self._happening() as cluster:
+                    cluster.ended(node, message, now)
+            case Log(worker, offset, text, size):
+                book = self.logbook(worker.rpartition("-")[0])
+                try:
+                    offset = book.append(now, worker, node, offset, text, size)
+                except OSError as problem:
+                    _log.error("%s: %s; output of %s is lost", book.path, problem.strerror, worker)
+                    offset += size
+                connection.send(Logged(worker, offset))
+            case _:
+                pass
+
+    # What the API asks for.
+
+    def logbook(self, trainer: str) -> Logbook:
+        """The log of a trainer."""
+        if trainer not in self._logbooks:
+            self._logbooks[trainer] = self._make_logbook(trainer)
+        return self._logbooks[trainer]
+
+    def submit(self, spec: TrainerSpec, owner: str) -> str:
+        """Queue a trainer; its id."""
+        with self._happening() as cluster:
+            return cluster.submit(spec, owner, time.time())
+
+    def cancel(self, trainer: str, by: str) -> None:
+        """End a trainer."""
+        with self._happening() as cluster:
+            cluster.cancel(trainer, f"cancelled by {by}", time.time())
+
+    async def pause(self) -> None:
+        """Stop harvesting at once."""
+        with self._happening() as cluster:
+            cluster.pause(self.config.agents.pause_grace_s, time.time())
+        await self.pool.pause()
+
+    async def resume(self) -> None:
+        """Harvest again."""
+        with self._happening() as cluster:
+            cluster.resume(time.time())
+        await self.pool.resume()
+
+    # What it does for the pool: `Office`.
+
+    @property
+    def agent_environment(self) -> Mapping[str, str]:
+        """See `Office`."""
+        return self._agent_environment
+
+    @property
+    def observing(self) -> bool:
+        """See `Office`."""
+        return self.cluster.settings.dry_run
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """See `Office`."""
+        return frozenset(self._connections)
+
+    def available(self, node: str) -> None:
+        """See `Office`."""
+        with self._happening() as cluster:
+            cluster.available(node, time.time())
+
+    def leaving(self, node: str, grace_s: float) -> None:
+        """See `Office`."""
+        with self._happening() as cluster:
+            cluster.leaving(node, grace_s, time.time())
+
+    def gone(self, node: str, reason: str) -> None:
+        """See `Office`."""
+        if self._closing or self.failed.done():
+            return
+        connection = self._connections.pop(node, None)
+        if connection is not None:
+            connection.close()
+        with self._happening() as cluster:
+            cluster.lost(node, reason, time.time())
+
+    def dismiss(self, node: str, reason: str) -> None:
+        """See `Office`."""
+        connection = self._connections.get(node)
+        if connection is not None:
+            connection.send(Bye(reason))
+
+    def remember(self, key: str, value: Any) -> None:
+        """See `Office`."""
+        with self._happening() as cluster:
+            cluster.store.keep(f"pool.{key}", value)
+
+    def recall(self, key: str) -> Any:
+        """See `Office`."""
+        return self.cluster.store.kept(f"pool.{key}")
+
+    def note(self, what: str, **facts: Any) -> None:
+        """See `Office`."""
+        _log.info("pool: %s %s", what, facts)
+        with self._happening() as cluster:
+            cluster.store.log(time.time(), f"pool.{what}", data=facts)
+
+
+async def _pump(connection: Connection, send: Callable[[str], Awaitable[None]]) -> None:
+    """Send what is queued until the connection is closed."""
+    with contextlib.suppress(OSError, RuntimeError):  # it is gone: whoever reads notices
+        while (message := await connection.queue.get()) is not None:
+            await send(wire.encode(message))

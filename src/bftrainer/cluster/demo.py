@@ -1,0 +1,167 @@
+"""The whole live system on one machine for two minutes: what `bftrainer demo` runs.
+
+A controller in a process of its own, a local pool of virtual nodes that churns after a sped-up Summit, three PyTorch
+trainers. Steps are paced, so that virtual nodes on a few cores scale as real ones do. Every figure of the summary comes
+from the run's own store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bftrainer.cluster.judgement import Judgement, judge
+from bftrainer.cluster.service import policy_of
+from bftrainer.cluster.settings import Config
+from bftrainer.cluster.store import FILE, Store
+from bftrainer.elastic.processes import dying_with
+from bftrainer.errors import BFTrainerError, InputError
+
+PACE = "BFTRAINER_PACE"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One trainer of the demo."""
+
+    name: str
+    script: str
+    args: tuple[str, ...]
+    pace: str
+    """Seconds a step by world size: batches per node for the first two, one batch shared by all for the third."""
+
+
+PARTS = (
+    Part("digits", "digits.py", ("--epochs", "10"), "1:0.2,8:0.24"),
+    Part("images", "images.py", ("--epochs", "7", "--images", "1024"), "1:0.25,8:0.32"),
+    Part(
+        "chars",
+        "chars.py",
+        ("--epochs", "2", "--width", "32", "--layers", "1", "--window", "32"),
+        "1:1.0,2:0.52,4:0.28,8:0.17",
+    ),
+)
+
+
+def examples() -> Path:
+    """The folder of the training scripts: in the package where it is installed, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "examples", package.parents[1] / "examples"):
+        if (folder / PARTS[0].script).is_file():
+            return folder
+    raise BFTrainerError("the demo's training scripts (examples/) are not installed with this package")
+
+
+def check_packages() -> None:
+    """Say what is missing before anything is started."""
+    for module, extra in (("torch", "torch"), ("sklearn", "examples")):
+        if importlib.util.find_spec(module) is None:
+            raise InputError(f"the demo trains with {module}: pip install 'bftrainer[{extra}]'")
+
+
+def specs(folder: Path) -> list[dict[str, Any]]:
+    """What is submitted."""
+    where = examples()
+    return [
+        {
+            "name": part.name,
+            "script": str(where / part.script),
+            "args": list(part.args),
+            "min_nodes": 1,
+            "max_nodes": 8,
+            "cwd": str(folder),
+            "env": {PACE: part.pace},
+        }
+        for part in PARTS
+    ]
+
+
+@contextlib.contextmanager
+def controller(folder: Path, nodes: int, speed: float, seed: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A controller whose virtual nodes churn after Summit, `speed` times as fast; ended in good order."""
+    pool = {"kind": "local", "nodes": nodes, "churn": "summit", "speed": speed, "seed": seed, "abrupt": 0.5}
+    pool |= {"loop": "true", "grace_s": 1.0}
+    settings = [word for key, value in pool.items() for word in ("--set", f"pool.{key}={value}")]
+    argv = [sys.executable, "-m", "bftrainer", "serve", "--port", "0", "--state", str(folder), *settings]
+    log = folder / "serve.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(  # noqa: S603 - our own command
+            dying_with(os.getpid(), argv), stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def await_client(folder: Path, process: subprocess.Popen[bytes], timeout_s: float = 60.0) -> None:
+    """Wait until the controller can be found."""
+    deadline = time.monotonic() + timeout_s
+    while not (folder / "client.json").is_file():
+        if process.poll() is not None or time.monotonic() > deadline:
+            said = (folder / "serve.log").read_text(errors="replace").strip().splitlines()
+            raise BFTrainerError(f"the controller did not start: {said[-1] if said else 'it said nothing'}")
+        time.sleep(0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What came of the run."""
+
+    trainers: tuple[Mapping[str, Any], ...]
+    judgement: Judgement
+    joins: int
+    leaves: int
+    decisions: int
+    used_share: float
+    """Of the pool's node-time, what trainers held."""
+
+
+def summarise(folder: Path) -> Summary:
+    """Read it from the store."""
+    with Store.open(folder / FILE, read_only=True) as store:
+        pauses: dict[str, list[float]] = {}
+        joins = leaves = decisions = 0
+        for event in store.all_events(("rescale", "node.joined", "node.left", "decision")):
+            if event.kind == "rescale" and event.data["why"] != "start":
+                pauses.setdefault(event.trainer, []).append(event.data["pause_s"])
+            joins += event.kind == "node.joined"
+            leaves += event.kind == "node.left"
+            decisions += event.kind == "decision"
+        judgement = judge(store, policy_of(Config()))
+        rows: list[dict[str, Any]] = []
+        for row in store.trainers():
+            found = pauses.get(row.id, [])
+            rows.append(
+                {
+                    "name": row.name,
+                    "state": row.state,
+                    "metrics": row.metrics,
+                    "samples": row.samples,
+                    "total": row.total,
+                    "rescales": row.rescales,
+                    "preemptions": row.preemptions,
+                    "median_pause_s": statistics.median(found) if found else None,
+                    "samples_redone": row.samples_redone,
+                    "node_seconds": row.node_seconds,
+                    "seconds": row.ended - row.submitted if row.ended is not None else None,
+                }
+            )
+    held = sum(row["node_seconds"] for row in rows)
+    return Summary(tuple(rows), judgement, joins, leaves, decisions, min(held / (judgement.node_hours * 3600), 1.0))

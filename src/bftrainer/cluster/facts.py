@@ -1,0 +1,142 @@
+"""The live system's values in the forms that others want: the scheduler, the store and the event log.
+
+Pure translation. What is written to the log by `trainer_as_json` and `decision_as_json` is enough to make every
+decision again (`rerun.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from bftrainer.cluster.job import JobSettings
+from bftrainer.cluster.spec import TrainerSpec
+from bftrainer.core.curve import Curve
+from bftrainer.core.trainer import Trainer
+from bftrainer.elastic.protocol import Report
+from bftrainer.scheduler import Plan, State
+
+if TYPE_CHECKING:
+    from bftrainer.cluster.cluster import Live
+
+MOST_METRICS = 100
+"""Kept of what a script reports."""
+
+
+def job_settings(settings: JobSettings, spec: TrainerSpec) -> JobSettings:
+    """How patient to be with this trainer."""
+    return replace(settings, most_failures=spec.max_restarts + 1)
+
+
+def as_trainer(live: Live, usual_rate: float) -> Trainer:
+    """What the scheduler is told of a trainer. Its name there is its id."""
+    spec, learned = live.spec, live.learned
+    return Trainer(
+        live.id,
+        learned.curve(spec.min_nodes, spec.max_nodes, usual_rate),
+        spec.min_nodes,
+        spec.max_nodes,
+        learned.up_s,
+        learned.down_s,
+        submit=live.submitted,
+        owner=live.owner,
+        weight=spec.weight,
+        model=spec.model,
+    )
+
+
+def trainer_as_json(trainer: Trainer) -> dict[str, Any]:
+    """All of a trainer that decisions depend on."""
+    return {
+        "name": trainer.name,
+        "curve": {"nodes": list(trainer.curve.nodes), "rates": list(trainer.curve.rates)},
+        "min_nodes": trainer.min_nodes,
+        "max_nodes": trainer.max_nodes,
+        "up_s": trainer.up_s,
+        "down_s": trainer.down_s,
+        "submit": trainer.submit,
+        "owner": trainer.owner,
+        "weight": trainer.weight,
+        "model": trainer.model,
+    }
+
+
+def trainer_from_json(found: Mapping[str, Any]) -> Trainer:
+    """What `trainer_as_json` wrote."""
+    curve = Curve(tuple(found["curve"]["nodes"]), tuple(found["curve"]["rates"]))
+    return Trainer(**{**found, "curve": curve})
+
+
+def decision_as_json(plan: Plan, state: State, names: Mapping[str, str], took_ms: float) -> dict[str, Any]:
+    """A decision with its reasons and numbers; `state` is the one after it, `names` are those that people gave."""
+    changes = [change for change in plan.changes if change.action not in ("keep", "wait")]
+    return {
+        "pool": plan.pool,
+        "horizon_s": plan.horizon_s,
+        "counts": dict(plan.counts),
+        "nodes": {name: list(nodes) for name, nodes in state.assigned.items()},
+        "changes": [
+            {
+                "trainer": change.trainer,
+                "action": change.action,
+                "before": change.before,
+                "after": change.after,
+                "gain": change.gain,
+                "cost": change.cost,
+            }
+            for change in changes
+        ],
+        "reasons": [
+            names.get(change.trainer, change.trainer) + change.reason.removeprefix(change.trainer) for change in changes
+        ],
+        "waiting": len(state.waiting),
+        "ms": round(took_ms, 3),
+    }
+
+
+def checked(report: Report) -> Report:
+    """A report whose values are what they should be; `ValueError` or `TypeError` if they are not."""
+
+    def whole(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
+            raise ValueError(f"must be a whole number, but got {value!r}")
+        return value
+
+    for name in ("generation", "step", "epoch", "samples", "world", "redone"):
+        whole(getattr(report, name))
+    for optional in (report.total, report.epochs):
+        if optional is not None:
+            whole(optional)
+    return replace(
+        report,
+        rates={str(whole(int(size))): float(rate) for size, rate in report.rates.items()},
+        metrics={str(name)[:100]: float(value) for name, value in list(report.metrics.items())[:MOST_METRICS]},
+    )
+
+
+def columns(live: Live, ended: float | None) -> dict[str, Any]:
+    """What the store keeps of a trainer."""
+    job = live.job
+    progress = job.progress
+    return {
+        "state": live.state,
+        "reason": job.reason,
+        "started": live.started,
+        "ended": ended,
+        "generation": job.roster.generation.id,
+        "next_worker": job.next_worker,
+        "samples": progress.samples,
+        "total": progress.total if progress.total is not None else live.spec.work,
+        "epoch": progress.epoch,
+        "step": progress.step,
+        "metrics": progress.metrics,
+        "learned": live.learned.as_json(),
+        "rescales": live.rescales,
+        "preemptions": live.preemptions,
+        "failures": job.failures_in_all,
+        "samples_redone": progress.redone,
+        "node_seconds": live.node_seconds,
+        "error": job.error,
+        "traceback": job.traceback,
+    }

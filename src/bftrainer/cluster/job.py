@@ -1,0 +1,492 @@
+"""One trainer's workers on real nodes: who runs where, who is in which generation, what to tell whom.
+
+The cluster says which nodes a trainer shall have (`want`) and what its workers said; `reconcile` gives the messages
+that bring the one closer to the other. No clocks, no sockets, no processes: time is passed in, messages come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from bftrainer.cluster.progress import Progress, Rescale
+from bftrainer.cluster.wire import FromController, Say, Stop, WorkerStatus
+from bftrainer.elastic import protocol
+from bftrainer.elastic.protocol import Arrived, Broken, Done, Failed, Formed, Generation, Leaving, Left, Ready, Report
+from bftrainer.elastic.roster import Roster
+
+TrainerState = Literal["queued", "starting", "running", "rescaling", "waiting", "done", "failed", "cancelled"]
+FINISHED: frozenset[str] = frozenset({"done", "failed", "cancelled"})
+KILLED = (-9, -15, -1, -2)
+"""Statuses of a worker that something took away; any other one is the script's own fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """How patient to be with a trainer's workers."""
+
+    leave_grace_s: float = 10.0
+    """A worker that shall leave has so long to come to a step boundary."""
+    handover_s: float = 60.0
+    """One that alone has the training's state stays so long for newcomers to be ready."""
+    finish_grace_s: float = 600.0
+    """After training is complete, the script's own last words may take so long."""
+    restart_backoff_s: float = 1.0
+    """Before a script that failed on a node is tried again; doubled each time."""
+    most_failures: int = 5
+    """A script that ends so often without progress has failed."""
+    most_restarts: int = 50
+    """A worker may be killed so often without progress."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """One process of the trainer."""
+
+    id: str
+    node: str
+    started: float
+    ready: bool = False
+    formed: int = 0
+    pid: int = 0
+    leave_by: float | None = None
+    """It is to be killed then, unless it has ended."""
+    over: bool = False
+    """It has said good-bye: left, done or failed."""
+    said_done: bool = False
+    killed: bool = False
+    """We had it killed: its end is no failure."""
+    redone: int = 0
+    status: WorkerStatus | None = None
+    """What its agent said of it after a restart of the controller, until the roster is whole again."""
+
+
+Order = tuple[str, FromController]
+"""A node and what to tell its agent."""
+StartWorker = Callable[[str, str, bool], FromController]
+"""Worker, node, whether others train meanwhile: the message that has it started."""
+
+
+class Job:
+    """The workers of one trainer whose script speaks `elastic.protocol`."""
+
+    def __init__(
+        self,
+        trainer: str,
+        min_nodes: int,
+        start: StartWorker,
+        settings: JobSettings,
+        *,
+        generation: int = 0,
+        next_worker: int = 1,
+    ) -> None:
+        self.id = trainer
+        self.settings = settings
+        self.roster = Roster(min_nodes)
+        self.roster.resume(Generation(generation, ()), whole=True)
+        self.next_worker = next_worker
+        self.workers: dict[str, Worker] = {}
+        self._on: dict[str, Worker] = {}
+        self.nodes: tuple[str, ...] = ()
+        """Those it shall have."""
+        self.progress = Progress()
+        self.outcome: TrainerState | None = None
+        self.error = self.traceback = self.reason = ""
+        self.finishing = False
+        """Training is complete; the script's last words are awaited."""
+        self.ever_ran = False
+        self._said_last_words = False
+        self.failures = self.restarts = 0
+        """In a row, without progress in between; and in all."""
+        self.failures_in_all = 0
+        self.rescales: list[Rescale] = []
+        """Complete ones that nobody has fetched yet."""
+        self._start = start
+        self._trained_by: frozenset[str] = frozenset()
+        self._forming: dict[str, Formed] = {}
+        self._preempted = False
+        self._size = 0
+        self._not_before = 0.0
+        self._samples_at_failure = 0
+        self._reattaching: set[str] = set()
+        self._orders: list[Order] = []
+
+    # What is.
+
+    @property
+    def world(self) -> int:
+        """How many train together right now."""
+        return len(self._trained_by)
+
+    @property
+    def trained_by(self) -> frozenset[str]:
+        """The workers that train together right now."""
+        return self._trained_by
+
+    @property
+    def state(self) -> TrainerState:
+        """Where it stands."""
+        if self.outcome is not None:
+            return self.outcome
+        if self._reattaching:
+            return "running" if self._trained_by else "starting"
+        if not self.workers and not self.nodes:
+            return "waiting" if self.ever_ran else "queued"
+        members = self.roster.going.members
+        if self._trained_by and members and self._trained_by == frozenset(members):
+            return "running" if self.roster.going.id == self.roster.generation.id else "rescaling"
+        return "rescaling" if self._trained_by else "starting"
+
+    @property
+    def over(self) -> bool:
+        """Its end is known and nothing of it runs any more."""
+        return self.outcome is not None and not self.workers
+
+    def worker_on(self, node: str) -> Worker | None:
+        """Its worker there."""
+        return self._on.get(node)
+
+    # What happened.
+
+    def want(self, nodes: tuple[str, ...]) -> None:
+        """It shall have these nodes."""
+        self.nodes = nodes if self.outcome is None else ()
+
+    def heard(self, worker_id: str, message: object, now: float) -> None:
+        """A worker said something."""
+        worker = self.workers.get(worker_id)
+        if worker is None:
+            return
+        roster = self.roster
+        if worker.status is not None:  # the roster is not whole yet: others are awaited
+            worker.status = _then(worker.status, message)
+        match message:
+            case Ready():
+                worker.ready = True
+                roster.ready(worker_id)
+            case Arrived(generation, address):
+                roster.arrived(worker_id, generation, address)
+            case Broken(generation, _):
+                roster.broken(worker_id, generation)
+            case Formed():
+                roster.formed(worker_id)
+                worker.formed = message.generation
+                self._formed(worker_id, message)
+            case Leaving():
+                worker.leave_by = now + self.settings.leave_grace_s
+                roster.remove(worker_id)
+            case Left():
+                worker.over = True
+                roster.left(worker_id)
+            case Done():
+                worker.over = worker.said_done = True
+                self._complete(now)
+            case Failed(error, traceback):
+                worker.over = True
+                self.fail(f"{error} (on {worker.node})", traceback)
+            case Report():
+                self._reported(worker, message)
+            case _:
+                pass
+
+    def started(self, worker_id: str, pid: int) -> None:
+        """A worker runs."""
+        self.workers[worker_id].pid = pid
+
+    def ended(self, worker_id: str, status: int, tail: str, error: str, now: float) -> None:
+        """A worker is no more."""
+        worker = self._drop(worker_id)
+        if worker is None:
+            return
+        expected = worker.over or worker.killed or worker.leave_by is not None or self.roster.is_leaving(worker_id)
+        self._gone(worker)
+        self._take_up()
+        if self.outcome is not None:
+            return
+        if worker.said_done and status > 0:
+            last = next((line for line in reversed(tail.splitlines()) if line.strip()), "")
+            self.fail(f"training was complete, but then the script ended with status {status}: {last}", tail)
+        elif worker.said_done and status == 0:
+            self._said_last_words = True
+        elif not expected and not self.finishing:
+            self._judge(worker, status, tail, error, now)
+        self._see_whether_done()
+
+    def lost(self, node: str) -> None:
+        """A node is gone, and what ran there with it."""
+        worker = self.worker_on(node)
+        if worker is not None:
+            self._drop(worker.id)
+            if worker.id in self._trained_by:
+                self._preempted = True
+            self._gone(worker)
+            self._take_up()
+            self._see_whether_done()
+        self.nodes = tuple(name for name in self.nodes if name != node)
+
+    def leave(self, node: str, by: float) -> None:
+        """A node goes at a known time: its worker shall leave before."""
+        self.nodes = tuple(name for name in self.nodes if name != node)
+        worker = self.worker_on(node)
+        if worker is None or worker.over or worker.killed:
+            return
+        if worker.ready:
+            worker.leave_by = by if worker.leave_by is None else min(by, worker.leave_by)
+            self.roster.remove(worker.id)
+        else:
+            self._kill(worker)
+
+    def cancel(self, reason: str) -> None:
+        """It is not wanted any more."""
+        if self.outcome is None:
+            self._end("cancelled", reason)
+
+    def fail(self, error: str, traceback: str = "") -> None:
+        """It cannot go on."""
+        if self.outcome is None:
+            self.error, self.traceback = error, traceback
+            self._end("failed", error)
+
+    # A restart of the controller.
+
+    def expect(self, worker_id: str, node: str, started: float) -> None:
+        """An earlier controller had this worker: its agent will come back and tell of it, or be given up."""
+        self._add(Worker(worker_id, node, started))
+        self._reattaching.add(worker_id)
+
+    def resume(self, generation: Generation, trained_by: frozenset[str], nodes: tuple[str, ...]) -> None:
+        """What the earlier controller had announced, and who trained; call it after `expect`."""
+        self.roster.resume(generation, whole=True)
+        self._trained_by = trained_by
+        self.nodes = nodes
+        self.ever_ran = self.ever_ran or bool(trained_by)
+        self._take_up()
+
+    def reattach(self, worker_id: str, status: WorkerStatus, now: float) -> None:
+        """A worker's agent is back."""
+        worker = self.workers.get(worker_id)
+        if worker is None or worker_id not in self._reattaching:
+            return
+        worker.status = status
+        worker.ready, worker.formed, worker.pid = status.ready, status.formed, status.pid
+        worker.over, worker.said_done = status.over, status.done
+        self._reattaching.discard(worker_id)
+        self._take_up()
+        if status.failed:
+            self.fail(f"{status.failed} (on {worker.node})", status.traceback)
+        elif status.done:
+            self._complete(now)
+
+    def _take_up(self) -> None:
+        """Once all are back or given up, the roster goes on."""
+        if self._reattaching or not any(worker.status for worker in self.workers.values()):
+            return
+        generation = self.roster.going
+        back = [worker for worker in self.workers.values() if worker.status is not None]
+        order = {member: rank for rank, member in enumerate(generation.members)}
+        back.sort(key=lambda worker: order.get(worker.id, len(order)))
+        whole = True
+        for worker in back:
+            status = worker.status
+            assert status is not None
+            worker.status = None
+            self.roster.start(worker.id)
+            if status.ready:
+                self.roster.ready(worker.id)
+            if status.holds_state:
+                self.roster.formed(worker.id)
+            if worker.id in order:
+                whole = whole and status.formed == generation.id
+        present = {worker.id for worker in back}
+        whole = whole and all(member in present for member in generation.members)
+        self.roster.resume(self.roster.generation, whole=whole or not generation.members)
+        for worker in back:
+            if worker.over and not worker.said_done:
+                self.roster.left(worker.id)
+        self._trained_by &= present
+        self._size = len(self._trained_by)
+
+    # What to do.
+
+    def reconcile(self, now: float, free: Callable[[str], bool]) -> list[Order]:
+        """The messages that bring what is closer to what shall be. `free`: no worker of any trainer is on a node."""
+        if self._reattaching:
+            return self._flush()
+        if self.outcome is None and not self.finishing:
+            self._start_missing(now, free)
+            self._end_unwanted(now)
+        self._settle()
+        for worker in self.workers.values():
+            if worker.leave_by is None or worker.killed:
+                continue
+            if not self.finishing and worker.id not in self.roster.members:  # it was told
+                worker.leave_by = min(worker.leave_by, now + self.settings.leave_grace_s)
+            if now >= worker.leave_by:
+                self._kill(worker)
+        return self._flush()
+
+    @property
+    def due(self) -> float | None:
+        """When to reconcile again, if nothing happens."""
+        times = [worker.leave_by for worker in self.workers.values() if worker.leave_by and not worker.killed]
+        if self._not_before and self.outcome is None and any(self.worker_on(node) is None for node in self.nodes):
+            times.append(self._not_before)
+        return min(times, default=None)
+
+    def _start_missing(self, now: float, free: Callable[[str], bool]) -> None:
+        if now < self._not_before:
+            return
+        for node in self.nodes:
+            if free(node) and self.worker_on(node) is None:
+                worker = Worker(f"{self.id}-{self.next_worker}", node, now)
+                self.next_worker += 1
+                self._add(worker)
+                self.roster.start(worker.id)
+                self._orders.append((node, self._start(worker.id, node, bool(self._trained_by))))
+
+    def _end_unwanted(self, now: float) -> None:
+        wanted = frozenset(self.nodes)
+        for worker in self.workers.values():
+            if worker.node in wanted or worker.leave_by is not None or worker.over or worker.killed:
+                continue
+            if worker.ready and worker.id in self.roster.members:
+                worker.leave_by = now + self.settings.handover_s
+                self.roster.remove(worker.id)
+            else:
+                self._kill(worker)
+
+    def _settle(self) -> None:
+        for saying in self.roster.settle():
+            worker = self.workers.get(saying.worker)
+            if worker is not None:
+                self._orders.append((worker.node, Say(worker.id, protocol.as_json(saying.message))))
+
+    def _flush(self) -> list[Order]:
+        orders, self._orders = self._orders, []
+        return orders
+
+    def _kill(self, worker: Worker, grace_s: float = 0.0) -> None:
+        worker.killed = True
+        self._orders.append((worker.node, Stop(worker.id, grace_s)))
+
+    # The story of a trainer.
+
+    def _add(self, worker: Worker) -> None:
+        self.workers[worker.id] = self._on[worker.node] = worker
+
+    def _drop(self, worker_id: str) -> Worker | None:
+        worker = self.workers.pop(worker_id, None)
+        if worker is not None:
+            self._reattaching.discard(worker_id)
+            if self._on.get(worker.node) is worker:
+                del self._on[worker.node]
+        return worker
+
+    def _gone(self, worker: Worker) -> None:
+        if worker.over and not worker.said_done:
+            self.roster.left(worker.id)
+        elif worker.id in self.roster:
+            self.roster.lost(worker.id)
+        self._forming.pop(worker.id, None)
+        self._trained_by -= {worker.id}
+        if not self.workers and self.outcome is None:
+            self._trained_by = frozenset()
+
+    def _formed(self, worker_id: str, formed: Formed) -> None:
+        """When the last member has formed, the rescale is over."""
+        going = self.roster.going
+        if formed.generation != going.id:
+            return
+        self._forming[worker_id] = formed
+        if not all(member in self._forming for member in going.members):
+            return
+        told = {member: self._forming[member] for member in going.members}
+        survivors = [told[member] for member in going.members if member in self._trained_by] or list(told.values())
+        slowest = max(survivors, key=lambda f: f.pause_s)
+        before = self._size if any(member in self._trained_by for member in going.members) else 0
+        self.rescales.append(
+            Rescale(going.id, before, len(told), slowest.pause_s, slowest.form_s, slowest.sync_s, self._preempted)
+        )
+        self._trained_by = frozenset(going.members)
+        self._size = len(going.members)
+        self._preempted = False
+        self._forming = {}
+        self.ever_ran = True
+        self.reason = ""
+
+    def _reported(self, worker: Worker, report: Report) -> None:
+        self.progress.redone += max(report.redone - worker.redone, 0)
+        worker.redone = max(report.redone, worker.redone)
+        self.progress.take(report)
+
+    def _complete(self, now: float) -> None:
+        """Training is complete and stored. Those who never joined need not; the others end by themselves."""
+        if self.finishing or self.outcome is not None:
+            return
+        self.finishing = True
+        for worker in self.workers.values():
+            if worker.id not in self.roster.going.members:
+                self._kill(worker)
+            elif worker.leave_by is None:
+                worker.leave_by = now + self.settings.finish_grace_s
+
+    def _see_whether_done(self) -> None:
+        if not self.finishing or self.outcome is not None:
+            return
+        if self._said_last_words and all(worker.killed for worker in self.workers.values()):
+            self._end("done", "")
+        elif not self._said_last_words and not any(worker.said_done for worker in self.workers.values()):
+            # Those who had said so are lost: whoever is left, or comes, says it again from the last snapshot.
+            self.finishing = False
+            for worker in self.workers.values():
+                worker.leave_by = None
+
+    def _judge(self, worker: Worker, status: int, tail: str, error: str, now: float) -> None:
+        """A worker ended, and nobody had asked it to."""
+        if status == 0:
+            self._end("done", "")
+            return
+        if self.progress.samples > self._samples_at_failure:
+            self._samples_at_failure = self.progress.samples
+            self.failures = self.restarts = 0
+        if not error and (status == protocol.RESTART or status in KILLED):
+            self.restarts += 1
+            if self.restarts > self.settings.most_restarts:
+                self.fail(f"workers were lost {self.restarts} times in a row without progress", tail)
+            return
+        self.failures += 1
+        self.failures_in_all += 1
+        what = error or f"ended with {status_in_words(status)} on {worker.node}"
+        last = next((line for line in reversed(tail.splitlines()) if line.strip()), "")
+        self.reason = f"{what}{': ' + last.strip() if last else ''}"
+        if self.failures >= self.settings.most_failures:
+            self.fail(f"{self.reason} ({self.failures} times in a row)", tail)
+            return
+        self._not_before = now + self.settings.restart_backoff_s * 2 ** min(self.failures - 1, 6)
+
+    def _end(self, outcome: TrainerState, reason: str) -> None:
+        self.outcome, self.reason = outcome, reason
+        self.finishing = False
+        self.nodes = ()
+        for worker in self.workers.values():
+            if not worker.killed:
+                self._kill(worker)
+
+
+def _then(status: WorkerStatus, message: object) -> WorkerStatus:
+    """What is known of a worker once it has said something more. Whoever is under way to a generation is in none."""
+    match message:
+        case Ready():
+            return replace(status, ready=True)
+        case Formed(generation):
+            return replace(status, formed=generation, holds_state=True)
+        case Arrived() | Broken():
+            return replace(status, formed=-1)
+        case _:
+            return status
+
+
+def status_in_words(status: int) -> str:
+    """An exit status as `subprocess` gives it."""
+    return f"status {status}" if status >= 0 else f"signal {-status}"

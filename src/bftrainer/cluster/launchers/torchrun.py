@@ -1,0 +1,89 @@
+"""The launcher for unmodified TorchElastic scripts: a torchrun agent on each node, and their rendezvous on the head.
+
+The store in which the agents meet must not be on a node that can be taken. Each time it is started it gets a free port,
+which is kept, so that a restarted controller can send newcomers there. The agents form groups and restart the script by
+themselves; the script must save and resume.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bftrainer.cluster.launchers.base import HEAD, Home, Place, Traits, last_line
+from bftrainer.cluster.wire import Start
+from bftrainer.elastic.torchrun import RESTARTS, agent_command
+
+if TYPE_CHECKING:
+    from bftrainer.cluster.cluster import Live
+
+RESCALE_S = 10.0
+"""From a change of the nodes to the next step: as measured, with small models. Bigger ones load for longer."""
+_OF_TORCHRUN = re.compile(r"\[?[A-Z]\d{4} \d\d:\d\d:\d\d|W?\d{4}-\d\d-\d\d .*torch/distributed/")
+"""How lines begin that torchrun itself logs."""
+
+
+class TorchrunLauncher:
+    """See `base.Launcher`. Nodes reach the head as `host`; `keep` and `kept` remember values over a restart."""
+
+    traits = Traits(retries=True, rescale_s=RESCALE_S)
+
+    def __init__(self, home: Home, host: str, keep: Callable[[str, Any], None], kept: Callable[[str], Any]) -> None:
+        self._home = home
+        self._host = host
+        self._keep = keep
+        self._kept = kept
+
+    def start(self, live: Live, place: Place) -> Start:
+        """See `base.Launcher`."""
+        return self._store(live, place) if place.node == HEAD else self._agent(live, place)
+
+    def _store(self, live: Live, place: Place) -> Start:
+        port = _free_port()
+        self._keep(f"torchrun.{live.id}", port)
+        argv = ("-m", "bftrainer.elastic.torchrun", "--store", f"{self._host}:{port}")
+        # It is ours, not the user's: it runs under our interpreter, and of the environment it needs nothing.
+        return Start(place.worker, live.id, argv, cwd=str(self._home.state), speaks=False)
+
+    def _agent(self, live: Live, place: Place) -> Start:
+        spec = live.spec
+        command = agent_command(
+            spec.argv,
+            nodes=(spec.min_nodes, spec.max_nodes),
+            node=place.host,
+            endpoint=f"{self._host}:{self._kept(f'torchrun.{live.id}')}",
+            run_id=place.head,
+            env=self._home.environment(live),
+            cwd=spec.cwd,
+        )
+        # There a script may fail for ever. Here the agent ends after as many failures as the user allows, and whether
+        # nodes that went caused them is judged by the job.
+        limits = {f"--max-restarts={RESTARTS}": f"--max-restarts={spec.max_restarts}"}
+        if spec.python:
+            limits[sys.executable] = spec.python
+        argv = tuple(limits.get(word, word) for word in command.argv)
+        return Start(place.worker, live.id, argv, command.env, spec.cwd, spec.python, speaks=False)
+
+    def given(self, live: Live, hosts: Sequence[str]) -> None:
+        """See `base.Launcher`: the agents find each other by themselves."""
+
+    def last_line(self, tail: str) -> str:
+        """See `base.Launcher`. Torchrun has a page of its own to say after the script's last line."""
+        lines = tail.splitlines()
+        report = next((at for at, line in enumerate(lines) if "torch/distributed/run.py" in line), len(lines))
+        traceback = next((at for at in range(report, -1, -1) if _is_traceback(lines, at)), report)
+        script = [line for line in lines[:traceback] if not _OF_TORCHRUN.match(line)]
+        return last_line("\n".join(script)) or last_line(tail)
+
+
+def _is_traceback(lines: Sequence[str], at: int) -> bool:
+    return at < len(lines) and lines[at].startswith("Traceback (most recent call last)")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

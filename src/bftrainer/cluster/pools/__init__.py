@@ -1,0 +1,1 @@
+"""Where nodes come from: one module a kind, all behind `base.Pool`."""

@@ -1,0 +1,63 @@
+"""How far a trainer is and how its changes of size went, by what its workers say.
+
+`job.py` feeds it reports and formed generations; status, learning and the event log read it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bftrainer.elastic.protocol import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Rescale:
+    """A change of a trainer's members that is complete."""
+
+    generation: int
+    world_before: int
+    world: int
+    pause_s: float
+    form_s: float
+    sync_s: float
+    preempted: bool
+
+    @property
+    def why(self) -> str:
+        """In a word."""
+        if self.world_before == 0:
+            return "start"
+        if self.preempted:
+            return "preempt"
+        return "grow" if self.world > self.world_before else "shrink" if self.world < self.world_before else "move"
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the training is, by what its workers reported."""
+
+    samples: int = 0
+    total: int | None = None
+    epoch: int = 0
+    epochs: int | None = None
+    step: int = 0
+    generation: int = 0
+    redone: int = 0
+    rates: dict[int, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def take(self, report: Report) -> None:
+        """A member reported. Old news, and those of a member that is behind, are ignored."""
+        if report.generation < max(self.generation, 1):
+            return
+        if report.generation > self.generation:
+            self.generation = report.generation
+            # All were lost, and training went on from a snapshot; or the one that was ahead was lost.
+            self.redone += max(self.samples - report.samples, 0)
+        elif report.samples < self.samples:
+            return
+        self.samples, self.step, self.epoch = report.samples, report.step, report.epoch
+        self.total = report.total if report.total is not None else self.total
+        self.epochs = report.epochs if report.epochs is not None else self.epochs
+        self.rates = {int(world): rate for world, rate in report.rates.items()}
+        self.metrics.update(report.metrics)

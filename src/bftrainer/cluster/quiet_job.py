@@ -1,0 +1,355 @@
+"""One trainer whose workers say nothing: all that is known of them is that they run, and how they end.
+
+The counterpart of `job.py` for the launchers `torchrun` and `hosts`, with the same interface to the cluster. A *crew* is
+a worker on the head and those on the nodes that depend on it. They begin with the head's and end before it; a crew that
+broke is ended to the last worker before the next one begins, so that never two of them write over one checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from bftrainer.cluster.job import KILLED, JobSettings, Order, StartWorker, TrainerState, Worker, status_in_words
+from bftrainer.cluster.launchers.base import HEAD, Launcher
+from bftrainer.cluster.progress import Progress, Rescale
+from bftrainer.cluster.wire import Stop, WorkerStatus
+from bftrainer.elastic import protocol
+from bftrainer.elastic.protocol import Generation
+from bftrainer.elastic.roster import Roster
+
+FINISH_S = 60.0
+"""Once one worker has ended well, the others have so long."""
+AFTERMATH_S = 60.0
+"""What fails so soon after a node went is taken to have failed of that."""
+
+
+class QuietJob:
+    """The workers of one trainer. See `Job` for what is not said here."""
+
+    def __init__(
+        self,
+        trainer: str,
+        min_nodes: int,
+        start: StartWorker,
+        settings: JobSettings,
+        launcher: Launcher,
+        work: int | None = None,
+    ) -> None:
+        self.id = trainer
+        self.settings = settings
+        self.roster = Roster(min_nodes)
+        """Nobody is told of its generations: they only count the changes."""
+        self.next_worker = 1
+        self.workers: dict[str, Worker] = {}
+        self.nodes: tuple[str, ...] = ()
+        self.progress = Progress()
+        self.outcome: TrainerState | None = None
+        self.error = self.traceback = self.reason = ""
+        self.finishing = False
+        self.ever_ran = False
+        self.failures_in_all = self.restarts = 0
+        self.rescales: list[Rescale] = []
+        self._start = start
+        self._traits = launcher.traits
+        self._last_line = launcher.last_line
+        self._work = work
+        self._on: dict[str, Worker] = {}
+        self._size = 0
+        self._preempted = self._broken = False
+        self._losses = 0
+        self._lost_at = -math.inf
+        self._losses_before: dict[str, int] = {}
+        """How many members were lost when a worker was started; of one from before a restart nobody knows."""
+        self._not_before = 0.0
+        self._steady_since = math.inf
+        self._reattaching: set[str] = set()
+        self._orders: list[Order] = []
+
+    # What is.
+
+    @property
+    def trained_by(self) -> frozenset[str]:
+        """The workers that run and are to go on; the one on the head if there are no others."""
+        seats = self._seats()
+        return frozenset(w.id for w in self.workers.values() if w.node in seats and w.formed and not w.killed)
+
+    @property
+    def world(self) -> int:
+        """On how many nodes it runs right now."""
+        up = len(self.trained_by)
+        return up if self._traits.on_nodes else up * len(self.nodes)
+
+    @property
+    def state(self) -> TrainerState:
+        """Where it stands."""
+        if self.outcome is not None:
+            return self.outcome
+        up = self.trained_by
+        if self._reattaching:
+            return "running" if up else "starting"
+        if not self.workers and not self.nodes:
+            return "waiting" if self.ever_ran else "queued"
+        if self.finishing or (self._wanted and self._complete()):
+            return "running"
+        return "rescaling" if up or not self._wanted else "starting"
+
+    @property
+    def over(self) -> bool:
+        """Its end is known and nothing of it runs any more."""
+        return self.outcome is not None and not self.workers
+
+    def worker_on(self, node: str) -> Worker | None:
+        """Its worker there."""
+        return self._on.get(node)
+
+    @property
+    def _wanted(self) -> bool:
+        """Whether a crew shall run, and this one may."""
+        return self.outcome is None and not self._broken and len(self.nodes) >= self.roster.min_nodes
+
+    def _seats(self) -> frozenset[str]:
+        """Where workers must run for the trainer to train."""
+        return frozenset(self.nodes if self._traits.on_nodes else (HEAD,))
+
+    def _complete(self) -> bool:
+        """All that shall run does, and nothing else."""
+        up = {worker.node for worker in self.workers.values() if worker.formed and not worker.killed}
+        return up == self._seats() | {HEAD} and len(up) == len(self.workers)
+
+    # What happened.
+
+    def want(self, nodes: tuple[str, ...]) -> None:
+        """It shall have these nodes."""
+        self.nodes = nodes if self.outcome is None else ()
+
+    def heard(self, worker_id: str, message: object, now: float) -> None:
+        """Its workers say nothing, and whoever pretends to be one is not listened to."""
+
+    def started(self, worker_id: str, pid: int) -> None:
+        """A worker runs."""
+        worker = self.workers[worker_id]
+        worker.pid, worker.formed = pid, 1
+
+    def ended(self, worker_id: str, status: int, tail: str, error: str, now: float) -> None:
+        """A worker is no more."""
+        worker = self._drop(worker_id)
+        if worker is None or self.outcome is not None:
+            return
+        runs_script = (worker.node != HEAD) == self._traits.on_nodes
+        if status == 0 and runs_script and not worker.killed:
+            worker.over = worker.said_done = self.finishing = True
+            for other in self._on_nodes():
+                other.leave_by = now + FINISH_S
+        elif not (worker.killed or self.finishing or self._broken):
+            self._judge(worker, status, tail, error, now)
+        self._see_whether_done()
+
+    def lost(self, node: str) -> None:
+        """A node is gone, and what ran there with it."""
+        self.nodes = tuple(name for name in self.nodes if name != node)
+        worker = self.worker_on(node)
+        if worker is not None:
+            self._drop(worker.id)
+        if node == HEAD:
+            self._broken = bool(self.workers)
+        else:
+            self._preempted = True
+            self._lose(math.inf)  # the next `reconcile` knows when
+        self._see_whether_done()
+
+    def leave(self, node: str, by: float) -> None:
+        """A node goes at a known time: its worker shall end before."""
+        self.nodes = tuple(name for name in self.nodes if name != node)
+        worker = self.worker_on(node)
+        if worker is not None and not worker.killed:
+            worker.leave_by = by if worker.leave_by is None else min(by, worker.leave_by)
+
+    def cancel(self, reason: str) -> None:
+        """It is not wanted any more."""
+        if self.outcome is None:
+            self._end("cancelled", reason)
+
+    def fail(self, error: str, traceback: str = "") -> None:
+        """It cannot go on."""
+        if self.outcome is None:
+            self.error, self.traceback = error, traceback
+            self._end("failed", error)
+
+    # A restart of the controller.
+
+    def expect(self, worker_id: str, node: str, started: float) -> None:
+        """An earlier controller had this worker: its agent will come back and tell of it, or be given up."""
+        self._add(Worker(worker_id, node, started))
+        self._reattaching.add(worker_id)
+
+    def resume(self, generation: Generation, trained_by: frozenset[str], nodes: tuple[str, ...]) -> None:
+        """How far the earlier controller had counted, and who ran; call it after `expect`."""
+        self.roster.resume(generation, whole=True)
+        self.nodes = nodes
+        self._size = len(trained_by) if self._traits.on_nodes else len(nodes) * bool(trained_by)
+        for worker_id in trained_by & self.workers.keys():
+            self.workers[worker_id].formed = 1
+
+    def reattach(self, worker_id: str, status: WorkerStatus, now: float) -> None:
+        """A worker's agent is back."""
+        worker = self.workers.get(worker_id)
+        if worker is not None and worker_id in self._reattaching:
+            self._reattaching.discard(worker_id)
+            worker.pid, worker.formed = status.pid, int(status.pid > 0)
+
+    # What to do.
+
+    def reconcile(self, now: float, free: Callable[[str], bool]) -> list[Order]:
+        """The messages that bring what is closer to what shall be."""
+        if self._lost_at == math.inf:
+            self._lost_at = now
+        if not self._reattaching:
+            if self.finishing:
+                self._end_late(now)
+            elif self._on_nodes() and self.worker_on(HEAD) is None:
+                self._broken = True
+            if not self.finishing and not self._wanted:
+                self._end_all(now)
+            elif not self.finishing:
+                self._end_unwanted(now)
+                self._start_missing(now, free)
+            self._count_change(now)
+        orders, self._orders = self._orders, []
+        return orders
+
+    @property
+    def due(self) -> float | None:
+        """When to reconcile again, if nothing happens."""
+        times = [w.leave_by for w in self.workers.values() if w.leave_by is not None and not w.killed]
+        if self._wanted and not self._complete():
+            times.append(self._not_before)
+        return min(times, default=None)
+
+    def _on_nodes(self) -> list[Worker]:
+        return [worker for worker in self.workers.values() if worker.node != HEAD]
+
+    def _end_late(self, now: float) -> None:
+        """End those that have not ended in time after another one did."""
+        for worker in self._on_nodes():
+            if worker.leave_by is not None and now >= worker.leave_by:
+                self._stop(worker, now)
+        self._see_whether_done()
+
+    def _end_unwanted(self, now: float) -> None:
+        for worker in self._on_nodes():
+            if worker.node not in self.nodes:
+                self._stop(worker, now)
+
+    def _start_missing(self, now: float, free: Callable[[str], bool]) -> None:
+        if now < self._not_before:
+            return
+        head = self.worker_on(HEAD)
+        if head is None:
+            if free(HEAD):
+                self._begin(HEAD, now)
+        elif head.formed and not head.killed and self._traits.on_nodes:
+            for node in self.nodes:
+                if self.worker_on(node) is None and free(node):
+                    self._begin(node, now)
+
+    def _begin(self, node: str, now: float) -> None:
+        worker = Worker(f"{self.id}-{self.next_worker}", node, now)
+        self.next_worker += 1
+        self._add(worker)
+        self._losses_before[worker.id] = self._losses
+        self._orders.append((node, self._start(worker.id, node, False)))
+
+    def _end_all(self, now: float) -> None:
+        """End those on the nodes, and then the one on the head that they need."""
+        for worker in self._on_nodes() or self.workers.values():
+            self._stop(worker, now)
+
+    def _stop(self, worker: Worker, now: float) -> None:
+        if worker.killed:
+            return
+        grace_s = self.settings.leave_grace_s
+        if worker.leave_by is not None:
+            grace_s = min(grace_s, max(worker.leave_by - now, 0.0))
+        worker.killed, worker.leave_by = True, now + grace_s
+        if worker.node != HEAD:
+            self._lose(now)
+        self._orders.append((worker.node, Stop(worker.id, grace_s)))
+
+    def _count_change(self, now: float) -> None:
+        """A change is over when all that shall run does."""
+        if self.finishing or not self._wanted or not self._complete():
+            self._steady_since = math.inf
+            return
+        self._steady_since = min(self._steady_since, now)
+        if self._size != self.world:
+            before, self._size = self._size, self.world
+            generation = Generation(self.roster.generation.id + 1, tuple(sorted(self.trained_by)))
+            self.roster.resume(generation, whole=True)
+            unknown = math.nan  # when it steps again, nobody says
+            change = Rescale(generation.id, before, self._size, unknown, unknown, unknown, self._preempted)
+            self.rescales.append(change)
+        self._preempted = False
+        self.ever_ran = True
+        self.reason = ""
+
+    # The story of a trainer.
+
+    def _add(self, worker: Worker) -> None:
+        self.workers[worker.id] = self._on[worker.node] = worker
+
+    def _drop(self, worker_id: str) -> Worker | None:
+        worker = self.workers.pop(worker_id, None)
+        if worker is not None:
+            self._reattaching.discard(worker_id)
+            if self._on.get(worker.node) is worker:
+                del self._on[worker.node]
+        if not self.trained_by:
+            self._size = 0
+        if not self.workers:
+            self._broken = False
+        return worker
+
+    def _lose(self, now: float) -> None:
+        """A member has gone: the others may fail of that."""
+        self._losses += 1
+        self._lost_at = now
+
+    def _see_whether_done(self) -> None:
+        if self.finishing and self.outcome is None and not any(not worker.killed for worker in self._on_nodes()):
+            self._end("done", "")
+            if self._work is not None:
+                self.progress.samples = self.progress.total = self._work
+
+    def _judge(self, worker: Worker, status: int, tail: str, error: str, now: float) -> None:
+        """A worker ended, and nobody had asked it to."""
+        taken = not error and (status == protocol.RESTART or status in KILLED)
+        if now - self._steady_since > AFTERMATH_S:
+            self.restarts = 0
+        if worker.node != HEAD and taken:
+            self._lose(now)  # the others go on, and it is started again
+        else:
+            self._broken = bool(self.workers)
+        what = error or f"ended with {status_in_words(status)} on {worker.node}"
+        last = self._last_line(tail)
+        self.reason = f"{what}{': ' + last if last else ''}"
+        if taken or now - self._lost_at < AFTERMATH_S:
+            self.restarts += 1
+            if self.restarts > self.settings.most_restarts:
+                self.fail(f"{self.reason} ({self.restarts} times)", tail)
+            self._not_before = now + self.settings.restart_backoff_s * (not taken)
+            return
+        # With retries it has failed more often than it ended; what it lost to nodes that went was not its fault.
+        tries = 1
+        if self._traits.retries and worker.node != HEAD and self._losses_before.get(worker.id) == self._losses:
+            tries = self.settings.most_failures
+        self.failures_in_all += tries
+        if self.failures_in_all >= self.settings.most_failures:
+            self.fail(f"{self.reason} ({self.failures_in_all} times)", tail)
+            return
+        self._not_before = now + self.settings.restart_backoff_s * 2 ** min(self.failures_in_all - 1, 6)
+
+    def _end(self, outcome: TrainerState, reason: str) -> None:
+        self.outcome, self.reason = outcome, reason
+        self.finishing = False
+        self.nodes = ()

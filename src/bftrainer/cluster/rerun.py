@@ -1,0 +1,147 @@
+"""A live run read back from its event log: every decision made again, and the run as the simulator sees it.
+
+`check` feeds the recorded events to a fresh scheduler and compares what it decides with what was decided: live and
+simulated decisions are the same code, and this shows it. `as_study` turns the run into a trace and trainers with the
+measured curves and pauses, for `simulate`: what would another policy have made of the same nodes?
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bftrainer.cluster.facts import trainer_from_json
+from bftrainer.cluster.job import FINISHED
+from bftrainer.cluster.schema import EventRow
+from bftrainer.cluster.store import Store
+from bftrainer.core.pool import Event, Fragment
+from bftrainer.core.trace import Trace, Window
+from bftrainer.core.trainer import Trainer
+from bftrainer.errors import InputError
+from bftrainer.scheduler import Policy, Scheduler, State
+
+KINDS = ("node.joined", "node.leaving", "node.left", "trainer.learned", "trainer.state", "decision")
+"""The events that decisions depend on, and the decisions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A decision that came out differently."""
+
+    seq: int
+    recorded: Any
+    made: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """How many decisions were made again, and which were not the same."""
+
+    decisions: int
+    mismatches: tuple[Mismatch, ...]
+
+
+def check(events: Iterable[EventRow], policy: Policy) -> Checked:
+    """Make every recorded decision again."""
+    scheduler, state = Scheduler(policy), State()
+    known: set[str] = set()
+    leaving: set[str] = set()
+    count, wrong = 0, []
+    for event in events:
+        data = event.data
+        match event.kind:
+            case "node.joined":
+                state, _ = state.pool_changed(Event(event.time, joined=(event.node,)))
+            case "node.leaving":
+                leaving.add(event.node)
+                state, _ = state.pool_changed(Event(event.time, left=(event.node,)))
+            case "node.left":
+                if event.node in leaving:
+                    leaving.discard(event.node)
+                else:
+                    state, _ = state.pool_changed(Event(event.time, left=(event.node,)))
+            case "trainer.learned":
+                trainer = trainer_from_json(data)
+                state = state.relearned(trainer) if trainer.name in known else state.submitted(trainer)
+                known.add(trainer.name)
+            case "trainer.state":
+                if data["to"] in FINISHED and event.trainer in known:
+                    known.discard(event.trainer)
+                    state = state.finished(event.trainer)
+            case "decision":
+                plan = scheduler.decide(state)
+                state = state.after(plan)
+                count += 1
+                made = {name: list(nodes) for name, nodes in state.assigned.items()}
+                if dict(plan.counts) != data["counts"] or made != data["nodes"]:
+                    wrong.append(Mismatch(event.seq, data["nodes"], made))
+    return Checked(count, tuple(wrong))
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A live run as the simulator takes it."""
+
+    trace: Trace
+    trainers: tuple[Trainer, ...]
+    """With what was measured of them, and the work they had."""
+    outcome: float
+    """Samples that they made."""
+    start: float
+    end: float
+    lag_s: float
+    """From a node's join to its first step, on median; the trace's fragments begin when nodes could compute."""
+
+
+def as_study(store: Store, *, lag: bool = True) -> Recorded:
+    """The run in a store. With `lag` a node counts from when it could compute, as measured, not from its join."""
+    events = list(store.all_events())
+    if not any(event.kind == "node.joined" for event in events):
+        raise InputError("no node has joined yet: there is nothing to replay")
+    rows = [row for row in store.trainers() if row.started is not None or row.samples]
+    last = {event.trainer: event.data for event in events if event.kind == "trainer.learned"}
+    ends = [row.ended for row in rows if row.ended is not None]
+    end = max(ends) if len(ends) == len(rows) and ends else events[-1].time
+    lag_s = _lag(events) if lag else 0.0
+    fragments = list(_fragments(events, end, lag_s))
+    nodes = tuple(dict.fromkeys(fragment.node for fragment in fragments))
+    start = min(fragment.start for fragment in fragments)
+    trace = Trace.from_fragments(fragments, nodes, Window(start, end))
+    trainers = []
+    for row in rows:
+        work = row.samples if row.state == "done" else row.total or math.inf
+        found = trainer_from_json(last[row.id])
+        trainers.append(replace(found, work=float(work) if work else math.inf, submit=max(row.submitted, start)))
+    return Recorded(trace, tuple(trainers), float(sum(row.samples for row in rows)), start, end, lag_s)
+
+
+def _fragments(events: Iterable[EventRow], end: float, lag_s: float) -> Iterator[Fragment]:
+    since: dict[str, float] = {}
+    for event in events:
+        if event.kind == "node.joined" and event.time < end:
+            since[event.node] = event.time
+        elif event.kind in ("node.leaving", "node.left") and event.node in since:
+            start = since.pop(event.node) + lag_s
+            if min(event.time, end) > start:
+                yield Fragment(event.node, start, min(event.time, end))
+    for node, joined in since.items():
+        if end > joined + lag_s:
+            yield Fragment(node, joined + lag_s, end, open=True)
+
+
+def _lag(events: Iterable[EventRow]) -> float:
+    """From the start of a worker to the first generation that it could be in, on median."""
+    waiting: dict[str, tuple[str, float]] = {}  # trainer and time by node
+    lags: list[float] = []
+    for event in events:
+        if event.kind == "worker.started":
+            waiting[event.node] = event.trainer, event.time
+        elif event.kind in ("worker.ended", "node.left"):
+            waiting.pop(event.node, None)
+        elif event.kind == "rescale" and event.data["world"] > event.data["world_before"]:
+            ready = [node for node, (trainer, _) in waiting.items() if trainer == event.trainer]
+            lags += [event.time - waiting.pop(node)[1] for node in ready]
+    return statistics.median(lags) if lags else 0.0

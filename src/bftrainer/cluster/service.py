@@ -1,0 +1,299 @@
+"""`bftrainer serve` from beginning to end: folder, lock, secrets, socket, then the controller until a signal.
+
+Everything that has to be right before the first node is asked for is checked here, and said in one line if it is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import getpass
+import ipaddress
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from bftrainer.allocate.place import Compact, Stable
+from bftrainer.allocate.registry import make_allocator
+from bftrainer.cluster import api, wire
+from bftrainer.cluster.client import CLIENT_FILE
+from bftrainer.cluster.cluster import Cluster, ClusterSettings
+from bftrainer.cluster.controller import Controller
+from bftrainer.cluster.job import JobSettings
+from bftrainer.cluster.launch import Launch
+from bftrainer.cluster.logbook import Logbook
+from bftrainer.cluster.pools.registry import make_pool
+from bftrainer.cluster.settings import Config
+from bftrainer.cluster.store import FILE, Store
+from bftrainer.core.objective import find_objective
+from bftrainer.core.topology import Topology
+from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.scheduler import Policy, Scheduler
+
+LOCK_FILE = "serve.lock"
+SECRET_FILE = "agent-secret"  # noqa: S105 - the name of a file
+LOCAL_TOKEN = "local"  # noqa: S105 - the name of a token
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A controller that is up, as told to whoever started it."""
+
+    url: str
+    pool: str
+    state: Path
+
+
+def policy_of(config: Config) -> Policy:
+    """The policy that a configuration describes."""
+    policy = config.policy
+    return Policy(
+        allocator=make_allocator(policy.allocator),
+        objective=find_objective(policy.objective),
+        horizon_s=policy.horizon_s,
+        max_parallel=policy.max_parallel,
+        placement=Stable() if policy.placement == "stable" else Compact(_topology(Path(policy.placement))),
+    )
+
+
+def _topology(path: Path) -> Topology:
+    return Topology.from_slurm(path.read_text(), str(path))
+
+
+async def serve(
+    config: Config,
+    *,
+    dry_run: bool = False,
+    drain: bool | None = None,
+    up: Callable[[Running], None] = lambda running: None,
+) -> None:
+    """Run a controller until SIGTERM, SIGINT or a `drain` request.
+
+    `drain`: give all nodes back at the end; None: if they are virtual ones of this machine.
+    """
+    folder = prepare_folder(config.state)
+    with _locked(folder), Store.open(folder / FILE) as store:
+        listening = _listen(config, store)
+        with listening:
+            host, port = listening.getsockname()[:2]
+            url = f"http://{_in_url(host)}:{port}"
+            secret = _secret(folder / SECRET_FILE)
+            _make_client_file(folder, store, url)
+            store.keep("port", port)
+            state_id = store.kept("state_id") or secrets.token_hex(8)
+            store.keep("state_id", state_id)
+            launch = Launch(folder, state_id)
+            settings = ClusterSettings(
+                reattach_s=config.agents.reattach_s,
+                silence_s=config.agents.silence_s,
+                default_up_s=config.trainers.default_up_s,
+                default_down_s=config.trainers.default_down_s,
+                dry_run=dry_run,
+                job=JobSettings(
+                    leave_grace_s=config.agents.leave_grace_s, restart_backoff_s=config.trainers.restart_backoff_s
+                ),
+            )
+            cluster = Cluster(store, Scheduler(policy_of(config)), settings, launch)
+            pool = make_pool(config.pool.kind, config.pool.settings, folder)
+
+            def logbook(trainer: str) -> Logbook:
+                return Logbook(launch.folder(trainer), config.trainers.max_log_mb << 20)
+
+            agents = {wire.URL: url, wire.SECRET: secret, wire.STATE_ID: state_id}
+            controller = Controller(cluster, pool, config, logbook, agents)
+            server = _Server(
+                uvicorn.Config(
+                    api.build(controller, secret),
+                    log_config=None,
+                    access_log=False,
+                    lifespan="off",
+                    ws="websockets-sansio",
+                    ws_ping_interval=None,
+                    ws_max_size=16 << 20,
+                    timeout_graceful_shutdown=1,
+                )
+            )
+            listening.set_inheritable(False)
+            web = asyncio.create_task(server.serve(sockets=[listening]))
+            stop = _on_signals()
+            try:
+                await controller.start()
+                up(Running(url, config.pool.kind, folder))
+                await _until(stop, controller, web)
+                store.trim_events(config.trainers.keep_events)
+            finally:
+                wants = controller.draining or (config.pool.kind == "local" if drain is None else drain)
+                await controller.stop(drain=wants and not controller.failed.done())
+                server.should_exit = True
+                await asyncio.gather(web, return_exceptions=True)
+            if controller.failed.done() and (problem := controller.failed.exception()) is not None:
+                raise problem
+
+
+async def _until(stop: asyncio.Event, controller: Controller, web: asyncio.Task[None]) -> None:
+    """Wait for a reason to end."""
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        while not controller.draining:
+            reasons: set[asyncio.Future[Any]] = {stopping, web, controller.failed}
+            done, _ = await asyncio.wait(reasons, timeout=0.2, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return
+    finally:
+        stopping.cancel()
+
+
+def _on_signals() -> asyncio.Event:
+    """An event that the first signal sets; the second ends the process."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def asked(signum: int) -> None:
+        if stop.is_set():
+            os._exit(128 + signum)
+        stop.set()
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, asked, signum)
+    return stop
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to us."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def prepare_folder(folder: Path) -> Path:
+    """The state folder, made for its owner alone."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = folder.resolve()
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "not writable", str(folder))
+        if folder.stat().st_uid == os.getuid():
+            folder.chmod(0o700)
+    except OSError as problem:
+        raise BFTrainerError(
+            f"state folder {folder}: {problem.strerror}. Choose another one by --state or BFTRAINER_STATE."
+        ) from None
+    return folder
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    path = folder / LOCK_FILE
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        # `doctor` looks at the lock for an instant: ask more than once.
+        if not any(_try_lock(descriptor, wait_s) for wait_s in (0.0, 0.1, 0.2)):
+            pid = os.read(descriptor, 32).decode(errors="replace").strip() or "?"
+            raise BFTrainerError(f"a controller (pid {pid}) runs with the state folder {folder} already")
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int, wait_s: float) -> bool:
+    time.sleep(wait_s)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _listen(config: Config, store: Store) -> socket.socket:
+    host, port = config.server.host, config.server.port
+    if not is_loopback(host) and not any(t.name != LOCAL_TOKEN and t.revoked is None for t in store.tokens()):
+        raise InputError(
+            f"refusing to listen on {host}, where others can reach it, without tokens: make one with "
+            "`bftrainer token create NAME`, or set server.host to 127.0.0.1"
+        )
+    # Agents of an earlier life look for the controller where it was.
+    for wanted in dict.fromkeys((port or int(store.kept("port", 0)), port)):
+        try:
+            family, _, _, _, address = socket.getaddrinfo(host, wanted, type=socket.SOCK_STREAM)[0]
+            listening = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as problem:
+            raise InputError(f"cannot listen on {host}: {problem.strerror}") from None
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind(address)
+            listening.listen(1024)
+            listening.setblocking(False)
+        except OSError as problem:
+            listening.close()
+            if problem.errno == errno.EADDRINUSE and wanted != port:
+                continue
+            why = "is in use: choose another by --port" if problem.errno == errno.EADDRINUSE else problem.strerror
+            raise InputError(f"port {wanted} of {host} {why}") from None
+        return listening
+    raise AssertionError
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody else can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _in_url(host: str) -> str:
+    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        return socket.getfqdn()
+    return f"[{host}]" if ":" in host else host
+
+
+def _secret(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        secret = secrets.token_urlsafe(32)
+        write_private(path, secret + "\n")
+        return secret
+
+
+def _make_client_file(folder: Path, store: Store, url: str) -> None:
+    """How commands on this machine find the controller."""
+    path = folder / CLIENT_FILE
+    token = ""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        token = str(json.loads(path.read_text()).get("token", ""))
+    if not token or store.check_token(token) is None:
+        token = "bft_" + secrets.token_urlsafe(32)
+        store.adopt_token(token, name=LOCAL_TOKEN, owner=getpass.getuser(), role="admin", time=time.time())
+    write_private(path, json.dumps({"url": url, "token": token}) + "\n")
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner can read, whole or not at all."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def complain(message: str) -> None:
+    """A line for whoever started the controller."""
+    print(f"bftrainer: {message}", file=sys.stderr, flush=True)

@@ -1,0 +1,190 @@
+"""What can be set in the live system: every key with its unit in the name, its default, its rule and its meaning.
+
+`config` reads these from files, the environment and the command line; the controller takes the result, a `Config`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a value must be: the rule in words, and a reader that raises ValueError for anything else."""
+
+    rule: str
+    read: Callable[[object], object]
+    number: bool = True
+    """In the environment it is a number written as text."""
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError
+    return float(value)
+
+
+def _bounded(least: float, most: float = math.inf, *, above: bool = False) -> Callable[[object], float]:
+    def read(value: object) -> float:
+        number = _number(value)
+        if not least <= number <= most or (above and number == least):
+            raise ValueError
+        return number
+
+    return read
+
+
+def _whole(least: int, most: int) -> Callable[[object], int]:
+    def read(value: object) -> int:
+        number = _bounded(least, most)(value)
+        if number != int(number):
+            raise ValueError
+        return int(number)
+
+    return read
+
+
+def _or_auto(read: Callable[[object], object]) -> Callable[[object], object]:
+    return lambda value: None if value == "auto" else read(value)
+
+
+def some_text(value: object) -> str:
+    """A text with something in it, in one line. Raises ValueError for what is none."""
+    if not isinstance(value, str) or not value.strip() or not value.isprintable():
+        raise ValueError
+    return value
+
+
+def some_path(value: object) -> Path:
+    """An absolute path, with a leading `~` written out. Raises ValueError for what is none."""
+    return Path(os.path.expanduser(some_text(value))).absolute()  # noqa: PTH111 - pathlib's may raise
+
+
+def _allocator(value: object) -> str:
+    from bftrainer.allocate.registry import ALLOCATORS  # numpy takes time to load, and few calls set this
+
+    if value not in ALLOCATORS:
+        raise ValueError
+    return some_text(value)
+
+
+def _placement(value: object) -> str:
+    if value == "stable":
+        return "stable"
+    path = some_path(value)
+    if not path.is_file():
+        raise ValueError
+    return str(path)
+
+
+_SECONDS = Kind("a number of seconds, 0 or more", _bounded(0))
+_SOME_SECONDS = Kind("a number of seconds above 0", _bounded(0, above=True))
+_HORIZON = Kind("a number of seconds above 0, or auto", _or_auto(_bounded(0, above=True)))
+_PARALLEL = Kind("a whole number from 1, or auto", _or_auto(_whole(1, 1_000_000)))
+_HOST = Kind("the name or address of a network interface", some_text, number=False)
+_STATE = Kind("the path of a folder", some_path, number=False)
+_ALLOCATOR = Kind("one of exact, milp, milp-nodes, equal", _allocator, number=False)
+_OBJECTIVE = Kind("the name of an objective, or module:function", some_text, number=False)
+_PLACEMENT = Kind("stable, or the path of a Slurm topology.conf", _placement, number=False)
+_POOL = Kind("the name of a pool", some_text, number=False)
+
+
+def _key(default: Any, kind: Kind, doc: str) -> Any:
+    return field(default=default, metadata={"kind": kind, "doc": doc})
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where the controller listens and keeps its state."""
+
+    host: str = _key("127.0.0.1", _HOST, "address to listen on; any but loopback needs tokens")
+    port: int = _key(8765, Kind("a port from 0 to 65535", _whole(0, 65535)), "port to listen on; 0: any free one")
+    state: Path = _key(Path(), _STATE, "folder of the database, snapshots and logs")  # noqa: RUF009
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySettings:
+    """How nodes are allocated. None stands for auto."""
+
+    allocator: str = _key("exact", _ALLOCATOR, "who decides: exact, milp, milp-nodes or equal")
+    objective: str = _key(
+        "weighted-efficiency",
+        _OBJECTIVE,
+        "what is maximised: throughput, efficiency, weighted, weighted-efficiency or module:function",
+    )
+    horizon_s: float | None = _key(120.0, _HORIZON, "forward-looking time; auto: the mean time between leaves")
+    max_parallel: int | None = _key(10, _PARALLEL, "trainers considered at once, first come first served; or auto")
+    placement: str = _key("stable", _PLACEMENT, "which nodes: stable (longest idle first), or near by a topology.conf")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """How long to wait for agents and workers."""
+
+    beat_s: float = _key(1.0, _SOME_SECONDS, "time between two heartbeats of an agent")
+    silence_s: float = _key(10.0, _SOME_SECONDS, "an agent that is silent for so long is lost, and its node with it")
+    worker_silence_s: float = _key(10.0, _SOME_SECONDS, "a worker that is silent for so long is killed")
+    reattach_s: float = _key(15.0, _SECONDS, "after a restart, time for agents to come back before they are lost")
+    give_up_s: float = _key(600.0, _SOME_SECONDS, "an agent without a controller for so long ends its workers")
+    pause_grace_s: float = _key(
+        2.0, _SECONDS, "on `pause`, time for workers to leave before their nodes are given back"
+    )
+    leave_grace_s: float = _key(10.0, _SECONDS, "time for a worker to leave at a step boundary before it is killed")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSettings:
+    """What holds for all trainers."""
+
+    default_up_s: float = _key(1.0, _SECONDS, "cost of growing until one was measured")
+    default_down_s: float = _key(1.0, _SECONDS, "cost of shrinking until one was measured")
+    restart_backoff_s: float = _key(1.0, _SECONDS, "first wait before a script that failed is started again; doubles")
+    max_log_mb: int = _key(64, Kind("a whole number of MB from 1", _whole(1, 1_000_000)), "log kept of a trainer")
+    keep_events: int = _key(
+        1_000_000, Kind("a whole number from 1000", _whole(1000, 10**12)), "events kept in the database"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """Where nodes come from. What else the pool needs is for the pool to check."""
+
+    kind: str = _key("local", _POOL, "where nodes come from: local, script")
+    settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All that can be set."""
+
+    server: Server = field(default_factory=Server)
+    policy: PolicySettings = field(default_factory=PolicySettings)
+    agents: AgentSettings = field(default_factory=AgentSettings)
+    trainers: TrainerSettings = field(default_factory=TrainerSettings)
+    pool: PoolSettings = field(default_factory=PoolSettings)
+    file: Path | None = None
+    """The file it was read from."""
+    sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Where each value that is not a default came from, by `section.key`."""
+
+    @property
+    def state(self) -> Path:
+        """The state folder."""
+        return self.server.state
+
+
+SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
+    {"server": Server, "policy": PolicySettings, "agents": AgentSettings, "trainers": TrainerSettings}
+    | {"pool": PoolSettings}
+)
+
+
+def keys_of(section: type[Any]) -> dict[str, Field[Any]]:
+    """The keys of a section, each with its `kind` and its `doc`."""
+    return {one.name: one for one in fields(section) if "kind" in one.metadata}

@@ -1,0 +1,144 @@
+"""Rows and live values as the JSON that the HTTP API answers with. Pure translation; the keys are a contract."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from bftrainer.cluster.cluster import Cluster, Live, NodeView
+from bftrainer.cluster.job import FINISHED
+from bftrainer.cluster.learning import Learned, Prior
+from bftrainer.cluster.schema import TrainerRow
+from bftrainer.cluster.spec import TrainerSpec
+from bftrainer.core.curve import Curve
+
+
+def trainer(row: TrainerRow, live: Live | None, now: float) -> dict[str, Any]:
+    """One trainer in short. `live` has the newest figures while it is not finished."""
+    spec = row.spec
+    job = live.job if live is not None else None
+    progress = job.progress if job is not None else None
+    samples = progress.samples if progress is not None else row.samples
+    total = progress.total if progress is not None and progress.total is not None else row.total
+    state = job.state if job is not None else row.state
+    rate = _rate(live) if live is not None and state == "running" else 0.0
+    share = min(samples / total, 1.0) if total else None
+    left = total - samples if total else None
+    return {
+        "id": row.id,
+        "name": row.name,
+        "owner": row.owner,
+        "state": state,
+        "reason": job.reason if job is not None else row.reason,
+        "script": spec.get("script", ""),
+        "launcher": spec.get("launcher", "elastic"),
+        "min_nodes": spec.get("min_nodes"),
+        "max_nodes": spec.get("max_nodes"),
+        "weight": spec.get("weight", 1.0),
+        "submitted": row.submitted,
+        "started": live.started if live is not None else row.started,
+        "ended": row.ended,
+        "nodes": sorted({w.node for w in job.workers.values()} | set(job.nodes), key=_by_number) if job else [],
+        "samples": samples,
+        "total": total,
+        "progress": 1.0 if state == "done" and share is None else share,
+        "rate": rate,
+        "eta_s": left / rate if left is not None and rate > 0 and state not in FINISHED else None,
+        "metrics": dict(progress.metrics) if progress is not None else row.metrics,
+        "epoch": progress.epoch if progress is not None else row.epoch,
+        "step": progress.step if progress is not None else row.step,
+        "rescales": live.rescales if live is not None else row.rescales,
+        "preemptions": live.preemptions if live is not None else row.preemptions,
+        "failures": job.failures_in_all if job is not None else row.failures,
+        "samples_redone": progress.redone if progress is not None else row.samples_redone,
+        "node_seconds": _held(live, now) if live is not None else row.node_seconds,
+    }
+
+
+def trainer_in_detail(row: TrainerRow, live: Live | None, now: float, log_tail: list[str]) -> dict[str, Any]:
+    """One trainer with all that is known of it."""
+    spec = TrainerSpec.model_validate(row.spec)
+    prior = Prior(spec.prior_curve(), spec.up_s, spec.down_s)
+    learned = live.learned if live is not None else Learned.from_json(row.learned or {}, prior)
+    curve = learned.curve(spec.min_nodes, spec.max_nodes, 1.0)
+    workers = live.job.workers.values() if live is not None else ()
+    return {
+        **trainer(row, live, now),
+        "spec": row.spec,
+        "curve": {
+            **_points(curve),
+            "measured": {str(size): rate for size, rate in learned.measured.items()},
+            "prior": _points(learned.prior.curve) if learned.prior.curve is not None else None,
+        },
+        "up_s": learned.up_s,
+        "down_s": learned.down_s,
+        "pauses": dict(learned.pauses()),
+        "workers": [
+            {
+                "worker": worker.id,
+                "node": worker.node,
+                "state": "leaving" if worker.leave_by else "training" if worker.formed else "starting",
+                "pid": worker.pid,
+            }
+            for worker in workers
+        ],
+        "error": live.job.error if live is not None else row.error,
+        "traceback": live.job.traceback if live is not None else row.traceback,
+        "log_tail": log_tail,
+    }
+
+
+def node(view: NodeView, cluster: Cluster, now: float) -> dict[str, Any]:
+    """One node that is here."""
+    live, worker = cluster.on(view.name)
+    return {
+        "node": view.name,
+        "host": view.host,
+        "state": "leaving" if view.leave_by is not None else "awaited" if not view.here else _use(live),
+        "trainer": live.name if live is not None else None,
+        "worker": worker,
+        "since": view.joined,
+        "agent_pid": view.pid,
+        "heard_s": round(now - view.heard, 3),
+    }
+
+
+def pool(cluster: Cluster) -> dict[str, Any]:
+    """How large the pool is and how much of it is in use."""
+    return {"size": len(cluster.state.pool), "used": sum(len(nodes) for nodes in cluster.state.assigned.values())}
+
+
+def totals(cluster: Cluster, rows: list[TrainerRow], now: float) -> dict[str, Any]:
+    """What was done so far."""
+    shown = [trainer(row, cluster.trainers.get(row.id), now) for row in rows]
+    return {
+        "samples": sum(row["samples"] for row in shown),
+        "node_seconds": cluster.pool_seconds(now),
+        "used_node_seconds": sum(row["node_seconds"] for row in shown),
+        "rescales": sum(row["rescales"] for row in shown),
+        "decisions": cluster.decisions,
+    }
+
+
+def _use(live: Live | None) -> str:
+    return "assigned" if live is not None else "free"
+
+
+def _held(live: Live, now: float) -> float:
+    return live.node_seconds + (live.counted_nodes * (now - live.counted_at) if live.counted_at else 0.0)
+
+
+def _rate(live: Live) -> float:
+    """Samples per second at the present size."""
+    world = live.job.world
+    found = live.job.progress.rates.get(world) or live.learned.measured.get(world)
+    return found if found is not None and math.isfinite(found) else 0.0
+
+
+def _points(curve: Curve) -> dict[str, Any]:
+    return {"nodes": list(curve.nodes), "rates": list(curve.rates)}
+
+
+def _by_number(name: str) -> tuple[str, int]:
+    stem = name.rstrip("0123456789")
+    return stem, int(name[len(stem) :] or 0)

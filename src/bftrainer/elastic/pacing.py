@@ -1,0 +1,92 @@
+"""Steps of a fixed duration, so that fake nodes that share a few cores scale as real ones do.
+
+The environment variable BFTRAINER_PACE says how long a step takes; `adapter.Run` waits that long before the ranks sum
+their gradients, as if computing had taken so long. Nothing is waited for after a step is committed: by then a rescale
+may be due, and its pause has begun.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from bftrainer.elastic import protocol
+from bftrainer.errors import InputError
+
+LONGEST_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds a step by world size: on a line between the sizes given, constant outside them."""
+
+    worlds: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    @classmethod
+    def parse(cls, text: str, where: str = protocol.PACE) -> Pace:
+        """The pace of "0.05", the same for every world size, or of "1:0.05,2:0.052,8:0.07"."""
+        points: dict[int, float] = {}
+        try:
+            if ":" not in text:
+                points[1] = float(text)
+            else:
+                for part in text.split(","):
+                    world, _, seconds = part.partition(":")
+                    if int(world) in points:
+                        raise ValueError
+                    points[int(world)] = float(seconds)
+        except ValueError:
+            points = {}
+        good = all(world >= 1 and math.isfinite(s) and 0 < s <= LONGEST_S for world, s in points.items())
+        if not points or not good:
+            raise InputError(
+                f"{where} must be the seconds of a step, such as 0.05, or by world size, such as 1:0.05,8:0.07 "
+                f"(each size once, above 0 and at most {LONGEST_S:g} s), but got {text[:100]!r}"
+            )
+        worlds = tuple(sorted(points))
+        return cls(worlds, tuple(points[world] for world in worlds))
+
+    def step_s(self, world: int) -> float:
+        """Seconds of a step on `world` nodes."""
+        place = bisect_left(self.worlds, world)
+        if place == 0:
+            return self.seconds[0]
+        if place == len(self.worlds):
+            return self.seconds[-1]
+        low, high = self.worlds[place - 1], self.worlds[place]
+        before, after = self.seconds[place - 1], self.seconds[place]
+        return before + (after - before) * (world - low) / (high - low)
+
+
+class Pacer:
+    """Holds each step until its time has come. A step that is late is not made up for."""
+
+    def __init__(self, pace: Pace, wait: Callable[[float], object] = time.sleep) -> None:
+        """`wait` waits for some seconds; it may come back early when there is a reason not to wait."""
+        self._pace = pace
+        self._wait = wait
+        self._from = time.perf_counter()
+
+    @classmethod
+    def from_environment(
+        cls, wait: Callable[[float], object] = time.sleep, environment: Mapping[str, str] = os.environ
+    ) -> Pacer | None:
+        """The pacer that the environment asks for; None: as fast as it goes."""
+        text = environment.get(protocol.PACE, "").strip()
+        return cls(Pace.parse(text), wait) if text else None
+
+    def begin(self) -> None:
+        """A generation begins: the first step is counted from now."""
+        self._from = time.perf_counter()
+
+    def hold(self, world: int) -> None:
+        """Wait until the step under way has taken its time. What follows the wait belongs to the next one's."""
+        due, now = self._from + self._pace.step_s(world), time.perf_counter()
+        if due > now:
+            self._wait(due - now)
+        self._from = max(due, now)

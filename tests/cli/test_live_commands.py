@@ -1,0 +1,497 @@
+"""The commands of the live system against a fake API on a loopback port."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sqlite3
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "cluster"))
+from bftrainer.cli import live
+from bftrainer.cli.main import run
+from fake_api import NOW, TOKEN, Book, make_app, serving
+
+Call = Callable[..., SimpleNamespace]
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Runs a command in a home of its own; its exit status and what it printed."""
+    for name in ("BFTRAINER_URL", "BFTRAINER_TOKEN", "BFTRAINER_CONFIG", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("BFTRAINER_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(live, "POLL_S", 0.01)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "state").mkdir(mode=0o700)
+
+    def call(*args: object) -> SimpleNamespace:
+        status = run([str(arg) for arg in args])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return SimpleNamespace(status=status, out=out, err=err)
+
+    return call
+
+
+@pytest.fixture
+def book(tmp_path: Path, call: Call) -> Iterator[Book]:
+    """A controller that the commands find through the state folder."""
+    book = Book()
+    with serving(make_app(book)) as url:
+        (tmp_path / "state" / "client.json").write_text(json.dumps({"url": url, "token": TOKEN}))
+        yield book
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text("print('hello')\n")
+    return path
+
+
+def refused(answer: SimpleNamespace, said: str, status: int = 2) -> None:
+    """One clear line on stderr, nothing on stdout."""
+    assert answer.status == status, answer.err
+    assert said in answer.err
+    assert answer.err.startswith("bftrainer: ")
+    assert answer.err.count("\n") == 1
+    assert answer.out == ""
+
+
+# submit
+
+
+def test_submit_passes_everything_after_the_script_on(book: Book, call: Call, script: Path) -> None:
+    answer = call("submit", "--nodes", "1-8", "--name", "d", "train.py", "--nodes", "3", "-m", "x", "--", "--json")
+    assert (answer.status, answer.out) == (0, "submitted t1 d\n")
+    (spec,) = book.specs
+    assert spec["args"] == ["--nodes", "3", "-m", "x", "--", "--json"]
+    assert (spec["script"], spec["cwd"]) == (str(script), str(script.parent))
+    assert (spec["min_nodes"], spec["max_nodes"]) == (1, 8)
+
+
+def test_submit_runs_a_module_as_python_does(book: Book, call: Call) -> None:
+    assert call("submit", "--nodes=2", "--weight", "2", "-m", "pkg.train", "--json", "-m").out == "submitted t1 train\n"
+    assert (book.specs[0]["script"], book.specs[0]["args"]) == ("-m pkg.train", ["--json", "-m"])
+    refused(call("submit", "--nodes", "2", "--name", "-m", "x.py"), "name must be 1 to 64 letters")
+    refused(call("submit", "-m"), "-m must be followed by the name of a module")
+
+
+def test_submit_sends_every_option(
+    book: Book, call: Call, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "c.csv").write_text("1,100\n4,350\n")
+    monkeypatch.setenv("KEY_OF_MINE", "s3cret")
+    options = ["--weight", "2", "--env", "A=b=c", "--env", "KEY_OF_MINE", "--cwd", "state", "--python", sys.executable]
+    options += ["--launcher", "torchrun", "--curve", "c.csv", "--up-s", "3", "--down-s", "0", "--work", "1000"]
+    answer = call("submit", *options, "--model", "cnn", "--max-restarts", "0", "--json", "train.py")
+    assert json.loads(answer.out)["id"] == "t1"
+    (spec,) = book.specs
+    assert spec["env"] == {"A": "b=c", "KEY_OF_MINE": "s3cret"}
+    assert spec["curve"] == {"nodes": [0, 1, 4], "rates": [0, 100, 350]}
+    assert (spec["up_s"], spec["down_s"], spec["work"], spec["max_restarts"]) == (3, 0, 1000, 0)
+    assert (spec["cwd"], spec["launcher"], spec["model"]) == (str(tmp_path / "state"), "torchrun", "cnn")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["nothing.py"], "nothing.py: script must be a file, but there is nothing of that name"),
+        (["trian.py"], "did you mean 'train.py'?"),
+        (["--nodes", "8-1", "train.py"], "nodes must be a range from the least to the most"),
+        (["--weight", "-1", "train.py"], "weight must be a number above 0, but got -1"),
+        (["--env", "NOT_SET_ANYWHERE", "train.py"], "'NOT_SET_ANYWHERE' is not set"),
+        (["--launcher", "mpi", "train.py"], "launcher must be one of elastic, torchrun, hosts, but got 'mpi'"),
+        (["--python", "/no/python", "train.py"], "/no/python: python must be an interpreter"),
+        (["--curve", "no.csv", "train.py"], "no.csv: No such file"),
+        (["broken.py"], "broken.py:1: script must be Python"),
+        (["--spec", "job.toml"], "job.toml: unknown key 'nodez': did you mean 'nodes'?"),
+        (["--spec", "job.toml", "--nodes", "4"], "--nodes belongs into job.toml"),
+        (["--spec", "job.toml", "train.py"], "either a script or --spec FILE"),
+        ([], "either a script or --spec FILE"),
+        (["--nodse", "4", "train.py"], "No such option"),
+    ],
+)
+def test_a_wrong_submission_is_refused_before_it_is_sent(
+    call: Call, script: Path, tmp_path: Path, args: list[str], said: str
+) -> None:
+    (tmp_path / "broken.py").write_text("def\n")
+    (tmp_path / "job.toml").write_text('script = "train.py"\nnodez = 4\n')
+    refused(call("submit", *args), said)  # there is no controller here to ask
+
+
+def test_submit_takes_a_file_of_trainers(book: Book, call: Call, script: Path, tmp_path: Path) -> None:
+    (tmp_path / "jobs.yaml").write_text(
+        "defaults: {script: train.py}\ntrainers: [{name: a, nodes: 4}, {name: b, nodes: 1-2}]"
+    )
+    answer = call("submit", "--spec", "jobs.yaml")
+    assert answer.out == "submitted t1 a\nsubmitted t2 b\n"
+
+
+def test_of_a_file_the_trainers_before_a_refused_one_are_named(
+    book: Book, call: Call, script: Path, tmp_path: Path
+) -> None:
+    book.add(name="b")
+    (tmp_path / "jobs.yaml").write_text("trainers: [{name: a, script: train.py}, {name: b, script: train.py}]")
+    answer = call("submit", "--spec", "jobs.yaml")
+    assert answer.status == 1
+    assert "b: there is a trainer called 'b' already; submitted before it: t2" in answer.err
+
+
+def test_submit_says_what_the_controller_refuses(book: Book, call: Call, script: Path) -> None:
+    book.add(name="train")
+    refused(call("submit", "train.py"), "there is a trainer called 'train' already")
+    book.refuse = (507, "the disk is full: free some space in /state")
+    refused(call("submit", "train.py"), "the disk is full", status=1)
+
+
+def ending(book: Book, *states: str) -> None:
+    """Has the first trainer go through states, one a question."""
+    left = list(states)
+
+    def step(path: str) -> None:
+        if path == "/v1/trainers/t1" and left:
+            book.trainers["t1"]["state"] = left.pop(0)
+
+    book.on_ask = step
+
+
+def test_submit_can_wait_for_the_end(book: Book, call: Call, script: Path) -> None:
+    ending(book, "queued", "starting", "running", "rescaling", "running", "done")
+    answer = call("submit", "--wait", "train.py")
+    assert answer.status == 0
+    states = [line.split()[2] for line in answer.out.splitlines()[1:]]
+    assert states == ["starting", "running", "rescaling", "running", "done"]
+
+
+def test_submit_and_wait_tell_of_a_failure_with_its_last_lines(book: Book, call: Call, script: Path) -> None:
+    ending(book, "queued", "running", "failed")
+    book.add(name="x", reason="exited with status 3", log_tail=["Boom: \x1b[31mno data\x1b[0m"])
+    answer = call("wait", "x")
+    assert answer.status == 1
+    assert "t1 x failed: exited with status 3" in answer.out
+    assert answer.err == "  Boom: no data\n"
+
+
+# finding the controller
+
+
+def test_without_a_controller_one_line_says_so(call: Call, tmp_path: Path) -> None:
+    for command in (["status"], ["nodes"], ["events", "-f"], ["logs", "t1"], ["cancel", "t1"], ["pause"], ["watch"]):
+        refused(call(*command), "no controller is known in", status=1)
+
+
+def test_a_controller_that_is_gone_is_named_with_the_file_that_named_it(call: Call, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    client = tmp_path / "state" / "client.json"
+    client.write_text(json.dumps({"url": f"http://127.0.0.1:{port}", "token": TOKEN}))
+    refused(call("status"), f"no controller answers at http://127.0.0.1:{port} (from {client}): start one with", 1)
+    refused(call("watch", "--json"), "start one with `bftrainer serve`", 1)
+    client.write_text('{"url": 3')
+    refused(call("status"), f"{client}: is damaged", 1)
+
+
+def test_a_wrong_token_is_one_line(book: Book, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BFTRAINER_TOKEN", "bft_wrong")
+    refused(call("status"), "does not know this token: set BFTRAINER_TOKEN")
+    monkeypatch.setenv("BFTRAINER_TOKEN", "bft_\u2603")
+    refused(call("status"), "must be a token as `bftrainer token create` prints it")
+
+
+def test_the_token_of_the_state_folder_goes_to_no_other_controller(
+    book: Book, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = json.loads((tmp_path / "state" / "client.json").read_text())["url"]
+    assert call("status", "--url", url + "/").status == 0
+    refused(call("status", "--url", url.replace("127.0.0.1", "localhost")), "wants a token")
+    monkeypatch.setenv("BFTRAINER_URL", url)
+    monkeypatch.setenv("BFTRAINER_TOKEN", TOKEN)
+    assert call("status", "--state", "nowhere").status == 0
+    refused(call("status", "--url", "ftp://x"), "--url: must be a URL such as")
+
+
+def test_something_else_on_that_port_is_told_apart(call: Call, tmp_path: Path) -> None:
+    async def other(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"<html>"})
+
+    with serving(other) as url:
+        refused(call("status", "--url", url), "is not a BFTrainer controller", 1)
+
+
+def test_a_missing_package_is_named_with_what_installs_it(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "bftrainer.cluster.client", raising=False)
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    refused(call("status"), "the live system needs the package httpx: pip install 'bftrainer[live]'", 1)
+
+
+def test_waiting_survives_a_restart_of_the_controller(call: Call, tmp_path: Path) -> None:
+    first, second = Book(), Book()
+    first.add(state="running")
+    second.add(state="done")
+    client = tmp_path / "state" / "client.json"
+    with serving(make_app(second)) as there, live.Patient(None, None) as patient:
+        with serving(make_app(first)) as url:
+            client.write_text(json.dumps({"url": url, "token": TOKEN}))
+            assert patient.ask(lambda c: c.trainer("t1"))["state"] == "running"
+        client.write_text(json.dumps({"url": there, "token": TOKEN}))
+        assert patient.ask(lambda c: c.trainer("t1"))["state"] == "done"
+
+
+# status, nodes, events
+
+
+@pytest.fixture
+def busy(book: Book) -> Book:
+    book.add(
+        name="digits", state="running", nodes=["node-1", "node-2"], samples=400, total=1000, progress=0.4, rate=1234.5,
+        eta_s=145, metrics={"loss": 0.125}, rescales=3, preemptions=1, up_s=0.25,
+        spec={"script": "/x/train.py", "args": ["--lr", "1"], "env": {"KEY": "s3cret"}},
+        curve={"nodes": [0, 1, 2, 4], "rates": [0, 600, 1200, 2200], "measured": {"1": 600, "2": 1200}, "prior": None},
+        pauses={"count": 3, "median_s": 0.18, "pause_s": 0.18, "form_s": 0.05, "sync_s": 0.03},
+        workers=[{"worker": "t1-1", "node": "node-1", "state": "training", "pid": 4242}], log_tail=["epoch 3"],
+    )  # fmt: skip
+    book.add(name="a" * 64, state="waiting", reason="no nodes", samples=9_999_999, min_nodes=100, max_nodes=1000)
+    for n in (1, 2, 3):
+        trainer = "digits" if n < 3 else None
+        row = {"node": f"node-{n}", "host": "127.0.0.1", "state": "assigned" if trainer else "free"}
+        row |= {"trainer": trainer, "worker": f"t1-{n}", "since": NOW, "agent_pid": 1, "heard_s": 0.5}
+        book.nodes.append(row)
+    book.event("node.joined", node="node-1", host="127.0.0.1", agent="x")
+    book.event("decision", reasons=["digits grows 1 -> 2", "rest waits"])
+    book.event("rescale", trainer="t1", world_before=1, world=2, pause_s=0.125, why="grow", generation=2)
+    book.event("trainer.state", trainer="t2", **{"from": "running", "to": "waiting", "reason": "no nodes"})
+    return book
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_status_fits_the_terminal(busy: Book, call: Call, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    answer = call("status")
+    assert answer.status == 0
+    assert max(map(len, answer.out.splitlines())) <= width
+    row = next(line for line in answer.out.splitlines() if line.startswith("t1"))
+    assert row.split()[:4] == ["t1", "digits", "running", "2/1-8"]
+    assert all(text in row for text in ("40%", "1,234", "2m25s"))
+    assert ("loss 0.125" in row) == (width == 120)
+    assert "waiting: no nodes" in " ".join(answer.out.split())
+    assert "2 of 3 nodes used" in answer.out
+    assert "digits grows 1 -> 2; rest waits" in " ".join(answer.out.split())
+
+
+def test_status_of_one_trainer_shows_the_learned_curve(busy: Book, call: Call) -> None:
+    out = call("status", "digits").out
+    assert "2     1,200 █████████████            ● measured, now" in out
+    assert "4     2,200 ████████████████████████ ○ expected" in out
+    assert "median pause 0.18 s (form 0.05 s, sync 0.03 s)" in out
+    assert "KEY" in out
+    assert "s3cret" not in out
+    assert "epoch 3" in out
+
+
+def test_json_is_what_the_api_says(busy: Book, call: Call) -> None:
+    assert [row["id"] for row in json.loads(call("status", "--json").out)["trainers"]] == ["t1", "t2"]
+    assert json.loads(call("status", "t1", "--json").out)["curve"]["measured"] == {"1": 600, "2": 1200}
+    assert len(json.loads(call("nodes", "--json").out)["nodes"]) == 3
+    assert json.loads(call("events", "--json", "-n", 2).out)["last"] == 4
+
+
+def test_an_unknown_trainer_is_one_line(book: Book, call: Call) -> None:
+    for command in ("status", "logs", "cancel", "wait"):
+        refused(call(command, "nobody"), "no trainer is called 'nobody'")
+    refused(call("status", "../x"), "a trainer must be named by its id or its name, but got '../x'")
+
+
+def test_nodes_shows_who_trains_where(busy: Book, call: Call) -> None:
+    lines = call("nodes").out.splitlines()
+    assert lines[1].split()[:5] == ["node-1", "127.0.0.1", "assigned", "digits", "t1-1"]
+
+
+def test_an_event_is_a_readable_line(busy: Book, call: Call) -> None:
+    lines = [line.split(maxsplit=3)[3] for line in call("events").out.splitlines()]
+    assert lines == [
+        "node-1 host=127.0.0.1 agent=x",
+        "digits grows 1 -> 2; rest waits",
+        "t1: 1 -> 2 nodes (grow), pause 0.125 s",
+        "t2: running -> waiting (no nodes)",
+    ]
+    assert call("events", "--kind", "decision").out.count("\n") == 1
+    assert call("events", "--trainer", "t1", "--after", "0").out.count("\n") == 1
+
+
+def test_events_can_be_followed(busy: Book, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rest(self: live.Patient) -> None:
+        if len(busy.events) > 5:
+            raise KeyboardInterrupt
+        busy.event("node.left", node=f"node-{len(busy.events)}", reason="taken")
+
+    monkeypatch.setattr(live.Patient, "rest", rest)
+    answer = call("events", "-f", "-n", "1", "--json")
+    assert [json.loads(line)["seq"] for line in answer.out.splitlines()] == [4, 5, 6]
+    assert answer.status == 130
+
+
+# logs
+
+
+def test_logs_print_all_pages_in_order(book: Book, call: Call) -> None:
+    book.add(state="running")
+    for n in range(10):
+        book.log("t1", f"t1-{n % 2}", f"line {n} ü")
+    assert call("logs", "t1").out.splitlines()[3] == "t1-1@node-1: line 3 ü"
+    assert call("logs", "job1", "--no-prefix").out.splitlines() == [f"line {n} ü" for n in range(10)]
+    assert call("logs", "t1", "--tail", "2", "--no-prefix").out == "line 8 ü\nline 9 ü\n"
+    assert call("logs", "t1", "--tail", "2", "--worker", "t1-0", "--no-prefix").out == "line 6 ü\nline 8 ü\n"
+    assert call("logs", "t1", "--tail", "0").out == ""
+    assert len(json.loads(call("logs", "t1", "--json").out)["lines"]) == 10
+    refused(call("logs", "t1", "--worker", "t2-1"), "--worker must be a worker of t1")
+
+
+@pytest.mark.parametrize("options", [[], ["--tail", "1"], ["--tail", "0"]])
+def test_logs_are_followed_until_the_trainer_is_finished(
+    book: Book, call: Call, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    book.add(state="running")
+    for n in range(5):
+        book.log("t1", "t1-1", f"old {n}")
+
+    def rest(self: live.Patient) -> None:
+        for n in range(4):
+            book.log("t1", "t1-1", f"new {n}")
+        book.trainers["t1"]["state"] = "done"
+
+    monkeypatch.setattr(live.Patient, "rest", rest)
+    shown = {"": 5, "1": 1, "0": 0}[options[1] if options else ""]
+    old = [f"old {n}" for n in range(5 - shown, 5)]
+    assert call("logs", "-f", "--no-prefix", *options, "t1").out.splitlines() == [*old, *(f"new {n}" for n in range(4))]
+
+
+# cancel, pause, resume, watch
+
+
+def test_cancel_ends_those_that_are_named_or_all(book: Book, call: Call) -> None:
+    for state in ("running", "done", "queued", "waiting"):
+        book.add(state=state)
+    assert call("cancel", "t1", "job2").out == "cancelled t1 job1\nalready done t2 job2\n"
+    assert call("cancel", "--all").out == "cancelled t3 job3\ncancelled t4 job4\n"
+    assert call("cancel", "--all").out == "nothing to cancel\n"
+    refused(call("cancel"), "cancel needs the trainers to cancel, or --all")
+    refused(call("cancel", "t1", "--all"), "give trainers or --all")
+
+
+def test_a_wrong_name_among_several_cancels_none(book: Book, call: Call) -> None:
+    book.add(state="running")
+    refused(call("cancel", "t1", "t9"), "no trainer is called 't9'")
+    assert book.trainers["t1"]["state"] == "running"
+
+
+def test_harvesting_is_paused_and_resumed(book: Book, call: Call) -> None:
+    assert "paused" in call("pause").out
+    assert book.paused
+    assert "PAUSED" in call("status").out
+    assert json.loads(call("resume", "--json").out) == {"paused": False}
+
+
+def test_wait_asks_by_id_so_that_a_newcomer_of_that_name_does_not_matter(book: Book, call: Call) -> None:
+    book.add(name="x", state="running")
+
+    def step(path: str) -> None:
+        if path == "/v1/trainers/t1" and len(book.trainers) == 1:
+            book.trainers["t1"]["state"] = "done"
+            book.add(name="x", state="failed")
+
+    book.on_ask = step
+    assert call("wait", "x", "--json").status == 0
+
+
+def test_watch_without_a_terminal_prints_a_line_a_change(
+    busy: Book, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rest(self: live.Patient) -> None:
+        if busy.trainers["t1"]["state"] == "running":
+            busy.trainers["t1"]["state"] = "done"
+        else:
+            busy.trainers["t2"]["state"] = "cancelled"
+
+    monkeypatch.setattr(live.Patient, "rest", rest)
+    answer = call("watch", "--until-done")
+    assert answer.status == 1
+    lines = answer.out.splitlines()
+    assert len(lines) == 3
+    assert "2 of 3 nodes used; digits running on 2 40%" in lines[0]
+    assert "digits done" in lines[1]
+    assert lines[2].endswith("cancelled")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_watch_draws_the_pool_by_trainer(busy: Book, call: Call, width: int) -> None:
+    from rich.console import Console
+
+    from bftrainer.cli.watch import look, picture
+
+    with live.Patient(None, None) as controller:
+        scene = look(controller, set())
+    console = Console(width=width, height=30, force_terminal=True, color_system="standard", legacy_windows=False)
+    with console.capture() as captured:
+        console.print(picture(scene, console))
+    drawn = captured.get()
+    assert "\x1b[32m■\x1b[0m\x1b[32m■\x1b[0m\x1b[2m□\x1b[0m" in drawn
+    assert "Last decisions" in drawn
+
+
+# token, config
+
+
+def test_a_token_is_made_listed_and_revoked(call: Call, tmp_path: Path) -> None:
+    refused(call("token", "list"), "there is no database")
+    token = call("token", "create", "laptop", "--owner", "alice", "--role", "admin").out.strip()
+    assert len(token) > 32
+    (row,) = json.loads(call("token", "list", "--json").out)["tokens"]
+    assert (row["name"], row["owner"], row["role"], row["revoked"]) == ("laptop", "alice", "admin", None)
+    assert token not in call("token", "list").out
+    refused(call("token", "create", "laptop"), "there is a token named 'laptop' already")
+    assert call("token", "revoke", "laptop").status == 0
+    refused(call("token", "revoke", "laptop"), "no token is called 'laptop'")
+    refused(call("token", "create", "x", "--role", "king"), "--role must be one of user, admin, but got 'king'")
+    with sqlite3.connect(tmp_path / "state" / "bftrainer.db") as database:
+        assert token not in "\n".join(database.iterdump())
+    database.close()
+
+
+def test_the_configuration_is_printed_as_a_file_that_says_the_same(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "state" / "config.toml").write_text('[policy]\nhorizon_s = "auto"\n[pool]\nnodes = 3\n')
+    monkeypatch.setenv("BFTRAINER_SERVER__PORT", "0")
+    out = call("config").out
+    found = tomllib.loads(out)
+    assert (found["policy"]["horizon_s"], found["pool"]["nodes"], found["server"]["port"]) == ("auto", 3, 0)
+    assert "port = 0  # from $BFTRAINER_SERVER__PORT, default 8765" in out
+    (tmp_path / "copy.toml").write_text(out)
+    again = json.loads(call("config", "--config", "copy.toml", "--json").out)["keys"]
+    assert {row["key"]: row["value"] for row in again} == {
+        row["key"]: row["value"] for row in json.loads(call("config", "--json").out)["keys"]
+    }
+    assert call("config", "--check").status == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[pool]\nnods = 3\n", "did you mean 'nodes'?"),
+        ('[pool]\nkind = "locl"\n', "did you mean 'local'?"),
+        ('[policy]\nobjective = "speed"\n', "objective must be one of"),
+    ],
+)
+def test_a_wrong_configuration_does_not_pass_the_check(call: Call, tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "state" / "config.toml").write_text(text)
+    refused(call("config", "--check"), said)

@@ -1,0 +1,233 @@
+"""A cluster without processes: agents and workers that answer as real ones do, driven by the test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bftrainer.cluster.cluster import Cluster, ClusterSettings, Live
+from bftrainer.cluster.spec import TrainerSpec
+from bftrainer.cluster.store import Store
+from bftrainer.cluster.wire import Bye, Ended, Forget, Join, Say, Start, Stop, WorkerStatus
+from bftrainer.core.objective import find_objective
+from bftrainer.elastic import protocol
+from bftrainer.elastic.protocol import Arrived, Done, Formed, Left, Ready
+from bftrainer.scheduler import Policy, Scheduler
+
+
+@dataclass
+class FakeWorker:
+    """One worker that does at once what it is told."""
+
+    id: str
+    node: str
+    trainer: str
+    ready: bool = False
+    generation: int = 0
+    formed: int = 0
+    over: bool = False
+    done: bool = False
+    status: int | None = None
+
+
+@dataclass
+class Bench:
+    """The cluster under test, its store, and its imaginary nodes."""
+
+    folder: Path
+    settings: ClusterSettings = field(default_factory=ClusterSettings)
+    now: float = 1000.0
+    slow: bool = False
+    """Workers become ready only when the test says so."""
+
+    def __post_init__(self) -> None:
+        self.workers: dict[str, FakeWorker] = {}
+        self.agents: dict[str, str] = {}
+        self.dismissed: list[str] = []
+        self.started: list[Start] = []
+        self._incarnation = 0
+        self.open()
+
+    def open(self) -> None:
+        """Begin a controller's life on the store."""
+        self.store = Store.open(self.folder / "bftrainer.db")
+        self.policy = Policy(objective=find_objective("weighted-efficiency"))
+        self.cluster = Cluster(self.store, Scheduler(self.policy), self.settings, self._launch)
+        with self.store.transaction():
+            self.cluster.restore(self.now)
+
+    def crash(self) -> None:
+        """The controller is killed; agents and workers go on. What was to be sent is lost."""
+        self.cluster.outbox.clear()
+        self.store.close()
+
+    def restart(self, *back: str) -> None:
+        """A new controller, and the agents that come back to it."""
+        self.crash()
+        self.open()
+        for node in back or tuple(self.agents):
+            self.rejoin(node)
+        self.settle()
+
+    def _launch(self, live: Live, worker: str, node: str, background: bool) -> Start:
+        return Start(worker, live.id, ("train.py",), {}, "/", background=background)
+
+    # What happens.
+
+    def submit(self, nodes: str = "1-8", **more: Any) -> str:
+        """Queue a trainer and let things settle."""
+        spec = TrainerSpec.model_validate({"script": "/train.py", "nodes": nodes, **more})
+        with self.store.transaction():
+            trainer = self.cluster.submit(spec, "someone", self.now)
+        self.settle()
+        return trainer
+
+    def join(self, *nodes: str) -> None:
+        """Nodes come."""
+        for node in nodes:
+            self._incarnation += 1
+            self.agents[node] = f"agent-{self._incarnation}"
+            self.rejoin(node)
+        self.settle()
+
+    def rejoin(self, node: str) -> None:
+        """An agent connects and tells all it knows."""
+        statuses = tuple(
+            WorkerStatus(
+                w.id, w.trainer, 1, w.ready, w.formed > 0, w.generation, w.formed, over=w.over, done=w.done,
+                status=w.status,
+            )
+            for w in self.workers.values()
+            if w.node == node
+        )  # fmt: skip
+        with self.store.transaction():
+            self.cluster.joined(Join(node, "127.0.0.1", self.agents[node], statuses), self.now)
+
+    def take(self, *nodes: str) -> None:
+        """Nodes vanish, and what ran there."""
+        for node in nodes:
+            del self.agents[node]
+            self.workers = {w.id: w for w in self.workers.values() if w.node != node}
+            with self.store.transaction():
+                self.cluster.lost(node, "taken", self.now)
+        self.settle()
+
+    def pass_time(self, seconds: float) -> None:
+        """Agents beat; the clock goes on."""
+        self.now += seconds
+        for node in self.agents:
+            self.cluster.beat(node, self.now)
+        with self.store.transaction():
+            self.cluster.tick(self.now)
+        self.settle()
+
+    def say(self, worker: str, message: protocol.Message) -> None:
+        """A worker says something."""
+        with self.store.transaction():
+            self.cluster.heard(self.workers[worker].node, worker, protocol.as_json(message), self.now)
+
+    def end(self, worker: str, status: int, tail: str = "") -> None:
+        """A worker ends."""
+        found = self.workers[worker]
+        found.status = status
+        with self.store.transaction():
+            self.cluster.ended(found.node, Ended(worker, status, tail), self.now)
+        self.settle()
+
+    def finish(self, trainer: str) -> None:
+        """A trainer's members are done, one after the other."""
+        members = [worker for worker in self.members(trainer) if worker in self.workers]
+        for worker in members:
+            self.workers[worker].over = self.workers[worker].done = True
+            self.say(worker, Done(7))
+        for worker in members:
+            self.end(worker, 0)
+
+    def report(self, trainer: str, **values: Any) -> None:
+        """Rank 0 reports."""
+        worker = self.members(trainer)[0]
+        values = {"generation": self.workers[worker].formed, "world": len(self.members(trainer)), **values}
+        with self.store.transaction():
+            self.cluster.reports(self.workers[worker].node, {worker: values}, self.now)
+
+    def settle(self) -> None:
+        """Deliver messages and decide until nothing happens any more."""
+        for _ in range(1000):
+            orders, self.cluster.outbox = self.cluster.outbox, []
+            for node, message in orders:
+                self._obey(node, message)
+            if not self.cluster.outbox:
+                if not self.cluster.undecided:
+                    return
+                with self.store.transaction():
+                    self.cluster.decide(self.now)
+        raise AssertionError("the cluster does not settle")
+
+    def _obey(self, node: str, message: object) -> None:
+        if node not in self.agents:
+            return
+        match message:
+            case Start(worker, trainer):
+                assert not any(w.node == node and w.status is None for w in self.workers.values()), "two on one node"
+                self.workers[worker] = FakeWorker(worker, node, trainer)
+                self.started.append(message)
+                if not self.slow:
+                    self.make_ready(worker)
+            case Stop(worker):
+                if worker in self.workers and self.workers[worker].status is None:
+                    self.end_later(worker, -9)
+            case Say(worker, said):
+                self._hear(self.workers.get(worker), said)
+            case Forget(worker):
+                self.workers.pop(worker, None)
+            case Bye():
+                self.dismissed.append(node)
+                self.agents.pop(node, None)
+                self.workers = {w.id: w for w in self.workers.values() if w.node != node}
+                with self.store.transaction():
+                    self.cluster.lost(node, "dismissed", self.now)
+
+    def make_ready(self, worker: str) -> None:
+        """A worker has done its imports."""
+        self.workers[worker].ready = True
+        self.say(worker, Ready())
+
+    def end_later(self, worker: str, status: int) -> None:
+        """A worker ends, within the delivery of messages."""
+        found = self.workers[worker]
+        found.status = status
+        with self.store.transaction():
+            self.cluster.ended(found.node, Ended(worker, status), self.now)
+
+    def _hear(self, worker: FakeWorker | None, said: Mapping[str, Any]) -> None:
+        if worker is None or worker.status is not None:
+            return
+        if said["type"] == "generation":
+            worker.generation = said["id"]
+            if worker.id in said["members"]:
+                self.say(worker.id, Arrived(said["id"], f"{worker.node}:1"))
+            else:
+                worker.over = True
+                self.say(worker.id, Left(1))
+                self.end_later(worker.id, 0)
+        elif said["type"] == "go" and said["generation"] == worker.generation:
+            worker.formed = said["generation"]
+            self.say(worker.id, Formed(worker.formed, len(said["addresses"]), 0.2, 0.1, 0.05))
+
+    # What is.
+
+    def members(self, trainer: str) -> list[str]:
+        """The workers that train together."""
+        return sorted(self.cluster.trainers[trainer].job.trained_by)
+
+    def state(self, trainer: str) -> str:
+        """As it is stored."""
+        row = self.store.trainer(trainer)
+        assert row is not None
+        return row.state
+
+    def nodes_of(self, trainer: str) -> set[str]:
+        """Where it trains."""
+        return {self.workers[worker].node for worker in self.members(trainer)}

@@ -1,0 +1,199 @@
+"""A controller's HTTP API without a controller: the same paths and answers, and a book that tests may write into."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+
+from bftrainer.cluster.spec import default_name, parse_spec
+from bftrainer.errors import InputError
+
+TOKEN = "bft_right"
+NOW = 1_800_000_000.0
+FINISHED = ("done", "failed", "cancelled")
+
+
+@dataclass
+class Book:
+    """What the API knows. `on_ask` is called before every answer, so that time can be made to pass."""
+
+    trainers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    logs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    specs: list[dict[str, Any]] = field(default_factory=list)
+    paused: bool = False
+    asked: list[str] = field(default_factory=list)
+    on_ask: Callable[[str], None] = lambda path: None
+    refuse: tuple[int, str] | None = None
+
+    def add(self, **columns: Any) -> dict[str, Any]:
+        number = len(self.trainers) + 1
+        row = {
+            **{"id": f"t{number}", "name": f"job{number}", "owner": "alice", "state": "queued", "reason": ""},
+            **{"script": "/home/alice/train.py", "launcher": "elastic", "min_nodes": 1, "max_nodes": 8, "weight": 1.0},
+            **{"submitted": NOW, "started": None, "ended": None, "nodes": [], "samples": 0, "total": None},
+            **{"progress": None, "rate": 0, "eta_s": None, "metrics": {}, "epoch": 0, "step": 0, "rescales": 0},
+            **{"preemptions": 0, "failures": 0, "samples_redone": 0, "node_seconds": 0.0},
+            **columns,
+        }
+        self.trainers[row["id"]] = row
+        return row
+
+    def log(self, trainer: str, worker: str, text: str) -> None:
+        lines = self.logs.setdefault(trainer, [])
+        lines.append({"time": NOW, "worker": worker, "node": "node-1", "text": text})
+
+    def event(self, kind: str, *, trainer: str = "", node: str = "", **data: Any) -> None:
+        row = {"seq": len(self.events) + 1, "time": NOW, "kind": kind, "trainer": trainer, "node": node, "data": data}
+        self.events.append(row)
+
+    def find(self, ref: str) -> dict[str, Any]:
+        for row in reversed(self.trainers.values()):
+            if ref in (row["id"], row["name"]):
+                return row
+        raise AnswerError(404, f"no trainer is called {ref!r}")
+
+
+class AnswerError(Exception):
+    def __init__(self, status: int, error: str) -> None:
+        super().__init__(error)
+        self.status, self.error = status, error
+
+
+def make_app(book: Book) -> FastAPI:
+    app = FastAPI()
+
+    @app.exception_handler(AnswerError)
+    def _problem(request: Request, problem: AnswerError) -> JSONResponse:
+        return JSONResponse({"error": problem.error}, problem.status)
+
+    @app.middleware("http")
+    async def _guard(request: Request, call_next: Any) -> Any:
+        path = request.url.path
+        if path != "/v1/health" and request.headers.get("authorization") != f"Bearer {TOKEN}":
+            return JSONResponse({"error": "wrong token"}, 401)
+        book.asked.append(path)
+        book.on_ask(path)
+        if book.refuse is not None:
+            return JSONResponse({"error": book.refuse[1]}, book.refuse[0])
+        return await call_next(request)
+
+    @app.get("/v1/health")
+    def health() -> Any:
+        return {"ok": True, "version": "0.1.0"}
+
+    @app.get("/v1/status")
+    def status() -> Any:
+        decisions = [e for e in book.events if e["kind"] == "decision"]
+        used = sum(1 for node in book.nodes if node["trainer"])
+        return {
+            **{"version": "0.1.0", "now": NOW + 60, "started": NOW, "paused": book.paused, "dry_run": False},
+            "pool": {"kind": "local", "size": len(book.nodes), "used": used},
+            "policy": {
+                "allocator": "exact",
+                "objective": "weighted-efficiency",
+                "horizon_s": 120.0,
+                "max_parallel": 10,
+            },
+            "trainers": list(book.trainers.values()),
+            "totals": {
+                **{"samples": 123456, "node_seconds": 7200.0, "used_node_seconds": 6500.0},
+                **{"rescales": 12, "decisions": len(decisions)},
+            },
+            "last_decision": {"time": NOW + 50, "reasons": decisions[-1]["data"]["reasons"]} if decisions else None,
+        }
+
+    @app.get("/v1/trainers")
+    def trainers(state: str = "", all: bool = False) -> Any:  # noqa: A002
+        rows = [row for row in book.trainers.values() if not state or row["state"] == state]
+        return {"trainers": rows if all else [row for row in rows if not row.get("old")]}
+
+    @app.post("/v1/trainers", status_code=201)
+    async def submit(request: Request) -> Any:
+        body = await request.json()
+        try:
+            spec = parse_spec(body)
+        except InputError as problem:
+            raise AnswerError(422, str(problem)) from None
+        name = spec.name or default_name(spec.script)
+        if any(row["name"] == name and row["state"] not in FINISHED for row in book.trainers.values()):
+            raise AnswerError(409, f"there is a trainer called {name!r} already")
+        book.specs.append(body)
+        return book.add(name=name, script=spec.script, min_nodes=spec.min_nodes, max_nodes=spec.max_nodes)
+
+    @app.get("/v1/trainers/{ref}")
+    def trainer(ref: str) -> Any:
+        row = book.find(ref)
+        return {
+            "spec": {}, "curve": {"nodes": [], "rates": [], "measured": {}, "prior": None}, "up_s": 1.0, "down_s": 1.0,
+            "pauses": {"count": 0}, "workers": [], "error": "", "traceback": "", "log_tail": [], **row,
+        }  # fmt: skip
+
+    @app.post("/v1/trainers/{ref}/cancel")
+    def cancel(ref: str) -> Any:
+        row = book.find(ref)
+        if row["state"] not in FINISHED:
+            row["state"] = "cancelled"
+        return row
+
+    @app.get("/v1/trainers/{ref}/logs")
+    def logs(ref: str, offset: int = 0, limit: int = 1 << 20, tail: int | None = None) -> Any:
+        row = book.find(ref)
+        lines = book.logs.get(row["id"], [])
+        # An offset here is a count of lines, and pages are short: all that a client may rely on.
+        first = max(0, len(lines) - tail) if tail is not None else offset
+        page = lines[first:] if tail is not None else lines[first : first + 3]
+        return {"lines": page, "offset": first + len(page), "finished": row["state"] in FINISHED}
+
+    @app.get("/v1/nodes")
+    def nodes() -> Any:
+        return {"nodes": book.nodes}
+
+    @app.get("/v1/events")
+    def events(after: int | None = None, limit: int = 100, trainer: str = "", kind: str = "") -> Any:
+        if limit > 1000:
+            raise AnswerError(422, "limit must be at most 1000")
+        rows = [e for e in book.events if (not trainer or e["trainer"] == trainer) and (not kind or e["kind"] == kind)]
+        rows = rows[-limit:] if after is None else [e for e in rows if e["seq"] > after][:limit]
+        return {"events": rows, "last": len(book.events)}
+
+    @app.post("/v1/pause")
+    def pause() -> Any:
+        book.paused = True
+        return {"paused": True}
+
+    @app.post("/v1/resume")
+    def resume() -> Any:
+        book.paused = False
+        return {"paused": False}
+
+    return app
+
+
+@contextmanager
+def serving(app: Any, port: int = 0) -> Iterator[str]:
+    """The app on a loopback port, in a thread; its URL."""
+    sock = socket.create_server(("127.0.0.1", port))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", ws="none"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not server.started and thread.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert server.started
+    try:
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        sock.close()

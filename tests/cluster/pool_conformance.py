@@ -1,0 +1,134 @@
+"""What every pool must do. A new kind is done when it passes all `CHECKS`.
+
+A check gets a `Setting`: a factory of pools that have two nodes, `first` and `second`, and start the agents of
+`stub_agent.py` with a folder of their own. Two pools of one setting are the same pool before and after a restart of the
+controller.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bftrainer.cluster.pools.base import Pool
+from fake_office import FakeOffice, command_lines, eventually, processes_of
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How to make a pool, and what it will have."""
+
+    make: Callable[[], Pool]
+    folder: Path
+    nodes: tuple[str, str]
+
+    @asynccontextmanager
+    async def opened(self, office: FakeOffice, drain: bool = True) -> AsyncIterator[Pool]:
+        """A pool, with its agents here unless it only observes."""
+        pool = self.make()
+        await pool.open(office)
+        try:
+            if not office.observing:
+                await eventually(lambda: office.here == set(self.nodes), lambda: (office.here, office.said))
+            yield pool
+        except BaseException:
+            drain = True
+            raise
+        finally:
+            await pool.close(drain=drain)
+
+
+Check = Callable[[Setting], Awaitable[None]]
+
+
+async def nodes_come_their_secret_is_on_no_command_line_and_drain_leaves_no_process(setting: Setting) -> None:
+    async with FakeOffice() as office:
+        async with setting.opened(office) as pool:
+            assert sorted(office.joins) == sorted(setting.nodes)
+            assert processes_of(office.secret, setting.folder)
+            assert office.secret not in command_lines()
+            assert pool.describe()["kind"]
+        await eventually(
+            lambda: not processes_of(office.secret, setting.folder),
+            lambda: processes_of(office.secret, setting.folder),
+        )
+        await eventually(lambda: not office.here, lambda: office.here)
+
+
+async def closing_without_drain_leaves_the_agents_and_the_next_pool_finds_them(setting: Setting) -> None:
+    async with FakeOffice() as before:
+        async with setting.opened(before, drain=False):
+            pass
+        pids = dict(before.pids)
+    async with FakeOffice(follows=before) as after:
+        async with setting.opened(after):
+            assert after.pids == pids
+            await eventually(lambda: alive_and_settled(after, setting))
+            assert sorted(after.joins) == sorted(setting.nodes), "an agent was started twice"
+        await eventually(lambda: not processes_of(after.secret, setting.folder))
+
+
+def alive_and_settled(office: FakeOffice, setting: Setting) -> bool:
+    return office.here == set(setting.nodes) and all(Path(f"/proc/{pid}").exists() for pid in office.pids.values())
+
+
+async def a_killed_agent_is_noticed_and_replaced(setting: Setting) -> None:
+    async with FakeOffice() as office, setting.opened(office):
+        node = setting.nodes[0]
+        pid = office.pids[node]
+        os.kill(pid, signal.SIGKILL)
+        await eventually(lambda: node in office.words("gone"))
+        await eventually(lambda: office.here == set(setting.nodes), lambda: office.said)
+        assert office.pids[node] != pid
+
+
+async def a_paused_pool_starts_nothing_and_a_resumed_one_does(setting: Setting) -> None:
+    async with FakeOffice() as office, setting.opened(office) as pool:
+        await pool.pause()
+        for node in setting.nodes:
+            office.dismiss(node, "paused")
+        await eventually(lambda: set(office.words("gone")) == set(setting.nodes), lambda: office.said)
+        joins = len(office.joins)
+        await ticks(office)
+        assert len(office.joins) == joins
+        await pool.resume()
+        await eventually(lambda: office.here == set(setting.nodes), lambda: office.said)
+
+
+async def ticks(office: FakeOffice) -> None:
+    """Let the pool have two occasions to act, at each of which it asks who is here."""
+    looked = office.looks
+    await eventually(lambda: office.looks >= looked + 2)
+
+
+async def a_dry_run_says_what_could_be_had_and_starts_nothing(setting: Setting) -> None:
+    async with FakeOffice(observing=True) as office, setting.opened(office):
+        await eventually(lambda: sorted(office.words("available")) == sorted(setting.nodes), lambda: office.said)
+        started = "\n".join(processes_of(office.secret, setting.folder).values())
+        assert "stub_agent" not in started
+        assert "pools.host" not in started
+        assert not office.joins
+
+
+async def closing_twice_or_unopened_is_harmless(setting: Setting) -> None:
+    await setting.make().close(drain=True)
+    pool = setting.make()
+    async with FakeOffice() as office:
+        await pool.open(office)
+        await pool.close(drain=True)  # perhaps before any agent has joined
+        await pool.close(drain=True)
+        await eventually(lambda: not processes_of(office.secret, setting.folder))
+
+
+CHECKS: tuple[Check, ...] = (
+    nodes_come_their_secret_is_on_no_command_line_and_drain_leaves_no_process,
+    closing_without_drain_leaves_the_agents_and_the_next_pool_finds_them,
+    a_killed_agent_is_noticed_and_replaced,
+    a_paused_pool_starts_nothing_and_a_resumed_one_does,
+    a_dry_run_says_what_could_be_had_and_starts_nothing,
+    closing_twice_or_unopened_is_harmless,
+)

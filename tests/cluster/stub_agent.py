@@ -1,0 +1,42 @@
+"""An agent that can do nothing but be there: it joins, comes back when the controller does, and goes when told to."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from websockets.exceptions import WebSocketException
+from websockets.sync.client import connect
+
+from bftrainer.cluster import wire
+
+GIVE_UP_S = 30.0
+
+
+def main() -> None:
+    if "--environment-from-stdin" in sys.argv:
+        for line in sys.stdin:
+            if not line.strip():
+                break
+            name, _, value = line.rstrip("\n").partition("=")
+            os.environ[name] = value
+    url = os.environ[wire.URL].replace("http", "ws", 1) + wire.PATH
+    headers = {"Authorization": f"Bearer {os.environ[wire.SECRET]}"}
+    heard = time.monotonic()
+    while time.monotonic() < heard + GIVE_UP_S:
+        try:
+            with connect(url, additional_headers=headers, proxy=None, compression=None, close_timeout=0.1) as channel:
+                join = wire.Join(os.environ[wire.NODE], "127.0.0.1", f"{os.getpid()}-{time.time_ns()}", pid=os.getpid())
+                channel.send(wire.encode(join))
+                for frame in channel:
+                    heard = time.monotonic()
+                    if isinstance(wire.decode(frame), wire.Bye):
+                        sys.exit(0)
+        except (OSError, WebSocketException):
+            pass
+        time.sleep(0.05)
+    sys.exit(3)
+
+
+main()

@@ -1,0 +1,292 @@
+"""The pool that asks an executable: what it lists, how it fails, and what is started."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from bftrainer.cluster import wire
+from bftrainer.cluster.pools.discovery import MOST_LINES, DiscoveryError, ask, read_nodes
+from bftrainer.cluster.pools.keeping import fingerprint
+from bftrainer.cluster.pools.script import ScriptPool
+from bftrainer.errors import InputError
+from fake_office import FakeOffice, eventually, processes_of
+from made_pools import STUB, executable, script, settings_of
+
+
+def test_what_is_no_longer_listed_leaves_and_what_is_listed_anew_comes(tmp_path: Path) -> None:
+    async def play() -> FakeOffice:
+        setting = settings_of("script", tmp_path)
+        async with FakeOffice() as office, setting.opened(office):
+            (tmp_path / "hosts.new").write_text("second\nthird\n")
+            (tmp_path / "hosts.new").replace(tmp_path / "hosts")
+            await eventually(lambda: office.here == {"second", "third"}, lambda: office.said)
+        return office
+
+    office = asyncio.run(play())
+    assert ("leaving", "first", "0.0") in office.said
+    assert office.joins.count("second") == 1
+
+
+def test_the_last_list_is_kept_while_the_script_fails(tmp_path: Path) -> None:
+    async def play() -> FakeOffice:
+        setting = settings_of("script", tmp_path)
+        async with FakeOffice() as office, setting.opened(office) as pool:
+            executable(tmp_path / "discover", "#!/bin/sh\necho no licence >&2\nexit 3\n")
+            await eventually(lambda: "script_failed" in office.words("note"))
+            assert office.here == set(setting.nodes)
+            assert "no licence" in pool.describe()["problem"]
+            executable(tmp_path / "discover", f"#!/bin/sh\ncat '{tmp_path}/hosts'\n")
+            await eventually(lambda: "script_works" in office.words("note"))
+        return office
+
+    office = asyncio.run(play())
+    assert not office.words("leaving")
+    problem = next(said[2] for said in office.said if said[:2] == ("note", "script_failed"))
+    assert problem == "it failed with exit status 3: no licence"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("sleep 600 & sleep 600", "did not end within 0.5 s"),
+        ("sleep 600 & exit 0", "did not end within 0.5 s"),
+        ("kill -9 $$", "signal 9"),
+        ("yes '#' ", "prints more than 16 MiB"),
+        ("yes n | head -200000", "more than 100000 lines"),
+        ("printf 'a\\nb\\033[1m\\n'", "line 2 must be NAME or NAME:SLOTS"),
+        ("printf '\\377\\376'", "not text"),
+        ("exec /no/such/program", "exit status 127: .*not found"),
+    ],
+)
+def test_a_script_that_misbehaves_is_one_clear_error_and_leaves_nothing(
+    tmp_path: Path, body: str, message: str
+) -> None:
+    path = executable(tmp_path / "discover", f"#!/bin/sh\n# {tmp_path}\n{body}\n")
+
+    async def play() -> None:
+        with pytest.raises(DiscoveryError, match=message):
+            await ask([path], 0.5 if "did not end" in message else 30.0)
+        await eventually(lambda: not processes_of("no secret", tmp_path))
+
+    asyncio.run(play())
+
+
+def test_a_script_that_floods_stderr_is_read_all_the_same(tmp_path: Path) -> None:
+    path = executable(tmp_path / "discover", "#!/bin/sh\nhead -c 3000000 /dev/zero >&2\necho node-1\n")
+    assert asyncio.run(ask([path], 30.0)) == ("node-1",)
+
+
+def test_a_slow_script_does_not_stop_the_event_loop(tmp_path: Path) -> None:
+    path = executable(tmp_path / "discover", "#!/bin/sh\nread line < " + str(tmp_path / "gate") + "\necho node-1\n")
+    os.mkfifo(tmp_path / "gate")
+
+    async def play() -> tuple[str, ...]:
+        asked = asyncio.create_task(ask([path], 30.0))
+        await asyncio.to_thread((tmp_path / "gate").write_text, "go\n")  # this waits until the script reads
+        return await asked
+
+    assert asyncio.run(play()) == ("node-1",)
+
+
+def test_names_slots_comments_and_repetitions_are_read() -> None:
+    text = b"# idle now\n\n a1 \nb2:4\nc3:0\nd-4.example.org # rack 7\r\na1\n"
+    assert read_nodes(text) == ("a1", "b2", "d-4.example.org")
+    assert read_nodes(b"") == ()
+
+
+@pytest.mark.parametrize("name", ["-oProxyCommand=x", "a b", "a;b", "../a", "a:x", "a:-1", "é", "x" * 254, ".", "a\0"])
+def test_names_that_no_node_has_are_refused(name: str) -> None:
+    with pytest.raises(DiscoveryError, match="line 2 must be NAME or NAME:SLOTS"):
+        read_nodes(f"fine\n{name}\n".encode())
+
+
+def test_too_many_lines_are_refused() -> None:
+    with pytest.raises(DiscoveryError, match="more than 100000 lines"):
+        read_nodes(b"\n" * MOST_LINES)
+
+
+def test_excluded_nodes_are_not_used_and_no_more_than_the_most(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("a\nb\nc\nd\n")
+
+    async def play() -> FakeOffice:
+        async with FakeOffice(observing=True) as office:
+            pool = script(tmp_path, exclude=("a",), max_nodes=2)
+            await pool.open(office)
+            await eventually(lambda: len(office.words("available")) == 2)
+            (tmp_path / "hosts.new").write_text("a\nb\n")
+            (tmp_path / "hosts.new").replace(tmp_path / "hosts")
+            await eventually(lambda: office.words("gone") == ["c"])
+            await pool.close(drain=False)
+            return office
+
+    assert asyncio.run(play()).words("available") == ["b", "c"]
+
+
+def test_an_agent_that_is_here_without_its_command_is_not_started_again(tmp_path: Path) -> None:
+    async def play() -> FakeOffice:
+        async with FakeOffice() as office:
+            env = {**os.environ, **office.agent_environment, wire.NODE: "first"}
+            with subprocess.Popen([sys.executable, STUB], env=env) as agent:
+                await eventually(lambda: office.here == {"first"})
+                pool = script(tmp_path)
+                await pool.open(office)
+                await eventually(lambda: office.here == {"first", "second"})
+                (tmp_path / "hosts.new").write_text("second\n")
+                (tmp_path / "hosts.new").replace(tmp_path / "hosts")
+                await eventually(lambda: agent.poll() is not None, lambda: office.said)
+                await pool.close(drain=True)
+            return office
+
+    office = asyncio.run(play())
+    assert sorted(office.joins) == ["first", "second"]
+
+
+def test_a_node_being_started_when_the_controller_was_killed_is_waited_for(tmp_path: Path) -> None:
+    async def play() -> FakeOffice:
+        async with FakeOffice() as office:
+            mark = fingerprint(sorted(office.agent_environment.items()))
+            office.remember("script.state", {"listed": ["first"], "commands": {"first": [0, ""]}, "agents": mark})
+            pool = script(tmp_path, reattach_s=3600.0)
+            await pool.open(office)
+            await eventually(lambda: office.here == {"second"})
+            looks = office.looks
+            await eventually(lambda: office.looks > looks + 2)
+            await pool.close(drain=True)
+            return office
+
+    assert asyncio.run(play()).joins == ["second"]
+
+
+def test_commands_outlive_a_killed_controller_and_are_found_again(tmp_path: Path) -> None:
+    program = f"""
+import asyncio, json, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from made_pools import script
+from fake_office import FakeOffice, eventually
+async def main():
+    async with FakeOffice() as office:
+        await script(Path({str(tmp_path)!r})).open(office)
+        await eventually(lambda: len(office.here) == 2)
+        print(json.dumps([office.secret, office.port, office.memory, office.pids]), flush=True)
+        await asyncio.sleep(60)
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as controller:
+        assert controller.stdout is not None
+        secret, port, memory, pids = json.loads(controller.stdout.readline())
+        controller.kill()
+
+    async def play() -> None:
+        before = SimpleNamespace(secret=secret, port=port, memory=memory)
+        async with FakeOffice(follows=before) as office:
+            async with settings_of("script", tmp_path).opened(office) as pool:
+                assert office.pids == pids
+                assert pool.describe()["running"] == 2
+                os.kill(pids["first"], signal.SIGKILL)  # it is noticed, though it is nobody's child here
+                await eventually(lambda: "first" in office.words("gone"))
+            await eventually(lambda: not processes_of(secret, tmp_path))
+
+    asyncio.run(play())
+
+
+def test_agents_that_look_for_the_controller_elsewhere_are_replaced_at_once(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with FakeOffice() as before, settings_of("script", tmp_path).opened(before, drain=False):
+            pass
+        async with FakeOffice() as after:
+            after.memory = before.memory
+            async with settings_of("script", tmp_path).opened(after):
+                assert not set(before.pids.values()) & set(after.pids.values())
+        await eventually(lambda: not processes_of(before.secret, tmp_path))
+
+    asyncio.run(play())
+
+
+def test_a_start_command_that_fails_is_tried_again_later(tmp_path: Path) -> None:
+    async def play() -> FakeOffice:
+        async with FakeOffice() as office:
+            pool = script(tmp_path, start=("/bin/sh", "-c", "exit 7", "{node}"), max_nodes=1)
+            await pool.open(office)
+            await eventually(lambda: len(office.words("gone")) >= 2)
+            await pool.close(drain=True)
+            return office
+
+    assert ("gone", "first", "its start command ended with status 7") in asyncio.run(play()).said
+
+
+def test_a_program_that_does_not_exist_is_said_at_once(tmp_path: Path) -> None:
+    async def play(pool: ScriptPool) -> None:
+        async with FakeOffice() as office:
+            await pool.open(office)
+
+    with pytest.raises(InputError, match="`command`: there is no program /no/such"):
+        asyncio.run(play(script(tmp_path, command=("/no/such",))))
+    with pytest.raises(InputError, match="`start`: there is no program no-such-rsh"):
+        asyncio.run(play(script(tmp_path, start=("no-such-rsh", "{node}"))))
+
+
+# The examples of docs/pools.md.
+
+FAKES = {
+    "bslots": "#!/bin/sh\nprintf 'SLOTS: 94\\nRUNTIME: UNLIMITED\\nHOSTS: 42*h1 10*h2\\n       42*h3\\n'\n",
+    "bjobs": "#!/bin/sh\nprintf '42*h7\\n42*h8\\n'\n",
+    "bsub": '#!/bin/sh\nprintf "%s\\n" "$@" "secret=$BFTRAINER_SECRET"\n',
+    "qselect": "#!/bin/sh\nprintf '7.pbs\\n'\n",
+    "pbsnodes": """#!/bin/sh
+echo '{"nodes": {"n1": {"state": "free"}, "n2": {"state": "job-busy", "jobs": ["7.pbs", "7.pbs"]},
+"n3": {"state": "job-busy", "jobs": ["8.pbs"]}, "n4": {"state": "offline"}, "n5": {"state": "free", "resv": "R1"}}}'
+""",
+    "qsub": '#!/bin/sh\nprintf "%s\\n" "$@"\n',
+}
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the examples of the page, and batch systems that answer."""
+    (tmp_path / "bin").mkdir()
+    for name, text in FAKES.items():
+        executable(tmp_path / "bin" / name, text)
+    page = (Path(__file__).resolve().parents[2] / "docs" / "pools.md").read_text()
+    for text in re.findall(r"```(?:sh|python)\n(#!.*?)```", page, re.DOTALL):
+        executable(tmp_path / text.splitlines()[1][2:].partition(":")[0], text)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv(wire.URL, "http://127.0.0.1:1")
+    monkeypatch.setenv(wire.SECRET, "hush")
+    return tmp_path
+
+
+def test_the_lsf_example_lists_idle_hosts_and_our_own(site: Path) -> None:
+    assert asyncio.run(ask([str(site / "lsf-nodes")], 30.0)) == ("h1", "h3", "h7", "h8")
+
+
+def test_the_lsf_example_knows_a_full_machine_from_a_failure(site: Path) -> None:
+    executable(site / "bin" / "bslots", "#!/bin/sh\necho 'No backfill window exists at this time' >&2\nexit 255\n")
+    assert asyncio.run(ask([str(site / "lsf-nodes")], 30.0)) == ("h7", "h8")
+    executable(site / "bin" / "bslots", "#!/bin/sh\necho 'LSF is down' >&2\nexit 255\n")
+    with pytest.raises(DiscoveryError, match="LSF is down"):
+        asyncio.run(ask([str(site / "lsf-nodes")], 30.0))
+
+
+def test_the_pbs_example_lists_idle_nodes_and_our_own(site: Path) -> None:
+    assert asyncio.run(ask([str(site / "pbs-nodes")], 30.0)) == ("n1", "n2")
+    executable(site / "bin" / "pbsnodes", "#!/bin/sh\nexit 1\n")
+    with pytest.raises(DiscoveryError, match="exit status 1"):
+        asyncio.run(ask([str(site / "pbs-nodes")], 30.0))
+
+
+@pytest.mark.parametrize("name", ["lsf-start", "pbs-start"])
+def test_the_examples_hand_the_node_over_and_keep_the_secret(site: Path, name: str) -> None:
+    said = subprocess.run([site / name, "n1"], check=True, capture_output=True, text=True).stdout
+    assert "\n--node\nn1\n" in said
+    assert "hush" not in said
