@@ -1,7 +1,8 @@
-# make demo   set up, then show what BFTrainer does, on this machine
+# make demo   set up, then train three models on virtual nodes that come and go, on this machine, in two minutes
 # make test   set up, then lint, types, import rules and all tests
 # make setup  build .venv only
 # make soak   set up, then disturb an elastic job for half an hour (MINUTES=30)
+# make soak-live  the same for the whole live system: nodes, agents, workers and the controller are killed
 # make format rewrite the code in the project's style
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
@@ -11,7 +12,7 @@ JOBS ?= auto
 
 MINUTES ?= 30
 
-.PHONY: help setup demo test check soak format clean
+.PHONY: help setup demo test check soak soak-live format clean
 
 help:
 	@sed -n 's/^# make /make /p' Makefile
@@ -20,7 +21,7 @@ setup:
 	@bash scripts/setup.sh
 
 demo: setup
-	@bash scripts/demo.sh
+	@$(BIN)/bftrainer demo
 
 check: setup
 	$(BIN)/ruff check .
@@ -33,6 +34,9 @@ test: check
 
 soak: setup
 	$(BIN)/python tests/elastic/soak.py --minutes $(MINUTES)
+
+soak-live: setup
+	PYTHONPATH=tests/elastic $(BIN)/python tests/cluster/chaos.py --minutes $(MINUTES)
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -1,6 +1,6 @@
 """What does a controller need for a thousand nodes, and how quick is it? The real one, against agents that are made up.
 
-    python benchmarks/controller.py [--json] [--seconds 60] [--agents 1000] [--trainers 200] [--churn 60]
+    python benchmarks/controller.py [--json] [--seconds 60] [--agents 1000] [--trainers 200] [--churn 10]
                                     [--max-parallel 10,200] [--profile FILE]
 
 `bftrainer serve` runs as it does anywhere: its own process, SQLite on disk, real websockets. A second process holds the
@@ -174,19 +174,18 @@ def serving(state: Path, max_parallel: int, profile: str) -> Iterator[subprocess
     for setting in ('pool.command=["true"]', 'pool.start=["true"]', f"policy.max_parallel={max_parallel}"):
         command += ["--set", setting]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("BFTRAINER_")}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=sys.stderr)
-    try:
-        assert process.stdout is not None
-        if not process.stdout.readline():
-            raise SystemExit(f"controller: `bftrainer serve` ended with status {process.wait()}")
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
         try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            assert process.stdout is not None
+            if not process.stdout.readline():
+                raise SystemExit(f"controller: `bftrainer serve` ended with status {process.wait()}")
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 @contextmanager
@@ -195,11 +194,11 @@ def agents(state: Path, load: Load, out: Path) -> Iterator[subprocess.Popen[byte
     command = [sys.executable, str(AGENTS), "--state", str(state), "--agents", str(load.agents)]
     command += ["--churn", json.dumps(churn(load)), "--seed", str(load.seed), "--out", str(out)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def tell(process: subprocess.Popen[bytes], word: str) -> None:
@@ -213,6 +212,11 @@ def cpu_s(pid: int) -> float:
     """Processor time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def waited_s(pid: int) -> float:
+    """How long a process could have run but had no processor: what others on this machine cost it."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
 def memory_mb(pid: int, key: str) -> float:
@@ -315,7 +319,7 @@ def run(load: Load, max_parallel: int, state: Path, profile: str = "") -> dict[s
             time.sleep(load.warm_up_s)
             tell(fleet, "churn")
             client = Client(address, rows)
-            cpu, fleet_cpu, began = cpu_s(pid), cpu_s(fleet.pid), time.monotonic()
+            cpu, waited, fleet_cpu, began = cpu_s(pid), waited_s(pid), cpu_s(fleet.pid), time.monotonic()
             states: dict[str, int] = {}
             while time.monotonic() - began < load.seconds:
                 time.sleep(1.0)
@@ -328,6 +332,7 @@ def run(load: Load, max_parallel: int, state: Path, profile: str = "") -> dict[s
                     api.ask("/v1/trainers", trainer(next(numbers), rng))
             wall = time.monotonic() - began
             cpu, fleet_cpu = (cpu_s(pid) - cpu) / wall, (cpu_s(fleet.pid) - fleet_cpu) / wall
+            waited = (waited_s(pid) - waited) / wall
             asked = client.stop()
             tell(fleet, "calm")
             time.sleep(1.0)  # for the commands that are on their way
@@ -350,6 +355,7 @@ def run(load: Load, max_parallel: int, state: Path, profile: str = "") -> dict[s
         "api_p99_ms": summary(everything)["p99"],
         "event_to_command_p99_ms": summary([value for values in took.values() for value in values])["p99"],
         "cpu_cores": round(cpu, 3),
+        "cpu_cores_waited_for": round(waited, 3),
         "rss_mb": round(memory[0], 1),
         "peak_rss_mb": round(memory[1], 1),
         "api_ms": {"all": summary(everything), **{kind: summary(asked.took_ms[kind]) for kind in PATHS}},
@@ -397,11 +403,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--agents", type=int, default=1000)
     parser.add_argument("--trainers", type=int, default=200)
-    parser.add_argument("--churn", type=float, default=60.0, help="times the rate of Summit")
+    parser.add_argument("--churn", type=float, default=10.0, help="times the rate of Summit")
     parser.add_argument("--max-parallel", default="10,200", help="the policy's, one run each")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--profile", default="", help="write cProfile's record of the controller to FILE.N")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes it started end too
     values = [int(value) for value in args.max_parallel.split(",")]
     found = measure(Load(args.agents, args.trainers, args.seconds, args.churn, args.seed), values, args.profile)
     if args.json:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bftrainer.cluster.cluster import Cluster, ClusterSettings, Live
+from bftrainer.cluster.launchers import HEAD, Place, Traits, make_launchers
 from bftrainer.cluster.spec import TrainerSpec
 from bftrainer.cluster.store import Store
 from bftrainer.cluster.wire import Bye, Ended, Forget, Join, Say, Start, Stop, WorkerStatus
@@ -30,6 +31,24 @@ class FakeWorker:
     over: bool = False
     done: bool = False
     status: int | None = None
+    speaks: bool = True
+
+
+class InName:
+    """The launcher of elastic scripts without its folders: hundreds of times a test."""
+
+    traits = Traits(speaks=True, on_head=False)
+
+    def start(self, live: Live, place: Place) -> Start:
+        """See `Launcher`."""
+        return Start(place.worker, live.id, ("train.py",), {}, "/", background=place.background)
+
+    def given(self, live: Live, hosts: Sequence[str]) -> None:
+        """See `Launcher`."""
+
+    def said(self, tail: str) -> str:
+        """See `Launcher`."""
+        return tail
 
 
 @dataclass
@@ -54,7 +73,8 @@ class Bench:
         """Begin a controller's life on the store."""
         self.store = Store.open(self.folder / "bftrainer.db")
         self.policy = Policy(objective=find_objective("weighted-efficiency"))
-        self.cluster = Cluster(self.store, Scheduler(self.policy), self.settings, self._launch)
+        launchers = {**make_launchers(self.folder, "bench", "127.0.0.1", self.store), "elastic": InName()}
+        self.cluster = Cluster(self.store, Scheduler(self.policy), self.settings, launchers)
         with self.store.transaction():
             self.cluster.restore(self.now)
 
@@ -70,9 +90,6 @@ class Bench:
         for node in back or tuple(self.agents):
             self.rejoin(node)
         self.settle()
-
-    def _launch(self, live: Live, worker: str, node: str, background: bool) -> Start:
-        return Start(worker, live.id, ("train.py",), {}, "/", background=background)
 
     # What happens.
 
@@ -97,13 +114,13 @@ class Bench:
         statuses = tuple(
             WorkerStatus(
                 w.id, w.trainer, 1, w.ready, w.formed > 0, w.generation, w.formed, over=w.over, done=w.done,
-                status=w.status,
+                status=w.status, speaks=w.speaks,
             )
             for w in self.workers.values()
             if w.node == node
         )  # fmt: skip
         with self.store.transaction():
-            self.cluster.joined(Join(node, "127.0.0.1", self.agents[node], statuses), self.now)
+            self.cluster.joined(Join(node, node, self.agents[node], statuses), self.now)
 
     def take(self, *nodes: str) -> None:
         """Nodes vanish, and what ran there."""
@@ -136,6 +153,14 @@ class Bench:
             self.cluster.ended(found.node, Ended(worker, status, tail), self.now)
         self.settle()
 
+    def fail_to_start(self, worker: str, error: str) -> None:
+        """A worker could not be started."""
+        found = self.workers[worker]
+        found.status = -1
+        with self.store.transaction():
+            self.cluster.ended(found.node, Ended(worker, -1, "", error), self.now)
+        self.settle()
+
     def finish(self, trainer: str) -> None:
         """A trainer's members are done, one after the other."""
         members = [worker for worker in self.members(trainer) if worker in self.workers]
@@ -160,6 +185,8 @@ class Bench:
                 self._obey(node, message)
             if not self.cluster.outbox:
                 if not self.cluster.undecided:
+                    if self.cluster.head_wanted and HEAD not in self.agents:
+                        self.join(HEAD)
                     return
                 with self.store.transaction():
                     self.cluster.decide(self.now)
@@ -170,10 +197,14 @@ class Bench:
             return
         match message:
             case Start(worker, trainer):
-                assert not any(w.node == node and w.status is None for w in self.workers.values()), "two on one node"
-                self.workers[worker] = FakeWorker(worker, node, trainer)
+                alone = not any(w.node == node and w.status is None for w in self.workers.values())
+                assert alone or node == HEAD, "two on one node"
+                self.workers[worker] = FakeWorker(worker, node, trainer, speaks=message.speaks)
                 self.started.append(message)
-                if not self.slow:
+                if not message.speaks:
+                    with self.store.transaction():
+                        self.cluster.started(worker, 1, self.now)
+                elif not self.slow:
                     self.make_ready(worker)
             case Stop(worker):
                 if worker in self.workers and self.workers[worker].status is None:

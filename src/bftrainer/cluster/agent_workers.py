@@ -27,7 +27,17 @@ from bftrainer.cluster.tail import Logs
 from bftrainer.cluster.wire import FromAgent, Heard, Start
 from bftrainer.elastic import protocol
 from bftrainer.elastic.processes import Command, Process
-from bftrainer.elastic.protocol import Failed, FromWorker, Generation, Go, Hello, ProtocolError, Report
+from bftrainer.elastic.protocol import (
+    Done,
+    Failed,
+    FromWorker,
+    Generation,
+    Go,
+    Hello,
+    Left,
+    ProtocolError,
+    Report,
+)
 from bftrainer.elastic.warm import WarmLauncher
 from bftrainer.errors import InputError
 
@@ -292,6 +302,8 @@ class Workers:
         if isinstance(message, Failed):
             row["traceback"] = message.traceback[-MOST_TRACEBACK:]
         self.book.heard(name, message)
+        if isinstance(message, Done | Left | Failed):
+            self._tell(self.book.beat())  # how far it came, before the controller closes its book
         self._tell(Heard(name, row))
 
     def _tell_again(self, name: str) -> None:

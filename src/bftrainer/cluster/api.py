@@ -64,7 +64,7 @@ def build(controller: Controller, secret: str) -> FastAPI:
         return views.trainer(row, cluster.trainers.get(row.id), time.time())
 
     def rows(caller: TokenRow, *, everything: bool) -> list[TrainerRow]:
-        found = store.trainers() if everything else store.trainers(ended_after=time.time() - RECENT_S)
+        found = store.trainers(ended_after=None if everything else time.time() - RECENT_S, brief=True)
         return [row for row in found if caller.role == "admin" or row.owner == caller.owner]
 
     @app.get("/v1/health")
@@ -76,7 +76,7 @@ def build(controller: Controller, secret: str) -> FastAPI:
     async def status(caller: Caller) -> dict[str, Any]:
         """The pool, the trainers and the last decision."""
         now = time.time()
-        mine = rows(caller, everything=False)
+        mine = [show(row) for row in rows(caller, everything=False)]
         policy = controller.config.policy
         last = cluster.last_decision
         return {
@@ -92,7 +92,7 @@ def build(controller: Controller, secret: str) -> FastAPI:
                 "horizon_s": policy.horizon_s,
                 "max_parallel": policy.max_parallel,
             },
-            "trainers": [show(row) for row in mine],
+            "trainers": mine,
             "totals": views.totals(cluster, mine, now),
             "last_decision": last and {"time": last["time"], "reasons": last["reasons"]},
         }
@@ -113,7 +113,7 @@ def build(controller: Controller, secret: str) -> FastAPI:
         if controller.draining:
             raise HTTPException(409, "the controller is ending and takes no more trainers")
         spec = parse_spec(given)
-        if spec.name is not None and any(live.name == spec.name for live in cluster.trainers.values()):
+        if spec.name is not None and cluster.is_taken(spec.name):
             raise HTTPException(409, f"there is a trainer {spec.name!r} already, and it is not finished")
         found = store.trainer(controller.submit(spec, caller.owner))
         assert found is not None

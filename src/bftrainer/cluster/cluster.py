@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 import time as clock
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
 from bftrainer.cluster import facts
 from bftrainer.cluster.job import FINISHED, Job, JobSettings, Order, TrainerState
+from bftrainer.cluster.launchers.base import HEAD, Launcher, Place
 from bftrainer.cluster.learning import Learned, Prior
+from bftrainer.cluster.quiet_job import QuietJob
 from bftrainer.cluster.spec import TrainerSpec, default_name
 from bftrainer.cluster.store import Store
 from bftrainer.cluster.wire import Bye, Ended, Forget, FromController, Join, Start, Stop, WorkerStatus
@@ -31,9 +33,6 @@ PROGRESS_EVERY_S = 2.0
 
 RESTORED_GRACE_S = 2.0
 """What is left of a leaving node's time after a restart of the controller, which may have been long."""
-
-Launch = Callable[["Live", str, str, bool], Start]
-"""Trainer, worker, node, whether others train meanwhile: the message that has a worker started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +65,11 @@ class NodeView:
     """Its agent is connected; otherwise it is awaited after a restart of the controller."""
     leave_by: float | None = None
 
+    @property
+    def in_pool(self) -> bool:
+        """Whether it is a node that can be given to somebody."""
+        return self.leave_by is None and self.name != HEAD
+
 
 @dataclass(slots=True)
 class Live:
@@ -76,7 +80,7 @@ class Live:
     owner: str
     submitted: float
     spec: TrainerSpec
-    job: Job
+    job: Job | QuietJob
     learned: Learned
     state: TrainerState = "queued"
     known: Trainer | None = None
@@ -91,12 +95,16 @@ class Live:
     """More is known than the scheduler was told."""
     stored: Any = None
     stored_at: float = 0.0
+    given: tuple[str, ...] | None = None
+    """The nodes that its launcher was told of last."""
 
 
 class Cluster:
     """The live system, without its sockets."""
 
-    def __init__(self, store: Store, scheduler: Scheduler, settings: ClusterSettings, launch: Launch) -> None:
+    def __init__(
+        self, store: Store, scheduler: Scheduler, settings: ClusterSettings, launchers: Mapping[str, Launcher]
+    ) -> None:
         self.store = store
         self.scheduler = scheduler
         self.settings = settings
@@ -111,7 +119,7 @@ class Cluster:
         self.decisions = 0
         self.pool_node_s = 0.0
         self._pool_counted_at = 0.0
-        self._launch = launch
+        self._launchers = launchers
         self._node_of: dict[str, str] = {}
         """Trainer by the node that it was given last."""
         self._occupied: dict[str, str] = {}
@@ -143,7 +151,7 @@ class Cluster:
         admitted = frozenset(store.kept("admitted") or ())
         known = [self._known(live, now) for live in queue]
         self.state = State(
-            Pool(MappingProxyType({n.name: n.joined for n in self.nodes.values() if n.leave_by is None})),
+            Pool(MappingProxyType({n.name: n.joined for n in self.nodes.values() if n.in_pool})),
             tuple(trainer for trainer in known if trainer.name in admitted),
             tuple(trainer for trainer in known if trainer.name not in admitted),
             MappingProxyType({live.id: live.job.nodes for live in queue if live.job.nodes}),
@@ -167,7 +175,8 @@ class Cluster:
         for worker_id, node, started in workers:
             if node in self.nodes:
                 job.expect(worker_id, node, started)
-                self._occupied[node] = worker_id
+                if node != HEAD:
+                    self._occupied[node] = worker_id
             else:
                 self.store.end_worker(worker_id, ended=now, status=None, outcome="lost")
         nodes = tuple(n for n in kept.get("nodes", ()) if n in self.nodes and self.nodes[n].leave_by is None)
@@ -179,6 +188,7 @@ class Cluster:
         self.trainers[row.id] = live
         for node in nodes:
             self._node_of[node] = row.id
+        self._give(live)
         return live
 
     # Nodes.
@@ -200,13 +210,18 @@ class Cluster:
                 self._dismiss_if_empty(node, now)
             return
         self._clear(name, join.workers)
-        if self.paused:
+        if self.paused and name != HEAD:
             self._tell(name, Bye("harvesting is paused"))
             return
         self.nodes[name] = NodeView(name, join.host, join.agent, join.pid, now, now)
         self.store.put_node(name, host=join.host, agent=join.agent, pid=join.pid, joined=now)
-        self.store.log(now, "node.joined", node=name, data={"host": join.host, "agent": join.agent})
-        self._pool_changed(Event(now, joined=(name,)), now)
+        data = {"host": join.host, "agent": join.agent}
+        self.store.log(now, "head.joined" if name == HEAD else "node.joined", node=name, data=data)
+        if name == HEAD:
+            for live in self._on_head():
+                self._after(live.id, now)
+        else:
+            self._pool_changed(Event(now, joined=(name,)), now)
 
     def available(self, name: str, now: float) -> None:
         """In a dry run: a node could be had."""
@@ -241,8 +256,8 @@ class Cluster:
         if node is None:
             return
         self.store.update_node(name, left=now)
-        self.store.log(now, "node.left", node=name, data={"reason": reason})
-        touched = set() if node.leave_by is not None else self._pool_changed(Event(now, left=(name,)), now)
+        self.store.log(now, "head.left" if name == HEAD else "node.left", node=name, data={"reason": reason})
+        touched = self._pool_changed(Event(now, left=(name,)), now) if node.in_pool else set()
         for live in self._concerned(name):
             worker = live.job.worker_on(name)
             if worker is not None:
@@ -261,6 +276,7 @@ class Cluster:
         for trainer in lost:
             if trainer in self.trainers:
                 self.trainers[trainer].preemptions += 1
+                self.trainers[trainer].stale = True
         self.undecided = True
         return set(lost)
 
@@ -278,11 +294,12 @@ class Cluster:
                 self._reported(live, status.worker, status.report, now)
             if status.status is not None:
                 self._ended(live, Ended(status.worker, status.status, status.tail), now)
-        waiting = self._occupied.get(name)
-        if waiting is not None and waiting not in told and (live := self._trainer_of(waiting)) is not None:
-            # It was to be started when the earlier controller ended, and nobody heard of it.
-            self._ended(live, Ended(waiting, protocol.RESTART), now)
-            touched.add(live.id)
+        for live in self._concerned(name):
+            waiting = live.job.worker_on(name)
+            if waiting is not None and waiting.id not in told:
+                # It was to be started when the earlier controller ended, and nobody heard of it.
+                self._ended(live, Ended(waiting.id, protocol.RESTART), now)
+                touched.add(live.id)
         for trainer in touched:
             self._after(trainer, now)
 
@@ -328,7 +345,8 @@ class Cluster:
         """A worker runs."""
         live = self._trainer_of(worker)
         if live is not None and worker in live.job.workers:
-            live.job.workers[worker].pid = pid
+            live.job.started(worker, pid)
+            self._after(live.id, now)
 
     def ended(self, name: str, message: Ended, now: float) -> None:
         """A worker is no more."""
@@ -378,19 +396,28 @@ class Cluster:
 
     def _live(self, trainer: str, name: str, owner: str, submitted: float, spec: TrainerSpec, learned: Any) -> Live:
         prior = Prior(spec.prior_curve(), spec.up_s, spec.down_s)
-        costs = (self.settings.default_up_s, self.settings.default_down_s)
+        launcher = self._launchers[spec.launcher]
+        usual_s = launcher.traits.rescale_s
+        costs = (self.settings.default_up_s, self.settings.default_down_s) if usual_s is None else (usual_s, usual_s)
         settings = facts.job_settings(self.settings.job, spec)
 
         def start(worker: str, node: str, background: bool) -> FromController:
-            return self._launch(self.trainers[trainer], worker, node, background)
+            live = self.trainers[trainer]
+            head = live.job.worker_on(HEAD)
+            place = Place(worker, node, self.nodes[node].host, head.id if head is not None else "", background)
+            return launcher.start(live, place)
 
-        job = Job(trainer, spec.min_nodes, start, settings)
+        job: Job | QuietJob
+        if launcher.traits.speaks:
+            job = Job(trainer, spec.min_nodes, start, settings)
+        else:
+            job = QuietJob(trainer, spec.min_nodes, start, settings, launcher, spec.work)
         known = Learned.from_json(learned, prior, *costs) if learned else Learned(prior, *costs)
         return Live(trainer, name, owner, submitted, spec, job, known)
 
-    def _known(self, live: Live, now: float) -> Trainer:
+    def _known(self, live: Live, now: float, usual_rate: float | None = None) -> Trainer:
         """What the scheduler is told of a trainer, written down so that its decisions can be made again."""
-        live.known = facts.as_trainer(live, self._usual_rate())
+        live.known = facts.as_trainer(live, self._usual_rate() if usual_rate is None else usual_rate)
         live.stale = False
         self.store.log(now, "trainer.learned", trainer=live.id, data=facts.trainer_as_json(live.known))
         return live.known
@@ -399,6 +426,10 @@ class Cluster:
         """The best rate a node of those that are known, for those that are not: so they are tried."""
         rates = (rate / size for live in self.trainers.values() for size, rate in live.learned.measured.items())
         return max(rates, default=1.0)
+
+    def is_taken(self, name: str) -> bool:
+        """Whether a trainer that is not finished has this name."""
+        return any(live.name == name and live.job.outcome is None for live in self.trainers.values())
 
     def _free_name(self, spec: TrainerSpec) -> str:
         base = default_name(spec.script)
@@ -411,8 +442,31 @@ class Cluster:
 
     def _concerned(self, node: str) -> list[Live]:
         """The trainers that run on a node or were given it."""
+        if node == HEAD:
+            return [live for live in self._on_head() if live.job.worker_on(HEAD) is not None]
         found = {self._node_of.get(node, ""), self._occupied.get(node, "").rpartition("-")[0]}
         return [self.trainers[name] for name in found if name in self.trainers]
+
+    def _on_head(self) -> list[Live]:
+        """The trainers that need something beside the controller."""
+        return [live for live in self.trainers.values() if self._launchers[live.spec.launcher].traits.on_head]
+
+    @property
+    def head_wanted(self) -> bool:
+        """Whether an agent must run beside the controller."""
+        return not self.settings.dry_run and any(live.job.nodes or live.job.workers for live in self._on_head())
+
+    def _give(self, live: Live) -> None:
+        """Tell a trainer's launcher which nodes it has."""
+        nodes = live.job.nodes
+        if live.given is nodes or self.settings.dry_run:
+            return
+        live.given = nodes
+        try:
+            hosts = [self.nodes[node].host for node in nodes if node in self.nodes]
+            self._launchers[live.spec.launcher].given(live, hosts)
+        except OSError as problem:
+            live.job.fail(f"cannot write {problem.filename}: {problem.strerror}")
 
     def _trainer_of(self, worker: str) -> Live | None:
         return self.trainers.get(worker.rpartition("-")[0])
@@ -425,7 +479,8 @@ class Cluster:
         self.store.keep("paused", True)
         self.store.log(now, "pool.paused")
         for name in list(self.nodes):
-            self.leaving(name, grace_s, now)
+            if name != HEAD:
+                self.leaving(name, grace_s, now)
 
     def resume(self, now: float) -> None:
         """Harvest again."""
@@ -441,9 +496,10 @@ class Cluster:
         if not self.undecided:
             return
         self.undecided = False
+        usual_rate = self._usual_rate()
         for live in self.trainers.values():
             if live.stale and live.known is not None:
-                self.state = self.state.relearned(self._known(live, now))
+                self.state = self.state.relearned(self._known(live, now, usual_rate))
         began = clock.perf_counter()
         plan = self.scheduler.decide(self.state)
         took_ms = (clock.perf_counter() - began) * 1e3
@@ -465,10 +521,14 @@ class Cluster:
             nodes = self.state.assigned.get(name, ())
             if nodes != before.get(name, ()) or nodes != live.job.nodes:
                 live.job.want(nodes)
+                live.stale = True
                 self._after(name, now)
 
     def tick(self, now: float) -> None:
         """Time has passed."""
+        head = self.nodes.get(HEAD)
+        if head is not None and head.here and head.leave_by is None and not self._on_head():
+            head.leave_by = now
         for node in list(self.nodes.values()):
             if self.settings.dry_run:
                 continue
@@ -502,11 +562,13 @@ class Cluster:
         if live is None:
             return
         job, store = live.job, self.store
+        self._give(live)
         if not self.settings.dry_run:
             for node, message in job.reconcile(now, self._free):
                 if isinstance(message, Start):
                     agent = self.nodes[node].agent
-                    self._occupied[node] = message.worker
+                    if node != HEAD:
+                        self._occupied[node] = message.worker
                     store.put_worker(message.worker, trainer=trainer, node=node, agent=agent, started=now)
                     store.log(now, "worker.started", trainer=trainer, node=node, data={"worker": message.worker})
                 self._tell(node, message)
@@ -515,7 +577,9 @@ class Cluster:
             if rescale.why != "start":
                 kind: Literal["up", "down"] = "up" if rescale.world > rescale.world_before else "down"
                 live.learned.rescaled(kind, rescale.pause_s, rescale.form_s, rescale.sync_s)
-                live.stale = True
+            for start_s in rescale.start_s:
+                live.learned.started(start_s)
+            live.stale = True
             live.started = live.started or now
             store.log(now, "rescale", trainer=trainer, data={**asdict(rescale), "why": rescale.why})
         job.rescales.clear()
@@ -553,7 +617,8 @@ class Cluster:
         if live.counted_at:
             live.node_seconds += live.counted_nodes * (now - live.counted_at)
         live.counted_at = now
-        live.counted_nodes = max(len(live.job.nodes), len(live.job.workers))
+        workers = live.job.workers.values()
+        live.counted_nodes = max(len(live.job.nodes), sum(worker.node != HEAD for worker in workers))
 
     def _tell(self, node: str, message: FromController) -> None:
         self.outbox.append((node, message))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -16,6 +17,8 @@ from typing import Any
 
 from bftrainer.cluster import wire
 from bftrainer.cluster.cluster import Cluster
+from bftrainer.cluster.launchers import HEAD
+from bftrainer.cluster.launchers.head import HeadAgent
 from bftrainer.cluster.logbook import Logbook
 from bftrainer.cluster.pools.base import Pool
 from bftrainer.cluster.settings import Config
@@ -27,6 +30,10 @@ from bftrainer.errors import BFTrainerError
 COALESCE_S = 0.02
 """Events within so short a time are decided on together."""
 TICK_S = 0.25
+LEARN_S = 1.0
+"""What was only learned of trainers' speeds is decided on so often; nodes that come and go do not wait for it."""
+COLLECT_S = 60.0
+"""With a thousand connections, a search for garbage among all objects takes 0.15 s: not every few seconds."""
 MOST_QUEUED = 10_000
 """Messages for an agent that does not take them; then its connection is cut."""
 
@@ -69,9 +76,15 @@ class Controller:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Set when the controller cannot go on."""
         self._agent_environment = dict(agents)
+        self._head = HeadAgent(config.state, agents)
         self._make_logbook = logbook
         self._logbooks: dict[str, Logbook] = {}
         self._connections: dict[str, Connection] = {}
+        self._reports: dict[str, dict[str, Mapping[str, Any]]] = {}
+        """By node and worker, those that came since the last tick: a thousand beats are not a thousand transactions."""
+        self._curious, self._learned_at = False, 0.0
+        """Whether something was learned that a decision may follow; when one last did."""
+        self._collector = gc.get_threshold()
         self._closing = False
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -80,6 +93,7 @@ class Controller:
 
     async def start(self) -> None:
         """Take up what was, and begin."""
+        gc.set_threshold(*self._collector[:2], 1 << 30)  # all objects: see `COLLECT_S`
         with self._happening():
             self.cluster.restore(time.time())
             self.cluster.store.log(time.time(), "serve.started", data={"pool": self.config.pool.kind})
@@ -100,13 +114,16 @@ class Controller:
                 async with asyncio.timeout(5):
                     while self._connections:
                         await asyncio.sleep(0.02)
+            await self._head.end()
         self._closing = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        gc.set_threshold(*self._collector)
         for connection in list(self._connections.values()):
             connection.close()
-        with contextlib.suppress(BFTrainerError), self.cluster.store.transaction():
+        with contextlib.suppress(BFTrainerError):
+            self._take_reports()
             self.cluster.store.log(time.time(), "serve.stopped", data={"drained": drain})
 
     async def _guarded(self, work: Awaitable[None]) -> None:
@@ -160,15 +177,23 @@ class Controller:
                 cluster.decide(time.time())
 
     async def _keep_ticking(self) -> None:
-        last = time.monotonic()
+        last = collected = time.monotonic()
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
+            if now - collected > COLLECT_S:
+                collected = now
+                gc.collect()
+            self._take_reports()
             with self._happening() as cluster:
+                if self._curious and now - self._learned_at >= LEARN_S:
+                    self._curious, self._learned_at, cluster.undecided = False, now, True
                 if now - last > 4 * TICK_S:
                     # This process was away (stopped, or the machine was): nobody else was silent.
                     cluster.was_away(now - last)
                 cluster.tick(time.time())
+            wanted = self.cluster.head_wanted and not self.draining
+            self._head.keep(wanted=wanted, here=HEAD in self._connections)
             last = now
 
     # Agents.
@@ -224,6 +249,7 @@ class Controller:
             return  # another one took its place
         del self._connections[connection.node]
         if not self._closing and not self.failed.done():
+            self._take_reports(connection.node)
             with self._happening() as cluster:
                 cluster.lost(connection.node, reason, time.time())
 
@@ -232,11 +258,12 @@ class Controller:
             return
         now, node = time.time(), connection.node
         self.cluster.beat(node, now)
+        if not isinstance(message, Beat | Log):
+            self._take_reports(node)
         match message:
             case Beat(reports):
                 if reports:
-                    with self._happening() as cluster:
-                        cluster.reports(node, reports, now)
+                    self._reports.setdefault(node, {}).update(_checked(reports))
             case Heard(worker, said):
                 with self._happening() as cluster:
                     cluster.heard(node, worker, said, now)
@@ -256,6 +283,23 @@ class Controller:
                 connection.send(Logged(worker, offset))
             case _:
                 pass
+
+    def _take_reports(self, node: str = "") -> None:
+        """Tell the cluster what workers reported: at every tick, and before anything else is heard of a `node`."""
+        if not self._reports or (node and node not in self._reports):
+            return
+        taken, self._reports = self._reports, {}
+        with self._happening() as cluster:
+            calm = not cluster.undecided
+            for name, reports in taken.items():
+                try:
+                    cluster.reports(name, reports, time.time())
+                except ProtocolError as problem:
+                    _log.warning("agent of %s: %s", name, problem)
+                    if name in self._connections:
+                        self._connections[name].close()
+            if calm and cluster.undecided:
+                cluster.undecided, self._curious = False, True
 
     # What the API asks for.
 
@@ -302,7 +346,7 @@ class Controller:
     @property
     def nodes(self) -> frozenset[str]:
         """See `Office`."""
-        return frozenset(self._connections)
+        return frozenset(self._connections) - {HEAD}
 
     def available(self, node: str) -> None:
         """See `Office`."""
@@ -318,6 +362,7 @@ class Controller:
         """See `Office`."""
         if self._closing or self.failed.done():
             return
+        self._take_reports(node)
         connection = self._connections.pop(node, None)
         if connection is not None:
             connection.close()
@@ -344,6 +389,12 @@ class Controller:
         _log.info("pool: %s %s", what, facts)
         with self._happening() as cluster:
             cluster.store.log(time.time(), f"pool.{what}", data=facts)
+
+
+def _checked(reports: Any) -> Mapping[str, Mapping[str, Any]]:
+    if not isinstance(reports, Mapping) or not all(isinstance(report, Mapping) for report in reports.values()):
+        raise ProtocolError(f"a beat must have reports by worker, but got {str(reports)[:200]}")
+    return reports
 
 
 async def _pump(connection: Connection, send: Callable[[str], Awaitable[None]]) -> None:

@@ -22,12 +22,13 @@ from typing import Any
 
 from bftrainer.cluster.judgement import Judgement, judge
 from bftrainer.cluster.service import policy_of
-from bftrainer.cluster.settings import Config
+from bftrainer.cluster.settings import Config, PolicySettings
 from bftrainer.cluster.store import FILE, Store
 from bftrainer.elastic.processes import dying_with
 from bftrainer.errors import BFTrainerError, InputError
 
 PACE = "BFTRAINER_PACE"
+HORIZON_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,10 @@ def controller(folder: Path, nodes: int, speed: float, seed: int) -> Iterator[su
     """A controller whose virtual nodes churn after Summit, `speed` times as fast; ended in good order."""
     pool = {"kind": "local", "nodes": nodes, "churn": "summit", "speed": speed, "seed": seed, "abrupt": 0.5}
     pool |= {"loop": "true", "grace_s": 1.0}
+    # A horizon in the demo's own time: nodes stay for seconds, not for hours.
+    horizon = ["--set", f"policy.horizon_s={HORIZON_S}"]
     settings = [word for key, value in pool.items() for word in ("--set", f"pool.{key}={value}")]
-    argv = [sys.executable, "-m", "bftrainer", "serve", "--port", "0", "--state", str(folder), *settings]
+    argv = [sys.executable, "-m", "bftrainer", "serve", "--port", "0", "--state", str(folder), *horizon, *settings]
     log = folder / "serve.log"
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 - our own command
@@ -144,7 +147,7 @@ def summarise(folder: Path) -> Summary:
             joins += event.kind == "node.joined"
             leaves += event.kind == "node.left"
             decisions += event.kind == "decision"
-        judgement = judge(store, policy_of(Config()))
+        judgement = judge(store, policy_of(Config(policy=PolicySettings(horizon_s=HORIZON_S))))
         rows: list[dict[str, Any]] = []
         for row in store.trainers():
             found = pauses.get(row.id, [])

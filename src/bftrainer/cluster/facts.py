@@ -37,7 +37,7 @@ def as_trainer(live: Live, usual_rate: float) -> Trainer:
         learned.curve(spec.min_nodes, spec.max_nodes, usual_rate),
         spec.min_nodes,
         spec.max_nodes,
-        learned.up_s,
+        learned.growth_s(len(live.job.nodes)),
         learned.down_s,
         submit=live.submitted,
         owner=live.owner,

@@ -58,6 +58,8 @@ class Worker:
     killed: bool = False
     """We had it killed: its end is no failure."""
     redone: int = 0
+    is_new: bool = True
+    """It has never trained."""
     status: WorkerStatus | None = None
     """What its agent said of it after a restart of the controller, until the roster is whole again."""
 
@@ -172,7 +174,7 @@ class Job:
             case Formed():
                 roster.formed(worker_id)
                 worker.formed = message.generation
-                self._formed(worker_id, message)
+                self._formed(worker_id, message, now)
             case Leaving():
                 worker.leave_by = now + self.settings.leave_grace_s
                 roster.remove(worker_id)
@@ -271,6 +273,7 @@ class Job:
         worker.status = status
         worker.ready, worker.formed, worker.pid = status.ready, status.formed, status.pid
         worker.over, worker.said_done = status.over, status.done
+        worker.is_new = not status.holds_state
         self._reattaching.discard(worker_id)
         self._take_up()
         if status.failed:
@@ -393,7 +396,7 @@ class Job:
         if not self.workers and self.outcome is None:
             self._trained_by = frozenset()
 
-    def _formed(self, worker_id: str, formed: Formed) -> None:
+    def _formed(self, worker_id: str, formed: Formed, now: float) -> None:
         """When the last member has formed, the rescale is over."""
         going = self.roster.going
         if formed.generation != going.id:
@@ -405,9 +408,12 @@ class Job:
         survivors = [told[member] for member in going.members if member in self._trained_by] or list(told.values())
         slowest = max(survivors, key=lambda f: f.pause_s)
         before = self._size if any(member in self._trained_by for member in going.members) else 0
-        self.rescales.append(
-            Rescale(going.id, before, len(told), slowest.pause_s, slowest.form_s, slowest.sync_s, self._preempted)
-        )
+        newcomers = [self.workers[member] for member in going.members if member not in self._trained_by]
+        starts = tuple(now - worker.started for worker in newcomers if worker.formed == going.id and worker.is_new)
+        for worker in newcomers:
+            worker.is_new = False
+        times = (slowest.pause_s, slowest.form_s, slowest.sync_s)
+        self.rescales.append(Rescale(going.id, before, len(told), *times, self._preempted, starts))
         self._trained_by = frozenset(going.members)
         self._size = len(going.members)
         self._preempted = False
@@ -455,6 +461,8 @@ class Job:
             if self.restarts > self.settings.most_restarts:
                 self.fail(f"workers were lost {self.restarts} times in a row without progress", tail)
             return
+        if now < self._not_before:
+            return  # one of several that failed together
         self.failures += 1
         self.failures_in_all += 1
         what = error or f"ended with {status_in_words(status)} on {worker.node}"

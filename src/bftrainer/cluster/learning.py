@@ -54,7 +54,7 @@ class Pause:
 class Learned:
     """The book of one trainer. It grows by `rates` and `rescaled`."""
 
-    __slots__ = ("_default_s", "_in_use", "_pauses", "_reports", "prior", "rescales")
+    __slots__ = ("_default_s", "_in_use", "_pauses", "_reports", "_starts", "prior", "rescales")
 
     def __init__(
         self,
@@ -69,6 +69,7 @@ class Learned:
         self._reports: dict[int, deque[float]] = {}
         self._in_use: dict[int, float] = {}
         self._pauses: dict[Kind, deque[Pause]] = {"up": deque(maxlen=RESCALES), "down": deque(maxlen=RESCALES)}
+        self._starts: deque[float] = deque(maxlen=RESCALES)
 
     # What is told.
 
@@ -102,7 +103,25 @@ class Learned:
         if all(math.isfinite(value) and value >= 0 for value in (pause_s, form_s, sync_s)):
             self._pauses[kind].append(Pause(pause_s, form_s, sync_s))
 
+    def started(self, seconds: float) -> None:
+        """A node began to compute so long after it was given to the trainer."""
+        if math.isfinite(seconds) and seconds >= 0:
+            self._starts.append(seconds)
+
     # What is known.
+
+    @property
+    def start_s(self) -> float:
+        """From a node's being given to its first step, on median; 0 before the first."""
+        return statistics.median(self._starts) if self._starts else 0.0
+
+    def growth_s(self, nodes: int) -> float:
+        """Seconds lost when it grows from so many nodes, with all that a growth costs.
+
+        The members pause; and the node that comes computes nothing until its worker is up, while it could have gone on
+        elsewhere. To a trainer of n nodes the time of one node is worth an n-th of it.
+        """
+        return self.up_s + self.start_s / max(nodes, 1)
 
     @property
     def measured(self) -> Mapping[int, float]:
@@ -167,6 +186,7 @@ class Learned:
             "reports": {str(size): list(reports) for size, reports in self._reports.items()},
             "in_use": {str(size): rate for size, rate in self._in_use.items()},
             "pauses": {kind: [[p.pause_s, p.form_s, p.sync_s] for p in found] for kind, found in self._pauses.items()},
+            "starts": list(self._starts),
             "rescales": self.rescales,
         }
 
@@ -185,5 +205,6 @@ class Learned:
         learned._in_use.update({int(size): float(rate) for size, rate in found.get("in_use", {}).items()})
         for kind, pauses in found.get("pauses", {}).items():
             learned._pauses[kind].extend(Pause(*times) for times in pauses)
+        learned._starts.extend(found.get("starts", ()))
         learned.rescales = int(found.get("rescales", 0))
         return learned

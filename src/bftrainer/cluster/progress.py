@@ -21,6 +21,8 @@ class Rescale:
     form_s: float
     sync_s: float
     preempted: bool
+    start_s: tuple[float, ...] = ()
+    """How long newcomers took from their start to here."""
 
     @property
     def why(self) -> str:

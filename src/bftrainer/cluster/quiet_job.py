@@ -1,8 +1,8 @@
 """One trainer whose workers say nothing: all that is known of them is that they run, and how they end.
 
-The counterpart of `job.py` for the launchers `torchrun` and `hosts`, with the same interface to the cluster. A *crew* is
-a worker on the head and those on the nodes that depend on it. They begin with the head's and end before it; a crew that
-broke is ended to the last worker before the next one begins, so that never two of them write over one checkpoint.
+The counterpart of `job.py` for the launchers `torchrun` and `hosts`, with the same interface to the cluster. A *crew*
+is a worker on the head and those on the nodes that depend on it. They begin after the head's and end before it. A crew
+that broke is ended to the last worker before the next one begins: never do two of them write over one checkpoint.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from bftrainer.cluster.job import KILLED, JobSettings, Order, StartWorker, TrainerState, Worker, status_in_words
-from bftrainer.cluster.launchers.base import HEAD, Launcher
+from bftrainer.cluster.launchers.base import HEAD, Launcher, last_line
 from bftrainer.cluster.progress import Progress, Rescale
 from bftrainer.cluster.wire import Stop, WorkerStatus
 from bftrainer.elastic import protocol
@@ -46,13 +46,12 @@ class QuietJob:
         self.progress = Progress()
         self.outcome: TrainerState | None = None
         self.error = self.traceback = self.reason = ""
-        self.finishing = False
         self.ever_ran = False
         self.failures_in_all = self.restarts = 0
         self.rescales: list[Rescale] = []
         self._start = start
         self._traits = launcher.traits
-        self._last_line = launcher.last_line
+        self._said = launcher.said
         self._work = work
         self._on: dict[str, Worker] = {}
         self._size = 0
@@ -88,9 +87,9 @@ class QuietJob:
         up = self.trained_by
         if self._reattaching:
             return "running" if up else "starting"
-        if not self.workers and not self.nodes:
+        if not self.workers and not self._wanted:
             return "waiting" if self.ever_ran else "queued"
-        if self.finishing or (self._wanted and self._complete()):
+        if self._wanted and self._complete():
             return "running"
         return "rescaling" if up or not self._wanted else "starting"
 
@@ -121,7 +120,7 @@ class QuietJob:
 
     def want(self, nodes: tuple[str, ...]) -> None:
         """It shall have these nodes."""
-        self.nodes = nodes if self.outcome is None else ()
+        self._have(nodes if self.outcome is None else ())
 
     def heard(self, worker_id: str, message: object, now: float) -> None:
         """Its workers say nothing, and whoever pretends to be one is not listened to."""
@@ -138,29 +137,28 @@ class QuietJob:
             return
         runs_script = (worker.node != HEAD) == self._traits.on_nodes
         if status == 0 and runs_script and not worker.killed:
-            worker.over = worker.said_done = self.finishing = True
+            worker.over = worker.said_done = True
+            self._end("done", "")
+            if self._work is not None:
+                self.progress.samples = self.progress.total = self._work
             for other in self._on_nodes():
                 other.leave_by = now + FINISH_S
-        elif not (worker.killed or self.finishing or self._broken):
+        elif not (worker.killed or self._broken):
             self._judge(worker, status, tail, error, now)
-        self._see_whether_done()
 
     def lost(self, node: str) -> None:
         """A node is gone, and what ran there with it."""
-        self.nodes = tuple(name for name in self.nodes if name != node)
+        self._preempted |= node in self.nodes
+        self._have(tuple(name for name in self.nodes if name != node))
         worker = self.worker_on(node)
         if worker is not None:
             self._drop(worker.id)
         if node == HEAD:
             self._broken = bool(self.workers)
-        else:
-            self._preempted = True
-            self._lose(math.inf)  # the next `reconcile` knows when
-        self._see_whether_done()
 
     def leave(self, node: str, by: float) -> None:
         """A node goes at a known time: its worker shall end before."""
-        self.nodes = tuple(name for name in self.nodes if name != node)
+        self._have(tuple(name for name in self.nodes if name != node))
         worker = self.worker_on(node)
         if worker is not None and not worker.killed:
             worker.leave_by = by if worker.leave_by is None else min(by, worker.leave_by)
@@ -205,15 +203,13 @@ class QuietJob:
         if self._lost_at == math.inf:
             self._lost_at = now
         if not self._reattaching:
-            if self.finishing:
-                self._end_late(now)
-            elif self._on_nodes() and self.worker_on(HEAD) is None:
+            if self._on_nodes() and self.worker_on(HEAD) is None:
                 self._broken = True
-            if not self.finishing and not self._wanted:
-                self._end_all(now)
-            elif not self.finishing:
+            if self._wanted:
                 self._end_unwanted(now)
                 self._start_missing(now, free)
+            else:
+                self._end_all(now)
             self._count_change(now)
         orders, self._orders = self._orders, []
         return orders
@@ -228,13 +224,6 @@ class QuietJob:
 
     def _on_nodes(self) -> list[Worker]:
         return [worker for worker in self.workers.values() if worker.node != HEAD]
-
-    def _end_late(self, now: float) -> None:
-        """End those that have not ended in time after another one did."""
-        for worker in self._on_nodes():
-            if worker.leave_by is not None and now >= worker.leave_by:
-                self._stop(worker, now)
-        self._see_whether_done()
 
     def _end_unwanted(self, now: float) -> None:
         for worker in self._on_nodes():
@@ -254,6 +243,8 @@ class QuietJob:
                     self._begin(node, now)
 
     def _begin(self, node: str, now: float) -> None:
+        if node == HEAD:
+            self._losses_before.clear()
         worker = Worker(f"{self.id}-{self.next_worker}", node, now)
         self.next_worker += 1
         self._add(worker)
@@ -261,9 +252,10 @@ class QuietJob:
         self._orders.append((node, self._start(worker.id, node, False)))
 
     def _end_all(self, now: float) -> None:
-        """End those on the nodes, and then the one on the head that they need."""
+        """End those on the nodes, and then the one on the head that they need. When all is done they may take time."""
         for worker in self._on_nodes() or self.workers.values():
-            self._stop(worker, now)
+            if self.outcome != "done" or worker.leave_by is None or now >= worker.leave_by:
+                self._stop(worker, now)
 
     def _stop(self, worker: Worker, now: float) -> None:
         if worker.killed:
@@ -272,13 +264,11 @@ class QuietJob:
         if worker.leave_by is not None:
             grace_s = min(grace_s, max(worker.leave_by - now, 0.0))
         worker.killed, worker.leave_by = True, now + grace_s
-        if worker.node != HEAD:
-            self._lose(now)
         self._orders.append((worker.node, Stop(worker.id, grace_s)))
 
     def _count_change(self, now: float) -> None:
         """A change is over when all that shall run does."""
-        if self.finishing or not self._wanted or not self._complete():
+        if not self._wanted or not self._complete():
             self._steady_since = math.inf
             return
         self._steady_since = min(self._steady_since, now)
@@ -310,16 +300,15 @@ class QuietJob:
             self._broken = False
         return worker
 
+    def _have(self, nodes: tuple[str, ...]) -> None:
+        if not set(self.nodes) <= set(nodes):
+            self._lose(math.inf)  # the next `reconcile` knows when
+        self.nodes = nodes
+
     def _lose(self, now: float) -> None:
-        """A member has gone: the others may fail of that."""
+        """A member goes: the others may fail of that."""
         self._losses += 1
         self._lost_at = now
-
-    def _see_whether_done(self) -> None:
-        if self.finishing and self.outcome is None and not any(not worker.killed for worker in self._on_nodes()):
-            self._end("done", "")
-            if self._work is not None:
-                self.progress.samples = self.progress.total = self._work
 
     def _judge(self, worker: Worker, status: int, tail: str, error: str, now: float) -> None:
         """A worker ended, and nobody had asked it to."""
@@ -331,25 +320,24 @@ class QuietJob:
         else:
             self._broken = bool(self.workers)
         what = error or f"ended with {status_in_words(status)} on {worker.node}"
-        last = self._last_line(tail)
+        said = self._said(tail)
+        last = last_line(said)
         self.reason = f"{what}{': ' + last if last else ''}"
         if taken or now - self._lost_at < AFTERMATH_S:
             self.restarts += 1
             if self.restarts > self.settings.most_restarts:
-                self.fail(f"{self.reason} ({self.restarts} times)", tail)
+                self.fail(f"{self.reason} ({self.restarts} times)", said)
             self._not_before = now + self.settings.restart_backoff_s * (not taken)
             return
-        # With retries it has failed more often than it ended; what it lost to nodes that went was not its fault.
-        tries = 1
-        if self._traits.retries and worker.node != HEAD and self._losses_before.get(worker.id) == self._losses:
-            tries = self.settings.most_failures
-        self.failures_in_all += tries
+        # What ran there has retried, and used all it may up on the script: unless some went on nodes that had gone.
+        retried = self._traits.retries and worker.node != HEAD and not error
+        used_up = retried and self._losses_before.get(worker.id) == self._losses
+        self.failures_in_all += self.settings.most_failures if used_up else 1
         if self.failures_in_all >= self.settings.most_failures:
-            self.fail(f"{self.reason} ({self.failures_in_all} times)", tail)
+            self.fail(f"{self.reason} ({self.failures_in_all} times)", said)
             return
         self._not_before = now + self.settings.restart_backoff_s * 2 ** min(self.failures_in_all - 1, 6)
 
     def _end(self, outcome: TrainerState, reason: str) -> None:
         self.outcome, self.reason = outcome, reason
-        self.finishing = False
         self.nodes = ()

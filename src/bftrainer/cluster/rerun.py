@@ -15,6 +15,7 @@ from typing import Any
 
 from bftrainer.cluster.facts import trainer_from_json
 from bftrainer.cluster.job import FINISHED
+from bftrainer.cluster.learning import Learned
 from bftrainer.cluster.schema import EventRow
 from bftrainer.cluster.store import Store
 from bftrainer.core.pool import Event, Fragment
@@ -114,7 +115,9 @@ def as_study(store: Store, *, lag: bool = True) -> Recorded:
     for row in rows:
         work = row.samples if row.state == "done" else row.total or math.inf
         found = trainer_from_json(last[row.id])
-        trainers.append(replace(found, work=float(work) if work else math.inf, submit=max(row.submitted, start)))
+        learned = Learned.from_json(row.learned or {})
+        found = replace(found, work=float(work) if work else math.inf, submit=max(row.submitted, start))
+        trainers.append(replace(found, up_s=learned.up_s, down_s=learned.down_s))
     return Recorded(trace, tuple(trainers), float(sum(row.samples for row in rows)), start, end, lag_s)
 
 
@@ -133,15 +136,6 @@ def _fragments(events: Iterable[EventRow], end: float, lag_s: float) -> Iterator
 
 
 def _lag(events: Iterable[EventRow]) -> float:
-    """From the start of a worker to the first generation that it could be in, on median."""
-    waiting: dict[str, tuple[str, float]] = {}  # trainer and time by node
-    lags: list[float] = []
-    for event in events:
-        if event.kind == "worker.started":
-            waiting[event.node] = event.trainer, event.time
-        elif event.kind in ("worker.ended", "node.left"):
-            waiting.pop(event.node, None)
-        elif event.kind == "rescale" and event.data["world"] > event.data["world_before"]:
-            ready = [node for node, (trainer, _) in waiting.items() if trainer == event.trainer]
-            lags += [event.time - waiting.pop(node)[1] for node in ready]
+    """From the start of a worker to its first step, on median."""
+    lags = [start_s for event in events if event.kind == "rescale" for start_s in event.data.get("start_s", ())]
     return statistics.median(lags) if lags else 0.0

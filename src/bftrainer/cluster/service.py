@@ -32,7 +32,8 @@ from bftrainer.cluster.client import CLIENT_FILE
 from bftrainer.cluster.cluster import Cluster, ClusterSettings
 from bftrainer.cluster.controller import Controller
 from bftrainer.cluster.job import JobSettings
-from bftrainer.cluster.launch import Launch
+from bftrainer.cluster.launchers import make_launchers
+from bftrainer.cluster.launchers.base import Home
 from bftrainer.cluster.logbook import Logbook
 from bftrainer.cluster.pools.registry import make_pool
 from bftrainer.cluster.settings import Config
@@ -94,7 +95,7 @@ async def serve(
             store.keep("port", port)
             state_id = store.kept("state_id") or secrets.token_hex(8)
             store.keep("state_id", state_id)
-            launch = Launch(folder, state_id)
+            launchers = make_launchers(folder, state_id, _in_url(host).strip("[]"), store)
             settings = ClusterSettings(
                 reattach_s=config.agents.reattach_s,
                 silence_s=config.agents.silence_s,
@@ -105,11 +106,11 @@ async def serve(
                     leave_grace_s=config.agents.leave_grace_s, restart_backoff_s=config.trainers.restart_backoff_s
                 ),
             )
-            cluster = Cluster(store, Scheduler(policy_of(config)), settings, launch)
+            cluster = Cluster(store, Scheduler(policy_of(config)), settings, launchers)
             pool = make_pool(config.pool.kind, config.pool.settings, folder)
 
             def logbook(trainer: str) -> Logbook:
-                return Logbook(launch.folder(trainer), config.trainers.max_log_mb << 20)
+                return Logbook(Home(folder, state_id).folder(trainer), config.trainers.max_log_mb << 20)
 
             agents = {wire.URL: url, wire.SECRET: secret, wire.STATE_ID: state_id}
             controller = Controller(cluster, pool, config, logbook, agents)

@@ -55,6 +55,7 @@ def _columns(row: type[Any]) -> tuple[str, ...]:
 
 _TRAINER = _columns(TrainerRow)[1:]
 _TRAINER_SQL = f"SELECT number, {', '.join(_TRAINER)} FROM trainers"  # noqa: S608 - names from this program
+_BRIEF_SQL = _TRAINER_SQL.replace(" learned,", " '{}',")
 _TRAINER_JSON = tuple(_TRAINER.index(name) + 1 for name in ("spec", "metrics", "learned"))
 _WORKER_SQL = f"SELECT {', '.join(_columns(WorkerRow))} FROM workers"  # noqa: S608
 _NODE = _columns(NodeRow)
@@ -196,13 +197,19 @@ class Store:
             row = self._db.row(sql, (text(ref),))
         return None if row is None else _trainer(row)
 
-    def trainers(self, *, unfinished: bool = False, ended_after: float | None = None) -> list[TrainerRow]:
-        """Trainers in order of submission: all, the unfinished, or the unfinished and those that ended after a time."""
+    def trainers(
+        self, *, unfinished: bool = False, ended_after: float | None = None, brief: bool = False
+    ) -> list[TrainerRow]:
+        """Trainers in order of submission: all, the unfinished, or the unfinished and those that ended after a time.
+
+        `brief`: without what was learned of them, which is most of what there is to read.
+        """
+        sql = _BRIEF_SQL if brief else _TRAINER_SQL
         if ended_after is not None:
-            sql = f"{_TRAINER_SQL} WHERE {_UNFINISHED} OR ended > ? ORDER BY number"
-            return [_trainer(row) for row in self._db.rows(sql, (ended_after,))]
-        where = f"WHERE {_UNFINISHED}" if unfinished else ""
-        return [_trainer(row) for row in self._db.rows(f"{_TRAINER_SQL} {where} ORDER BY number")]
+            found = self._db.rows(f"{sql} WHERE {_UNFINISHED} OR ended > ? ORDER BY number", (ended_after,))
+        else:
+            found = self._db.rows(f"{sql} {f'WHERE {_UNFINISHED}' if unfinished else ''} ORDER BY number")
+        return [_trainer(row) for row in found]
 
     # Workers and nodes.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from bftrainer.cluster.cluster import Cluster, Live, NodeView
 from bftrainer.cluster.job import FINISHED
+from bftrainer.cluster.launchers.base import HEAD
 from bftrainer.cluster.learning import Learned, Prior
 from bftrainer.cluster.schema import TrainerRow
 from bftrainer.cluster.spec import TrainerSpec
@@ -38,7 +39,7 @@ def trainer(row: TrainerRow, live: Live | None, now: float) -> dict[str, Any]:
         "submitted": row.submitted,
         "started": live.started if live is not None else row.started,
         "ended": row.ended,
-        "nodes": sorted({w.node for w in job.workers.values()} | set(job.nodes), key=_by_number) if job else [],
+        "nodes": _nodes(live) if live is not None else [],
         "samples": samples,
         "total": total,
         "progress": 1.0 if state == "done" and share is None else share,
@@ -94,7 +95,7 @@ def node(view: NodeView, cluster: Cluster, now: float) -> dict[str, Any]:
     return {
         "node": view.name,
         "host": view.host,
-        "state": "leaving" if view.leave_by is not None else "awaited" if not view.here else _use(live),
+        "state": "leaving" if view.leave_by is not None else "awaited" if not view.here else _use(view, live),
         "trainer": live.name if live is not None else None,
         "worker": worker,
         "since": view.joined,
@@ -108,9 +109,8 @@ def pool(cluster: Cluster) -> dict[str, Any]:
     return {"size": len(cluster.state.pool), "used": sum(len(nodes) for nodes in cluster.state.assigned.values())}
 
 
-def totals(cluster: Cluster, rows: list[TrainerRow], now: float) -> dict[str, Any]:
-    """What was done so far."""
-    shown = [trainer(row, cluster.trainers.get(row.id), now) for row in rows]
+def totals(cluster: Cluster, shown: list[dict[str, Any]], now: float) -> dict[str, Any]:
+    """What was done so far, by the trainers that are shown."""
     return {
         "samples": sum(row["samples"] for row in shown),
         "node_seconds": cluster.pool_seconds(now),
@@ -120,8 +120,16 @@ def totals(cluster: Cluster, rows: list[TrainerRow], now: float) -> dict[str, An
     }
 
 
-def _use(live: Live | None) -> str:
+def _use(view: NodeView, live: Live | None) -> str:
+    if view.name == HEAD:
+        return "head"
     return "assigned" if live is not None else "free"
+
+
+def _nodes(live: Live) -> list[str]:
+    """Where it trains, or will."""
+    running = {worker.node for worker in live.job.workers.values()} - {HEAD}
+    return sorted(running | set(live.job.nodes), key=_by_number)
 
 
 def _held(live: Live, now: float) -> float:

@@ -66,10 +66,13 @@ class Launcher(Protocol):
         """The message that has a worker started, on a node or on the head."""
 
     def given(self, live: Live, hosts: Sequence[str]) -> None:
-        """The trainer has nodes at these addresses from now on. Called at every change, and after a restart."""
+        """The trainer has nodes at these addresses from now on.
 
-    def last_line(self, tail: str) -> str:
-        """What the user's program said last, by the end of a worker's output; empty if it said nothing."""
+        Called at every change before anything is started, and after a restart. An `OSError` fails the trainer.
+        """
+
+    def said(self, tail: str) -> str:
+        """Of the end of a worker's output, what the user's program printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +86,14 @@ class Home:
         """Where a trainer's snapshots, logs and host lists are."""
         return self.state / "trainers" / trainer
 
+    def prepare(self, trainer: str) -> None:
+        """Make its folders."""
+        (self.folder(trainer) / "snapshots").mkdir(parents=True, exist_ok=True)
+
     def environment(self, live: Live) -> Mapping[str, str]:
         """What every worker of a trainer gets, what its user has set on top."""
-        snapshots = self.folder(live.id) / "snapshots"
-        snapshots.mkdir(parents=True, exist_ok=True)
-        ours = {protocol.SNAPSHOTS: str(snapshots), wire.STATE_ID: self.state_id, TRAINER: live.name}
-        return {**ours, **live.spec.env}
+        snapshots = str(self.folder(live.id) / "snapshots")
+        return {protocol.SNAPSHOTS: snapshots, wire.STATE_ID: self.state_id, TRAINER: live.name, **live.spec.env}
 
 
 def last_line(tail: str) -> str:

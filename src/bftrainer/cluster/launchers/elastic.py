@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bftrainer.cluster.launchers.base import Home, Place, Traits, last_line
+from bftrainer.cluster.launchers.base import Home, Place, Traits
 from bftrainer.cluster.wire import Start
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ class ElasticLauncher:
 
     def given(self, live: Live, hosts: Sequence[str]) -> None:
         """See `base.Launcher`: workers are told by the roster."""
+        self._home.prepare(live.id)
 
-    def last_line(self, tail: str) -> str:
+    def said(self, tail: str) -> str:
         """See `base.Launcher`."""
-        return last_line(tail)
+        return tail

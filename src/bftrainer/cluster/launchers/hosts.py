@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bftrainer.cluster.launchers.base import Home, Place, Traits, last_line
+from bftrainer.cluster.launchers.base import Home, Place, Traits
 from bftrainer.cluster.wire import Start
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ class HostsLauncher:
 
     def given(self, live: Live, hosts: Sequence[str]) -> None:
         """See `base.Launcher`."""
+        self._home.prepare(live.id)
         folder = self._home.folder(live.id)
-        folder.mkdir(parents=True, exist_ok=True)
         lines = [f"{host}:{slots}\n" for host, slots in Counter(hosts).items()]
         replace_file(folder / "hosts.txt", "".join(lines), 0o600)
         text = f"#!/bin/sh\nexec cat {shlex.quote(str(folder / 'hosts.txt'))}\n"
@@ -53,9 +53,9 @@ class HostsLauncher:
         if not script.exists():
             replace_file(script, text, 0o700)
 
-    def last_line(self, tail: str) -> str:
+    def said(self, tail: str) -> str:
         """See `base.Launcher`."""
-        return last_line(tail)
+        return tail
 
 
 def _is_program(path: Path) -> bool:

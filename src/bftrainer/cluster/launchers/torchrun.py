@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bftrainer.cluster.launchers.base import HEAD, Home, Place, Traits, last_line
+from bftrainer.cluster.launchers.base import HEAD, Home, Place, Traits
 from bftrainer.cluster.wire import Start
 from bftrainer.elastic.torchrun import RESTARTS, agent_command
 
@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 
 RESCALE_S = 10.0
 """From a change of the nodes to the next step: as measured, with small models. Bigger ones load for longer."""
-_OF_TORCHRUN = re.compile(r"\[?[A-Z]\d{4} \d\d:\d\d:\d\d|W?\d{4}-\d\d-\d\d .*torch/distributed/")
-"""How lines begin that torchrun itself logs."""
+_LOGGED = re.compile(r"\[?[A-Z]\d{4} \d\d:\d\d:\d\d\S* .*torch/distributed/")
+"""Lines that torchrun itself logs."""
+_IN_TORCHRUN = "torch/distributed/run.py"
+"""What its own traceback names, and the script's does not."""
+_SCRIPT_FAILED = "ChildFailedError"
+"""How it says that the script is to blame, and not torchrun."""
 
 
 class TorchrunLauncher:
@@ -50,11 +54,12 @@ class TorchrunLauncher:
 
     def _agent(self, live: Live, place: Place) -> Start:
         spec = live.spec
+        host = f"[{self._host}]" if ":" in self._host else self._host
         command = agent_command(
             spec.argv,
             nodes=(spec.min_nodes, spec.max_nodes),
             node=place.host,
-            endpoint=f"{self._host}:{self._kept(f'torchrun.{live.id}')}",
+            endpoint=f"{host}:{self._kept(f'torchrun.{live.id}')}",
             run_id=place.head,
             env=self._home.environment(live),
             cwd=spec.cwd,
@@ -69,18 +74,18 @@ class TorchrunLauncher:
 
     def given(self, live: Live, hosts: Sequence[str]) -> None:
         """See `base.Launcher`: the agents find each other by themselves."""
+        self._home.prepare(live.id)
 
-    def last_line(self, tail: str) -> str:
-        """See `base.Launcher`. Torchrun has a page of its own to say after the script's last line."""
+    def said(self, tail: str) -> str:
+        """See `base.Launcher`. Torchrun has a page of its own to print after the script's last line."""
         lines = tail.splitlines()
-        report = next((at for at, line in enumerate(lines) if "torch/distributed/run.py" in line), len(lines))
-        traceback = next((at for at in range(report, -1, -1) if _is_traceback(lines, at)), report)
-        script = [line for line in lines[:traceback] if not _OF_TORCHRUN.match(line)]
-        return last_line("\n".join(script)) or last_line(tail)
-
-
-def _is_traceback(lines: Sequence[str], at: int) -> bool:
-    return at < len(lines) and lines[at].startswith("Traceback (most recent call last)")
+        page = next((at for at, line in enumerate(lines) if _IN_TORCHRUN in line), len(lines))
+        # Its traceback begins a few lines before the first one that names it.
+        begins = [at for at in range(page) if lines[at].startswith("Traceback (most recent call last)")]
+        end = begins[-1] if begins and page < len(lines) else page
+        script = "\n".join(line for line in lines[:end] if not _LOGGED.match(line))
+        # Without a word of the script, and where it was not the script that failed, torchrun's own must do.
+        return script if script.strip() or _SCRIPT_FAILED in tail else tail
 
 
 def _free_port() -> int:

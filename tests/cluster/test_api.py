@@ -1,0 +1,223 @@
+"""The HTTP API: who is let in, what is answered, and that nothing anybody sends makes it fail."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from bench import Bench
+from bftrainer.cluster import api
+from bftrainer.cluster.controller import Controller
+from bftrainer.cluster.logbook import Logbook
+from bftrainer.cluster.pools.base import Office
+from bftrainer.cluster.settings import Config, Server
+
+SECRET = "a secret for agents"
+SPEC = {"script": "/train.py", "nodes": "1-4"}
+
+
+class NoPool:
+    """A pool without nodes."""
+
+    async def open(self, office: Office) -> None: ...
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def close(self, *, drain: bool) -> None: ...
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"kind": "none"}
+
+
+Scene = Callable[[httpx.AsyncClient, Bench, dict[str, str]], Awaitable[None]]
+
+
+def play(folder: Path, scene: Scene) -> None:
+    """A scene with a client, the cluster behind it, and tokens of `ann` and `bob`, users, and of an admin."""
+    bench = Bench(folder)
+
+    async def run() -> None:
+        tokens = {}
+        for name, role in (("ann", "user"), ("bob", "user"), ("root", "admin")):
+            tokens[name] = bench.store.create_token(name=name, owner=name, role=role, time=1.0)
+        config = dataclasses.replace(Config(), server=Server(state=folder))
+        controller = Controller(bench.cluster, NoPool(), config, lambda trainer: Logbook(folder / trainer, 1 << 20), {})
+        transport = httpx.ASGITransport(api.build(controller, SECRET), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            await scene(client, bench, tokens)
+
+    try:
+        asyncio.run(run())
+    finally:
+        bench.store.close()
+
+
+def by(tokens: dict[str, str], name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {tokens[name]}"}
+
+
+def test_without_a_good_token_only_health_answers(tmp_path: Path) -> None:
+    async def scene(client: httpx.AsyncClient, bench: Bench, tokens: dict[str, str]) -> None:
+        assert (await client.get("/v1/health")).json()["ok"] is True
+        bench.store.revoke_token("bob", 2.0)
+        bad = ["", "Bearer", "Bearer nonsense", f"Basic {tokens['ann']}", f"Bearer {tokens['bob']}", f"Bearer {SECRET}"]
+        paths = ["/v1/status", "/v1/trainers", "/v1/trainers/t1", "/v1/trainers/t1/logs", "/v1/nodes", "/v1/events"]
+        for header in bad:
+            for path in paths:
+                answer = await client.get(path, headers={"Authorization": header} if header else {})
+                assert answer.status_code == 401, (header, path)
+                assert "token" in answer.json()["error"]
+            for path in ("/v1/trainers", "/v1/pause", "/v1/resume", "/v1/drain", "/v1/trainers/t1/cancel"):
+                assert (await client.post(path, json=SPEC, headers={"Authorization": header})).status_code == 401
+
+    play(tmp_path, scene)
+
+
+def test_a_trainer_is_submitted_shown_and_cancelled(tmp_path: Path) -> None:
+    async def scene(client: httpx.AsyncClient, bench: Bench, tokens: dict[str, str]) -> None:
+        mine = by(tokens, "ann")
+        made = await client.post("/v1/trainers", json={**SPEC, "name": "resnet"}, headers=mine)
+        assert made.status_code == 201
+        row = made.json()
+        assert (row["id"], row["name"], row["owner"], row["state"]) == ("t1", "resnet", "ann", "queued")
+        bench.join("n1", "n2")
+        bench.settle()
+        shown = (await client.get("/v1/trainers/resnet", headers=mine)).json()
+        assert (shown["state"], shown["nodes"]) == ("running", ["n1", "n2"])
+        assert shown["curve"]["nodes"][0] == 0
+        assert shown["pauses"]["count"] >= 0
+        status = (await client.get("/v1/status", headers=mine)).json()
+        assert status["pool"] == {"kind": "none", "size": 2, "used": 2}
+        assert status["last_decision"]["reasons"]
+        nodes = (await client.get("/v1/nodes", headers=mine)).json()["nodes"]
+        assert [(node["node"], node["state"], node["trainer"]) for node in nodes] == [
+            ("n1", "assigned", "resnet"),
+            ("n2", "assigned", "resnet"),
+        ]
+        for _ in range(2):
+            done = await client.post("/v1/trainers/t1/cancel", headers=mine)
+            assert done.json()["state"] == "cancelled"
+        again = await client.post("/v1/trainers", json={**SPEC, "name": "resnet"}, headers=mine)
+        assert again.json()["id"] == "t2"
+        twice = await client.post("/v1/trainers", json={**SPEC, "name": "resnet"}, headers=mine)
+        assert twice.status_code == 409
+
+    play(tmp_path, scene)
+
+
+def test_a_user_sees_and_ends_only_their_own_trainers(tmp_path: Path) -> None:
+    async def scene(client: httpx.AsyncClient, bench: Bench, tokens: dict[str, str]) -> None:
+        await client.post("/v1/trainers", json={**SPEC, "name": "of-ann"}, headers=by(tokens, "ann"))
+        other, admin = by(tokens, "bob"), by(tokens, "root")
+        for ref in ("t1", "of-ann"):
+            for path in (f"/v1/trainers/{ref}", f"/v1/trainers/{ref}/logs", f"/v1/events?trainer={ref}"):
+                assert (await client.get(path, headers=other)).status_code == 404
+                assert (await client.get(path, headers=admin)).status_code == 200
+            assert (await client.post(f"/v1/trainers/{ref}/cancel", headers=other)).status_code == 404
+        assert (await client.get("/v1/trainers?all=true", headers=other)).json()["trainers"] == []
+        assert (await client.get("/v1/status", headers=other)).json()["trainers"] == []
+        assert (await client.get("/v1/events", headers=other)).status_code == 403
+        for path in ("/v1/pause", "/v1/resume", "/v1/drain"):
+            assert (await client.post(path, headers=other)).status_code == 403
+        assert (await client.post("/v1/pause", headers=admin)).json() == {"paused": True}
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"script": "/x.py", "nodes": "1-4", "wieght": 2}, "weight"),
+        ({"script": "/x.py", "nodes": "8-1"}, "nodes"),
+        ({"nodes": "1-4"}, "script"),
+        ({**SPEC, "name": "../../etc/passwd"}, "name"),
+        ({**SPEC, "name": "<b>"}, "name"),
+        ({**SPEC, "weight": -1}, "weight"),
+        ([], "a trainer must be"),
+        (None, ""),
+        ("text", ""),
+    ],
+)
+def test_a_bad_spec_is_refused_in_one_line(tmp_path: Path, body: object, says: str) -> None:
+    async def scene(client: httpx.AsyncClient, bench: Bench, tokens: dict[str, str]) -> None:
+        answer = await client.post("/v1/trainers", json=body, headers=by(tokens, "ann"))
+        assert answer.status_code == 422
+        error = answer.json()["error"]
+        assert says in error
+        assert "\n" not in error
+        assert bench.store.trainers() == []
+
+    play(tmp_path, scene)
+
+
+def test_whatever_is_sent_is_answered_and_never_with_a_failure(tmp_path: Path) -> None:
+    async def scene(client: httpx.AsyncClient, bench: Bench, tokens: dict[str, str]) -> None:
+        mine = by(tokens, "root")
+        refs = ["..%2f..%2fetc", "%00", "x" * 5000, "t0", "t99999999999999999999", "-", "%F0%9F%98%80", "t1%0a"]
+        for ref in refs:
+            for path in (f"/v1/trainers/{ref}", f"/v1/trainers/{ref}/logs"):
+                assert 400 <= (await client.get(path, headers=mine)).status_code < 500, ref
+        queries = [
+            "limit=0",
+            "limit=99999",
+            "after=-1",
+            "after=abc",
+            f"after={10**30}",
+            "kind=" + "k" * 999,
+            "trainer=%00",
+        ]
+        for query in queries:
+            assert (await client.get(f"/v1/events?{query}", headers=mine)).status_code in (200, 404, 422), query
+        assert (await client.get("/v1/nothing", headers=mine)).status_code == 404
+        assert (await client.get("/v1/trainers/t1/cancel", headers=mine)).status_code in (404, 405)
+        large = await client.post("/v1/trainers", content=b"x" * (2 << 20), headers=mine)
+        assert large.status_code == 413
+        broken = await client.post("/v1/trainers", content=b"{", headers={**mine, "Content-Type": "application/json"})
+        assert broken.status_code == 422
+        assert all("error" in answer.json() for answer in (large, broken))
+        deep = await client.post("/v1/trainers", content=b"[" * 100_000, headers=mine)
+        assert 400 <= deep.status_code < 500
+
+    play(tmp_path, scene)
+
+
+def test_logs_are_read_from_a_place_on_and_from_the_end(tmp_path: Path) -> None:
+    async def scene(client: httpx.AsyncClient, bench: Bench, tokens: dict[str, str]) -> None:
+        mine = by(tokens, "ann")
+        await client.post("/v1/trainers", json=SPEC, headers=mine)
+        book = Logbook(tmp_path / "t1", 1 << 20)
+        place = 0
+        for number in range(50):
+            text = f"line {number} – ü\n"
+            place = book.append(1e9, "t1-1", "n1", place, text, len(text.encode()))
+        first = (await client.get("/v1/trainers/t1/logs?limit=500", headers=mine)).json()
+        lines, offset = first["lines"], first["offset"]
+        while found := (await client.get(f"/v1/trainers/t1/logs?limit=500&offset={offset}", headers=mine)).json():
+            if not found["lines"]:
+                break
+            lines, offset = lines + found["lines"], found["offset"]
+        assert [line["text"] for line in lines] == [f"line {number} – ü" for number in range(50)]
+        last = (await client.get("/v1/trainers/t1/logs?tail=2", headers=mine)).json()
+        assert [line["text"] for line in last["lines"]] == ["line 48 – ü", "line 49 – ü"]
+        assert last["offset"] == offset
+
+    play(tmp_path, scene)
+
+
+def test_the_log_has_every_piece_once_whatever_was_sent_again(tmp_path: Path) -> None:
+    book = Logbook(tmp_path, 1 << 20)
+    assert book.append(1.0, "w", "n", 0, "a\nb\n", 4) == 4
+    assert book.append(1.0, "w", "n", 0, "a\nb\n", 4) == 4  # again: the answer was lost
+    again = Logbook(tmp_path, 1 << 20)  # a new controller
+    assert again.place("w") == 4
+    assert again.append(1.0, "w", "n", 9, "z\n", 2) == 4  # a piece is missing before it
+    assert again.append(1.0, "w", "n", 4, "c\n", 2) == 6
+    assert [line.text for line in again.read(0)[0]] == ["a", "b", "c"]

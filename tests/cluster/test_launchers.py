@@ -1,0 +1,443 @@
+"""Launchers: elastic, torchrun and hosts pass one suite; then what only one of them does, and real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents import is_alive
+from bench import Bench
+from bftrainer.cluster import wire
+from bftrainer.cluster.invariants import history
+from bftrainer.cluster.launchers import HEAD, Home
+from bftrainer.cluster.launchers.head import LOCK, LOG, STRAY_S, HeadAgent
+from bftrainer.cluster.launchers.hosts import FILE, SCRIPT, HostsLauncher
+from bftrainer.cluster.launchers.torchrun import TorchrunLauncher
+from bftrainer.cluster.rerun import KINDS, check
+from bftrainer.cluster.wire import Start
+from launcher_conformance import CASES, Seat
+from live import Live, gone, wait_until
+
+LAUNCHERS = ("elastic", "torchrun", "hosts")
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_every_launcher(case: Callable[[Path, str], None], launcher: str, tmp_path: Path) -> None:
+    case(tmp_path, launcher)
+
+
+def hosts_of(bench: Bench, trainer: str) -> str:
+    return (bench.folder / "trainers" / trainer / "hosts.txt").read_text()
+
+
+def words(start: Start) -> dict[str, str]:
+    """The options of a torchrun agent."""
+    return dict(word.split("=", 1) for word in start.argv if word.startswith("--") and "=" in word)
+
+
+def test_torchrun_agents_of_one_crew_meet_in_one_store_also_after_a_restart_of_the_controller(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.submit("2-4", launcher="torchrun", max_restarts=3, env={"A": "b"})
+    bench.join("n1", "n2")
+    bench.restart()
+    bench.join("n3")
+    store, *agents = bench.started
+    endpoint = store.argv[-1]
+    assert store.argv == ("-m", "bftrainer.elastic.torchrun", "--store", endpoint)
+    assert endpoint.startswith("127.0.0.1:")
+    assert {words(agent)["--rdzv-endpoint"] for agent in agents} == {endpoint}
+    assert {words(agent)["--rdzv-id"] for agent in agents} == {store.worker}
+    assert [words(agent)["--local-addr"] for agent in agents] == ["n1", "n2", "n3"]
+    assert {(words(a)["--nnodes"], words(a)["--max-restarts"], a.env["A"], a.speaks) for a in agents} == {
+        ("2:4", "3", "b", False)
+    }
+
+
+def test_a_torchrun_agent_that_was_killed_is_started_again_and_the_others_go_on(tmp_path: Path) -> None:
+    seat = Seat(tmp_path, "torchrun")
+    seat.bench.join("n1", "n2", "n3")
+    before = seat.running
+    seat.bench.end(seat.script, -9)
+    assert (seat.state, seat.trains_on) == ("running", {"n1", "n2", "n3"})
+    assert len(before.keys() & seat.running.keys()) == 3
+    assert seat.bench.store.trainer(seat.trainer).failures == 0  # type: ignore[union-attr]
+
+
+def test_when_the_head_is_lost_the_whole_crew_begins_anew(tmp_path: Path) -> None:
+    seat = Seat(tmp_path, "torchrun")
+    seat.bench.join("n1", "n2")
+    before = seat.running
+    seat.bench.take(HEAD)
+    seat.bench.pass_time(1.0)
+    assert (seat.state, seat.trains_on) == ("running", {"n1", "n2"})
+    assert not before.keys() & seat.running.keys()
+    ids = {words(start)["--rdzv-id"] for start in seat.bench.started[-2:]}
+    assert ids == {next(worker for worker, node in seat.running.items() if node == HEAD)}
+
+
+def test_a_driver_whose_head_is_lost_is_started_again(tmp_path: Path) -> None:
+    seat = Seat(tmp_path, "hosts")
+    seat.bench.join("n1")
+    (before,) = seat.running
+    seat.bench.take(HEAD)
+    assert seat.state == "running"
+    assert before not in seat.running
+    assert seat.bench.store.trainer(seat.trainer).failures == 0  # type: ignore[union-attr]
+
+
+def test_what_fails_of_a_node_that_went_is_no_failure_and_the_crew_begins_anew(tmp_path: Path) -> None:
+    seat = Seat(tmp_path, "torchrun", max_restarts=0)
+    seat.bench.join("n1", "n2", "n3")
+    seat.bench.take("n3")
+    before = seat.running
+    seat.bench.end(seat.script, 1, "RuntimeError: Connection closed by peer")
+    for _ in range(3):
+        seat.bench.pass_time(1.0)
+    assert (seat.state, seat.trains_on) == ("running", {"n1", "n2"})
+    assert not before.keys() & seat.running.keys()
+    for _ in range(70):
+        seat.bench.pass_time(1.0)
+    seat.bench.end(seat.script, 1, "RuntimeError: my own")
+    assert seat.state == "failed"
+
+
+def test_when_one_torchrun_agent_is_done_the_others_get_time_and_the_store_stays_for_them(tmp_path: Path) -> None:
+    seat = Seat(tmp_path, "torchrun", work=1000)
+    seat.bench.join("n1", "n2")
+    seat.bench.end(seat.script, 0)
+    assert seat.state == "done"
+    assert sorted(seat.running.values()) == sorted([HEAD, *seat.trains_on])
+    assert len(seat.trains_on) == 1
+    seat.bench.pass_time(61.0)
+    assert seat.running == {}
+    row = seat.bench.store.trainer(seat.trainer)
+    assert row is not None
+    assert (row.samples, row.total) == (1000, 1000)
+
+
+def test_the_list_of_hosts_has_a_slot_for_each_node_and_the_executable_prints_it(tmp_path: Path) -> None:
+    folder = tmp_path / "it's $HOME"
+    folder.mkdir()
+    bench = Bench(folder)
+    trainer = bench.submit("1-4", launcher="hosts")
+    bench.join("n1", "n2")
+    assert hosts_of(bench, trainer) == "n1:1\nn2:1\n"
+    launcher = HostsLauncher(Home(folder, "id"))
+    launcher.given(bench.cluster.trainers[trainer], ["a", "b", "a"])
+    (start,) = bench.started
+    printed = subprocess.run([start.env[SCRIPT]], capture_output=True, text=True, check=True).stdout
+    assert printed == "a:2\nb:1\n" == Path(start.env[FILE]).read_text()
+
+
+def test_a_list_of_hosts_that_cannot_be_written_fails_its_trainer_and_nobody_else(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    (tmp_path / "trainers").mkdir()
+    (tmp_path / "trainers" / "t1").write_text("in the way")
+    first, second = bench.submit("1-1", launcher="hosts"), bench.submit("1-1", launcher="hosts")
+    bench.join("n1", "n2")
+    assert (bench.state(first), bench.state(second)) == ("failed", "running")
+    assert "cannot write" in bench.store.trainer(first).reason  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "python", "program"),
+    [
+        ("run.sh", 0o755, "", True),
+        ("run.sh", 0o644, "", False),
+        ("run.py", 0o755, "", False),
+        ("run", 0o755, sys.executable, False),
+    ],
+)
+def test_a_driver_is_a_program_if_it_is_executable_and_not_python(
+    tmp_path: Path, name: str, mode: int, python: str, program: bool
+) -> None:
+    script = tmp_path / name
+    script.touch(mode)
+    bench = Bench(tmp_path)
+    bench.submit("1-1", launcher="hosts", script=str(script), python=python)
+    bench.join("n1")
+    assert [start.program for start in bench.started] == [program]
+
+
+def test_the_head_is_no_node_and_goes_when_nobody_needs_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    other = bench.submit("1-1", weight=0.1)
+    trainer = bench.submit("1-1", launcher="hosts")
+    assert HEAD not in bench.agents  # nobody has nodes yet
+    bench.join("n1", "n2")
+    assert set(bench.cluster.state.pool) == {"n1", "n2"}
+    with bench.store.transaction():
+        bench.cluster.pause(0.0, bench.now)
+    bench.settle()
+    assert HEAD in bench.agents
+    with bench.store.transaction():
+        bench.cluster.resume(bench.now)
+        bench.cluster.cancel(trainer, "", bench.now)
+    bench.join("n3")
+    bench.pass_time(1.0)
+    assert HEAD not in bench.agents
+    assert bench.state(other) == "running"
+    assert check(bench.store.all_events(KINDS), bench.policy).mismatches == ()
+
+
+TORCHRUN_SAYS = """\
+hello
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+ValueError: no such data
+E1115 15:32:10.223000 1071 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0
+Traceback (most recent call last):
+  File "<frozen runpy>", line 198, in _run_module_as_main
+  File "/venv/lib/python3.11/site-packages/torch/distributed/run.py", line 1032, in <module>
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+"""
+
+
+def test_of_what_a_torchrun_agent_prints_the_script_is_told_apart() -> None:
+    said = TorchrunLauncher(Home(Path(), ""), "h", lambda key, value: None, lambda key: 1).said
+    assert said(TORCHRUN_SAYS).splitlines()[-1] == "ValueError: no such data"
+    assert said("no report\nat all").splitlines() == ["no report", "at all"]
+    assert said(TORCHRUN_SAYS[TORCHRUN_SAYS.index("Traceback", 200) :]) == ""
+    assert said("") == ""
+    lost = "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection has failed."
+    assert said(TORCHRUN_SAYS[TORCHRUN_SAYS.index("Traceback", 200) :].splitlines()[2] + "\n" + lost).endswith(lost)
+
+
+NODES = [f"n{i}" for i in range(5)]
+STEPS = st.one_of(
+    st.tuples(st.just("join"), st.sampled_from(NODES)),
+    st.tuples(st.just("take"), st.sampled_from([*NODES, HEAD])),
+    st.tuples(st.just("leave"), st.sampled_from(NODES)),
+    st.tuples(st.just("end"), st.tuples(st.integers(0, 7), st.sampled_from([-9, 0, 1]))),
+    st.tuples(st.just("submit"), st.tuples(st.sampled_from(["1-1", "1-4", "2-3"]), st.sampled_from(LAUNCHERS))),
+    st.tuples(st.just("cancel"), st.integers(0, 5)),
+    st.tuples(st.just("crash"), st.integers(0, 63)),
+    st.tuples(st.just("time"), st.integers(1, 20)),
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(STEPS, max_size=30))
+def test_whatever_happens_all_that_shall_run_does_and_nothing_else(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, Any]]
+) -> None:
+    bench = Bench(tmp_path_factory.mktemp("mixed"))
+    for what, value in steps:
+        do(bench, what, value)
+    for _ in range(200):
+        bench.pass_time(1.0)
+    running = {w.id: w.node for w in bench.workers.values() if w.status is None}
+    assert {w.worker for w in bench.store.workers(running=True)} == running.keys()
+    expected: list[tuple[str, str]] = []
+    for trainer, live in bench.cluster.trainers.items():
+        assert live.job.state == bench.state(trainer) == ("running" if live.job.nodes else live.job.state)
+        quiet = live.spec.launcher != "elastic" and live.job.nodes
+        on_nodes = live.job.nodes if live.spec.launcher != "hosts" else ()
+        expected += [(trainer, node) for node in (*on_nodes, *([HEAD] if quiet else []))]
+    assert sorted((worker.rpartition("-")[0], node) for worker, node in running.items()) == sorted(expected)
+    if not any(live.spec.launcher != "elastic" for live in bench.cluster.trainers.values()):
+        assert HEAD not in bench.agents
+    assert check(bench.store.all_events(KINDS), bench.policy).mismatches == ()
+    told = bench.store.events(kind="trainer.state", limit=1000)
+    assert not [finding for finding in history(told, bench.store.trainers(), trimmed=False) if finding.level == "error"]
+    bench.store.close()
+
+
+def do(bench: Bench, what: str, value: Any) -> None:
+    trainers = list(bench.cluster.trainers)
+    alive = [w.id for w in bench.workers.values() if w.status is None]
+    if what == "join" and value not in bench.agents:
+        bench.join(value)
+    elif what == "take" and value in bench.agents:
+        bench.take(value)
+    elif what == "leave" and value in bench.cluster.nodes:
+        with bench.store.transaction():
+            bench.cluster.leaving(value, 3.0, bench.now)
+        bench.settle()
+    elif what == "end" and alive:
+        which, status = value
+        worker = alive[which % len(alive)]
+        quiet = not bench.workers[worker].speaks
+        bench.end(worker, status if quiet else -9, "said")
+    elif what == "submit" and len(trainers) < 5:
+        bench.submit(value[0], launcher=value[1])
+    elif what == "cancel" and trainers:
+        with bench.store.transaction():
+            bench.cluster.cancel(trainers[value % len(trainers)], "", bench.now)
+        bench.settle()
+    elif what == "crash":
+        names = [*NODES, HEAD]
+        for node in [node for node in bench.agents if not value >> names.index(node) & 1]:
+            del bench.agents[node]
+            bench.workers = {w.id: w for w in bench.workers.values() if w.node != node}
+        bench.crash()
+        bench.open()
+        for node in list(bench.agents):
+            bench.rejoin(node)
+        bench.settle()
+    elif what == "time":
+        bench.pass_time(float(value))
+
+
+def test_there_is_one_head_whoever_started_it_and_one_that_does_not_come_is_replaced(tmp_path: Path) -> None:
+    environment = {wire.URL: "http://127.0.0.1:9", wire.SECRET: "nobody-listens-there"}
+
+    def pid() -> int:
+        return int((tmp_path / LOCK).read_text())
+
+    async def scene() -> None:
+        earlier, now = HeadAgent(tmp_path, environment), HeadAgent(tmp_path, environment)
+        try:
+            earlier.keep(wanted=False, here=False, now=0.0)
+            assert not (tmp_path / LOCK).exists()
+            earlier.keep(wanted=True, here=False, now=0.0)
+            first = pid()
+            earlier.keep(wanted=True, here=False, now=10.0)
+            now.keep(wanted=True, here=False, now=100.0)  # the earlier controller is dead, its head is not
+            now.keep(wanted=True, here=False, now=100.0 + STRAY_S)
+            assert pid() == first
+            now.keep(wanted=True, here=False, now=101.0 + STRAY_S)
+            wait_until(lambda: not is_alive(first), 10, "the end of one that does not find the controller")
+            now.keep(wanted=True, here=False, now=102.0 + STRAY_S)
+            second = pid()
+            assert second != first
+            os.kill(second, signal.SIGKILL)
+            wait_until(lambda: not is_alive(second), 10, "its end")
+            now.keep(wanted=True, here=False, now=200.0)
+            assert pid() == second  # not at once
+            now.keep(wanted=True, here=False, now=230.0)
+            third = pid()
+            assert third != second
+        finally:
+            await now.end()
+            earlier.keep(wanted=False, here=False)
+        assert not is_alive(third)
+
+    asyncio.run(scene())
+    assert "nobody-listens-there" not in (tmp_path / LOG).read_text()
+
+
+DRIVER = """
+import os, pathlib, subprocess, sys, time
+
+folder = pathlib.Path(sys.argv[1])
+assert pathlib.Path(os.environ["BFTRAINER_HOSTS_FILE"]).is_file()
+seen = []
+while not (folder / "stop").exists():
+    found = subprocess.run([os.environ["BFTRAINER_HOSTS_SCRIPT"]], capture_output=True, text=True, check=True).stdout
+    if not seen or seen[-1] != found:
+        seen.append(found)
+        with (folder / "seen").open("a") as out:
+            out.write(found.strip() + "\\n")
+    time.sleep(0.02)
+print("all done")
+"""
+
+
+def test_a_driver_on_the_head_sees_its_hosts_change_and_outlives_the_controller(tmp_path: Path) -> None:
+    (tmp_path / "driver.py").write_text(DRIVER)
+    seen = tmp_path / "seen"
+    with Live(tmp_path / "state", "--set", "pool.nodes=2") as live:
+        trainer = live.submit(tmp_path / "driver.py", str(tmp_path), nodes="1-3", launcher="hosts")
+        wait_until(lambda: seen.exists() and seen.read_text().endswith("127.0.0.1:2\n"), what="both hosts")
+        row = live.until_state(trainer, "running")
+        assert [(worker["node"], worker["state"]) for worker in row["workers"]] == [(HEAD, "training")]
+        assert row["nodes"] == ["node-1", "node-2"]
+        heads = [node for node in live.nodes() if node["node"] == HEAD]
+        assert [node["state"] for node in heads] == ["head"]
+        assert live.api.status()["pool"]["size"] == 2
+        live.kill()
+        live.start()
+        wait_until(lambda: len([node for node in live.nodes() if node["state"] != "awaited"]) == 3, what="all agents")
+        assert live.trainer(trainer)["workers"] == row["workers"]
+        (victim,) = [node["agent_pid"] for node in live.nodes() if node["node"] == "node-1"]
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: "127.0.0.1:1\n" in seen.read_text(), what="one host less")
+        wait_until(lambda: seen.read_text().endswith("127.0.0.1:2\n"), what="the host again")
+        (tmp_path / "stop").touch()
+        done = live.until_state(trainer, "done", "failed")
+        assert (done["state"], done["failures"], done["preemptions"]) == ("done", 0, 1)
+        assert done["log_tail"][-1] == f"{HEAD} | all done"
+        wait_until(lambda: not [node for node in live.nodes() if node["node"] == HEAD], what="the head's leave")
+        assert live.problems() == []
+        assert live.stop() == 0
+    gone(live.pids)
+
+
+ORDINARY = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+
+folder = sys.argv[1]
+checkpoint = os.path.join(folder, "checkpoint.pt")
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+state = torch.load(checkpoint) if os.path.exists(checkpoint) else {"step": 0, "weight": torch.zeros(1)}
+
+stop = torch.zeros(1)
+while not stop:
+    gradient = torch.ones(1)
+    dist.all_reduce(gradient)
+    state = {"step": state["step"] + 1, "weight": state["weight"] + gradient / world}
+    if rank == 0:
+        torch.save(state, checkpoint + ".new")
+        os.replace(checkpoint + ".new", checkpoint)
+        with open(os.path.join(folder, "steps"), "a") as steps:
+            steps.write(f"{state['step']} {world} {state['weight'].item()}\\n")
+        stop += os.path.exists(os.path.join(folder, "stop"))
+    dist.broadcast(stop, 0)
+    time.sleep(0.02)
+dist.destroy_process_group()
+print("all done")
+"""
+
+
+def test_an_ordinary_torch_script_goes_on_through_the_loss_of_a_node_and_of_the_controller(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ORDINARY)
+    record = tmp_path / "steps"
+
+    def steps() -> list[tuple[int, int, float]]:
+        lines = record.read_text().splitlines(keepends=True) if record.exists() else []
+        found = [line.split() for line in lines if line.endswith("\n")]
+        return [(int(step), int(world), float(weight)) for step, world, weight in found]
+
+    def goes_on_with(world: int) -> None:
+        """Ten steps from now on."""
+        before = len(steps())
+        wait_until(lambda: [of for _, of, _ in steps()[before:]][-10:] == [world] * 10, 90, f"steps of {world}")
+
+    with Live(tmp_path / "state", "--set", "pool.nodes=3") as live:
+        trainer = live.submit(tmp_path / "train.py", str(tmp_path), nodes="2-3", launcher="torchrun")
+        goes_on_with(3)
+        live.trainer(trainer)
+        live.kill()
+        goes_on_with(3)
+        live.start()
+        wait_until(lambda: len([node for node in live.nodes() if node["state"] != "awaited"]) == 4, what="all agents")
+        (victim,) = [node["agent_pid"] for node in live.nodes() if node["node"] == "node-1"]
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: live.trainer(trainer)["preemptions"] == 1, what="the loss")
+        goes_on_with(3)  # the node comes back
+        (tmp_path / "stop").touch()
+        done = live.until_state(trainer, "done", "failed")
+        assert (done["state"], done["failures"], done["preemptions"]) == ("done", 0, 1), done["log_tail"]
+        assert any(line.endswith("| all done") for line in done["log_tail"])
+        assert live.problems() == []
+        assert live.stop() == 0
+    gone(live.pids)
+    numbers = [step for step, _, _ in steps()]
+    assert numbers == sorted(set(numbers))
+    assert all(weight == pytest.approx(step) for step, _, weight in steps())

@@ -1,0 +1,158 @@
+"""The live system end to end: a real controller, real agents on virtual nodes, real PyTorch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bftrainer.cluster.judgement import judge
+from bftrainer.cluster.rerun import KINDS, check
+from bftrainer.cluster.service import policy_of
+from bftrainer.cluster.settings import Config, PolicySettings
+from bftrainer.cluster.store import FILE, Store
+from ledger import committed
+from live import Live, gone, wait_until
+
+pytest.importorskip("torch")
+
+WORKER = Path(__file__).resolve().parents[1] / "elastic" / "chaos_worker.py"
+
+
+def bftrainer(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """The command line, as a user calls it."""
+    env = {**os.environ, "BFTRAINER_STATE": str(folder), "COLUMNS": "120"}
+    return subprocess.run(
+        [sys.executable, "-m", "bftrainer", *args], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_training_goes_on_while_the_controller_is_killed_and_comes_back(tmp_path: Path) -> None:
+    home = tmp_path / "job"
+    home.mkdir()
+    with Live(tmp_path / "state", "--nodes", "3") as live:
+        ref = live.submit(WORKER, str(home), "40", "0.1", nodes="1-3", name="steady")
+        live.until_state(ref, "running")
+        wait_until(lambda: len([w for w in live.trainer(ref)["workers"] if w["state"] == "training"]) == 3)
+        before = live.until_steps(ref, 3)
+        workers = {worker["worker"]: worker["pid"] for worker in before["workers"]}
+        live.kill()
+        lines = sum(path.read_text().count("commit") for path in home.glob("steps-*"))
+        wait_until(
+            lambda: sum(path.read_text().count("commit") for path in home.glob("steps-*")) > lines + 6,
+            what="steps without a controller",
+        )
+        live.start()
+        wait_until(lambda: {node["state"] for node in live.nodes()} == {"assigned"}, what="the agents' return")
+        after = live.until_steps(ref)
+        assert {worker["worker"]: worker["pid"] for worker in after["workers"]} == workers
+        assert after["rescales"] == before["rescales"]
+        done = live.until_state(ref, "done", "failed")
+        assert (done["state"], done["samples"], done["total"]) == ("done", 24000, 24000)
+        shown = bftrainer(live.folder, "logs", "steady", "--json")
+        assert shown.returncode == 0
+        assert live.problems() == []
+        assert live.stop() == 0
+    gone(live.pids | set(workers.values()))
+    for counter in committed(home).values():
+        assert counter == Counter(range(600))
+    with Store.open(live.folder / FILE, read_only=True) as store:
+        again = check(store.all_events(KINDS), policy_of(Config()))
+    assert again.decisions > 0
+    assert again.mismatches == ()
+
+
+def test_the_simulator_predicts_what_a_paced_run_makes(tmp_path: Path) -> None:
+    """Two trainers on nodes that come and go as written, each step as long as on a real node."""
+    churn = tmp_path / "churn.txt"
+    rows = ["4 join node-3", "4 join node-4", "9 leave node-1", "16 kill node-4", "22 join node-1", "29 leave node-3"]
+    churn.write_text("\n".join(rows) + "\n")
+    home = [tmp_path / "a", tmp_path / "b"]
+    horizon = PolicySettings(horizon_s=20.0)
+    options = ["--nodes", "4", "--set", f"pool.churn={churn}", "--set", "policy.horizon_s=20"]
+    with Live(tmp_path / "state", *options) as live:
+        refs = []
+        for folder, pace in zip(home, ({1: 0.3, 2: 0.16, 4: 0.1}, {1: 0.2, 2: 0.12, 4: 0.09}), strict=True):
+            folder.mkdir()
+            env = {"BFTRAINER_PACE": ",".join(f"{size}:{step_s}" for size, step_s in pace.items())}
+            curve = {"nodes": list(pace), "rates": [48 / step_s for step_s in pace.values()]}  # as profiled before
+            refs.append(live.submit(WORKER, str(folder), "14", "0", nodes="1-4", env=env, curve=curve))
+        for ref in refs:
+            assert live.until_state(ref, "done", "failed")["state"] == "done"
+        live.stop()
+    with Store.open(live.folder / FILE, read_only=True) as store:
+        found = judge(store, policy_of(Config(policy=horizon)))
+    print(found)
+    assert found.outcome_samples == found.simulated_samples == 2 * 14 * 600
+    assert found.simulated_s == pytest.approx(found.seconds, rel=0.1)
+    assert 0 < found.efficiency <= found.bound + 0.05
+
+
+def test_what_a_user_does_wrong_is_one_clear_line(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    nobody = bftrainer(state, "status")
+    assert nobody.returncode == 1
+    assert "bftrainer serve" in nobody.stderr
+    assert len(nobody.stderr.splitlines()) == 1
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        used = bftrainer(state, "serve", "--port", port)
+        assert used.returncode == 2
+        assert f"port {port}" in used.stderr
+        assert "in use" in used.stderr
+    open_ = bftrainer(state, "serve", "--port", "0", "--host", "0.0.0.0")
+    assert open_.returncode == 2
+    assert "without tokens" in open_.stderr
+    script = tmp_path / "at_once.py"
+    script.write_text("import sys\nprint('about to go')\nsys.exit('no data in ./data')\n")
+    with Live(state, "--nodes", "2", "--set", "trainers.restart_backoff_s=0.1") as live:
+        twice = bftrainer(state, "serve", "--port", "0")
+        assert twice.returncode == 1
+        assert f"pid {live.pid}" in twice.stderr
+        gone_ = bftrainer(state, "submit", "--nodes", "1-2", str(tmp_path / "none.py"))
+        assert gone_.returncode == 2
+        assert "none.py" in gone_.stderr
+        upside = bftrainer(state, "submit", "--nodes", "4-2", str(script))
+        assert upside.returncode == 2
+        failed = bftrainer(state, "submit", "--nodes", "1-2", "--max-restarts", "2", "--wait", str(script))
+        assert failed.returncode == 1
+        assert "no data in ./data" in failed.stdout + failed.stderr
+        row = live.trainer("at_once")
+        assert (row["state"], row["failures"]) == ("failed", 3)
+        assert "no data in ./data" in row["reason"]
+        (state / "client.json").write_text(json.dumps({"url": live.api.address.url, "token": "bft_" + "x" * 40}))
+        wrong = bftrainer(state, "status")
+        assert wrong.returncode == 2
+        assert "token" in wrong.stderr
+        for problem in (twice, gone_, upside, wrong):
+            assert len(problem.stderr.splitlines()) == 1
+            assert "Traceback" not in problem.stderr
+
+
+def test_pause_gives_the_nodes_back_and_resume_goes_on_from_there(tmp_path: Path) -> None:
+    home = tmp_path / "job"
+    home.mkdir()
+    with Live(tmp_path / "state", "--nodes", "2") as live:
+        ref = live.submit(WORKER, str(home), "20", "0.1", nodes="1-2")
+        live.until_steps(ref, 10)
+        assert bftrainer(live.folder, "pause").returncode == 0
+        wait_until(lambda: not live.api.nodes(), what="an empty pool")
+        assert live.trainer(ref)["state"] == "waiting"
+        assert bftrainer(live.folder, "resume").returncode == 0
+        done = live.until_state(ref, "done", "failed")
+        assert (done["state"], done["samples"]) == ("done", 12000)
+        agents = {node["agent_pid"] for node in live.nodes()}
+        os.kill(live.pid, signal.SIGINT)
+        assert live.stop() == 0
+    gone(agents)
+    for counter in committed(home).values():
+        assert counter == Counter(range(600))

@@ -1,0 +1,44 @@
+"""docs/live.md is true: its commands run, as shown, against a controller."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bftrainer.cluster.spec_file import load_spec
+from live import Live
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "live.md").read_text()
+
+
+def test_the_commands_of_the_page_run_in_their_order(tmp_path: Path) -> None:
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+    serve, *commands = [line for line in lines if line.startswith("bftrainer ")]
+    assert serve.startswith("bftrainer serve ")
+    assert len(commands) >= 10
+    with Live(tmp_path / "state", *shlex.split(serve)[2:]) as live:
+        for command in commands:
+            env = {**os.environ, "BFTRAINER_STATE": str(live.folder), "COLUMNS": "120"}
+            argv = [sys.executable, "-m", *shlex.split(command)]
+            done = subprocess.run(argv, env=env, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+            assert done.returncode == 0, (command, done.stdout, done.stderr)
+        assert live.trainer("digits")["state"] == "done"
+
+
+def test_the_description_of_the_page_is_one(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    path = tmp_path / "trainers.yaml"
+    path.write_text(text)
+    small, large = load_spec(path)
+    assert (small.name, small.min_nodes, small.max_nodes, small.args) == ("small", 1, 8, ("--epochs", "3"))
+    assert (large.weight, large.env) == (2, {"OMP_NUM_THREADS": "4"})
