@@ -37,7 +37,6 @@ import sys
 import tempfile
 import threading
 import time
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -49,6 +48,7 @@ from urllib.parse import urlsplit
 from bftrainer import __version__
 from bftrainer.cluster.store import FILE, Store
 from bftrainer.traces.synth import synthesise
+from controller_events import Book
 
 AGENTS = Path(__file__).with_name("workers") / "simulated_agents.py"
 JOINS_PER_HOUR, LEAVES_PER_HOUR = 42.0, 29.0
@@ -85,7 +85,7 @@ class Asked:
 
 def churn(load: Load) -> dict[str, Any]:
     """How often nodes come and go, and how many at a time."""
-    events = list(synthesise("summit", nodes=SUMMIT_NODES, hours=200, seed=load.seed).events())
+    events = list(synthesise("summit", nodes=SUMMIT_NODES, hours=50, seed=load.seed).events())
     share = min(load.agents / SUMMIT_NODES, 1.0)
     return {
         "joins_per_hour": JOINS_PER_HOUR * load.churn,
@@ -244,57 +244,6 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
         "p99": round(found[at], 2),
         "max": round(found[-1], 2),
     }
-
-
-class Book:
-    """The controller's event log and the agents' record of commands, to find what belongs to what."""
-
-    def __init__(self, store: Store, commands: Sequence[Sequence[Any]]) -> None:
-        self._decisions: list[tuple[int, float, dict[str, Any]]] = []
-        self._started: dict[float, list[str]] = defaultdict(list)
-        self._changes: dict[str, list[tuple[float, int]]] = defaultdict(list)
-        for event in store.all_events(("decision", "worker.started", "node.joined", "node.left")):
-            if event.kind == "decision":
-                self._decisions.append((event.seq, event.time, event.data))
-            elif event.kind == "worker.started":
-                self._started[event.time].append(event.data["worker"])
-            else:
-                self._changes[event.node].append((event.time, event.seq))
-        self._starts = {command[3]: command[0] for command in commands if command[2] == "start"}
-        self._told: dict[str, list[float]] = defaultdict(list)
-        self._told_any: dict[str, list[float]] = defaultdict(list)
-        for at, _, kind, worker, _ in commands:
-            if kind != "start":
-                self._told[worker].append(at)
-                self._told_any[worker.rpartition("-")[0]].append(at)
-
-    def answers(self, event: Mapping[str, Any]) -> list[float]:
-        """When each command that belongs to an event arrived."""
-        began = event["time"]
-        found = [_first(self._told[worker], began) for _, worker in event["survivors"]]
-        for decision_at, data in self._decided(event):
-            found += [self._starts.get(worker) for worker in self._started[decision_at]]
-            shrunk = (change["trainer"] for change in data["changes"] if change["action"] in ("shrink", "stop"))
-            found += [_first(self._told_any[name], decision_at) for name in shrunk]
-        return [at for at in found if at is not None]
-
-    def _decided(self, event: Mapping[str, Any]) -> Iterator[tuple[float, dict[str, Any]]]:
-        """The first decision after each node's change; most nodes share one."""
-        seen = set()
-        for node in event["nodes"]:
-            seq = next((seq for at, seq in self._changes[node] if at >= event["time"]), None)
-            if seq is None:
-                continue
-            index = bisect_left(self._decisions, seq, key=lambda decision: decision[0])
-            if index < len(self._decisions) and index not in seen:
-                seen.add(index)
-                yield self._decisions[index][1:]
-
-
-def _first(times: Sequence[float], after: float) -> float | None:
-    """The first of some times, in order, that is not before another."""
-    index = bisect_left(times, after)
-    return times[index] if index < len(times) else None
 
 
 def run(load: Load, max_parallel: int, state: Path, profile: str = "") -> dict[str, Any]:

@@ -29,6 +29,7 @@ from bftrainer.cluster import wire
 from bftrainer.cluster.wire import Beat, Bye, Ended, Forget, Going, Heard, Join, Log, Logged, Say, Start, Started, Stop
 from bftrainer.elastic import protocol
 from bftrainer.elastic.protocol import Arrived, Done, Formed, Left, Ready
+from simulated_workers import Training, Worker
 
 BEAT_S = 1.0
 READY_S = (1.0, 3.0)
@@ -36,8 +37,6 @@ READY_S = (1.0, 3.0)
 ARRIVE_S = (0.01, 0.06)
 """Up to a step boundary."""
 FORM_S = (0.05, 0.15)
-WINDOW_S = 5.0
-"""How often a measured rate changes: it is a median over many steps."""
 PRINTS_S = 10.0
 """A worker prints a line so often."""
 AT_ONCE = 50
@@ -46,52 +45,6 @@ SPREAD_S = 0.5
 """Agents of nodes that come together begin within so long of each other."""
 TOGETHER = 0.5
 """The share of leaves in which agents have time to say that they go; the others are cut off."""
-
-
-@dataclass(slots=True)
-class Training:
-    """One trainer as its workers see it: how fast it is and how far."""
-
-    rate: float
-    total: int
-    samples: float = 0.0
-    world: int = 0
-    at: float = 0.0
-
-    @classmethod
-    def of(cls, argv: tuple[str, ...]) -> Training:
-        """By the arguments of its script, `--rate` and `--total`."""
-        given = dict(zip(argv[1::2], argv[2::2], strict=False))
-        return cls(float(given.get("--rate", 100)), int(given.get("--total", 1 << 60)))
-
-    def speed(self, world: int) -> float:
-        """Samples per second on so many nodes."""
-        return float(self.rate * world**0.9)
-
-    def advance(self, now: float) -> None:
-        """Train up to now."""
-        if self.world:
-            self.samples = min(self.samples + self.speed(self.world) * (now - self.at), self.total)
-        self.at = now
-
-
-@dataclass(slots=True)
-class Worker:
-    """One process that is not there."""
-
-    id: str
-    trainer: str
-    training: Training
-    ready: bool = False
-    newest: int = 0
-    formed: int = 0
-    members: tuple[str, ...] = ()
-    ended: bool = False
-    rates: dict[str, float] = field(default_factory=dict)
-    measured_at: float = 0.0
-    printed: int = 0
-    printed_at: float = 0.0
-    logged: bool = True
 
 
 @dataclass(slots=True)
@@ -292,24 +245,8 @@ class Fleet:
                 self._said(node, worker, Done(int(training.samples)))
                 self._end(node, worker, 0)
                 continue
-            if now - worker.measured_at > WINDOW_S:
-                worker.measured_at = now
-                measured = training.speed(training.world) * self._random.uniform(0.98, 1.02)
-                worker.rates = {**worker.rates, str(training.world): round(measured, 3)}
-            reports[worker.id] = {
-                "generation": worker.formed,
-                "step": int(training.samples) // 64,
-                "epoch": 1,
-                "samples": int(training.samples),
-                "world": training.world,
-                "rates": worker.rates,
-                "metrics": {"loss": round(self._random.uniform(0.1, 2.0), 4), "accuracy": 0.5},
-                "snapshot_step": int(training.samples) // 640,
-                "total": training.total,
-                "epochs": None,
-                "redone": 0,
-                "windows": 12,
-            }
+            worker.measure(now, self._random)
+            reports[worker.id] = worker.report(self._random)
             if worker.logged and now - worker.printed_at > PRINTS_S:
                 worker.printed_at, worker.logged = now, False
                 text = f"step {int(training.samples) // 64} loss {self._random.random():.4f}\n"

@@ -108,12 +108,12 @@ class Live:
         self._process.wait()
         self._drop()
 
-    def stop(self, timeout_s: float = 20.0) -> int:
+    def stop(self, signum: int = signal.SIGTERM, timeout_s: float = 20.0) -> int:
         """End the controller in good order; its exit status."""
         if self._process is None:
             return 0
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(signum)
         try:
             status = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -90,7 +90,8 @@ def test_the_simulator_predicts_what_a_paced_run_makes(tmp_path: Path) -> None:
     with Store.open(live.folder / FILE, read_only=True) as store:
         found = judge(store, policy_of(Config(policy=horizon)))
     print(found)
-    assert found.outcome_samples == found.simulated_samples == 2 * 14 * 600
+    assert found.outcome_samples == 2 * 14 * 600
+    assert found.simulated_samples == pytest.approx(found.outcome_samples, rel=0.1)
     assert found.simulated_s == pytest.approx(found.seconds, rel=0.1)
     assert 0 < found.efficiency <= found.bound + 0.05
 
@@ -151,8 +152,7 @@ def test_pause_gives_the_nodes_back_and_resume_goes_on_from_there(tmp_path: Path
         done = live.until_state(ref, "done", "failed")
         assert (done["state"], done["samples"]) == ("done", 12000)
         agents = {node["agent_pid"] for node in live.nodes()}
-        os.kill(live.pid, signal.SIGINT)
-        assert live.stop() == 0
+        assert live.stop(signal.SIGINT) == 0
     gone(agents)
     for counter in committed(home).values():
         assert counter == Counter(range(600))

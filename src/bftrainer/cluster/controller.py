@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any
@@ -37,6 +38,10 @@ COLLECT_S = 60.0
 MOST_QUEUED = 10_000
 """Messages for an agent that does not take them; then its connection is cut."""
 
+TRIM_S = 3600.0
+"""How often the event log is cut to the length that is kept."""
+
+_TRAINER = re.compile(r"t[1-9][0-9]{0,17}")
 _log = logging.getLogger(__name__)
 
 
@@ -177,13 +182,16 @@ class Controller:
                 cluster.decide(time.time())
 
     async def _keep_ticking(self) -> None:
-        last = collected = time.monotonic()
+        last = collected = trimmed = time.monotonic()
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
             if now - collected > COLLECT_S:
                 collected = now
                 gc.collect()
+            if now - trimmed > TRIM_S:
+                trimmed = now
+                self.cluster.store.trim_events(self.config.trainers.keep_events)
             self._take_reports()
             with self._happening() as cluster:
                 if self._curious and now - self._learned_at >= LEARN_S:
@@ -305,6 +313,8 @@ class Controller:
 
     def logbook(self, trainer: str) -> Logbook:
         """The log of a trainer."""
+        if not _TRAINER.fullmatch(trainer):  # it becomes a path
+            raise ProtocolError(f"there cannot be a trainer {trainer[:64]!r}")
         if trainer not in self._logbooks:
             self._logbooks[trainer] = self._make_logbook(trainer)
         return self._logbooks[trainer]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
+from bftrainer.cluster.launchers.base import HEAD
 from bftrainer.cluster.schema import FINISHED, STATES, EventRow, EventSpan, NodeRow, TrainerRow, WorkerRow
 
 EVENT_KINDS = ("trainer.submitted", "trainer.state", "rescale", "worker.started", "decision")
@@ -89,7 +90,7 @@ def workers_agree(
                 f"worker {worker.worker} runs on {worker.node}, which is not here",
                 "restart the controller, which ends it",
             )
-    for name, count in Counter(worker.node for worker in running).items():
+    for name, count in Counter(worker.node for worker in running if worker.node != HEAD).items():
         if count > 1:
             who = ", ".join(worker.worker for worker in running if worker.node == name)
             yield _error(f"{count} workers run on {name}: {who}", "restart the controller")
