@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bftrainer.cluster.cluster import Cluster, ClusterSettings, Live
+from bftrainer.cluster.cluster import Cluster
 from bftrainer.cluster.launchers import HEAD, Place, Traits, make_launchers
+from bftrainer.cluster.live import ClusterSettings, Live
+from bftrainer.cluster.restoring import restore
 from bftrainer.cluster.spec import TrainerSpec
 from bftrainer.cluster.store import Store
 from bftrainer.cluster.wire import Bye, Ended, Forget, Join, Say, Start, Stop, WorkerStatus
@@ -76,7 +78,7 @@ class Bench:
         launchers = {**make_launchers(self.folder, "bench", "127.0.0.1", self.store), "elastic": InName()}
         self.cluster = Cluster(self.store, Scheduler(self.policy), self.settings, launchers)
         with self.store.transaction():
-            self.cluster.restore(self.now)
+            restore(self.cluster, self.now)
 
     def crash(self) -> None:
         """The controller is killed; agents and workers go on. What was to be sent is lost."""

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import Bench
-from bftrainer.cluster.cluster import ClusterSettings
 from bftrainer.cluster.job import JobSettings
+from bftrainer.cluster.live import ClusterSettings
 from bftrainer.cluster.rerun import KINDS, check
 from bftrainer.elastic.protocol import Broken, Done, Failed, Formed, Leaving
 from bftrainer.errors import InputError

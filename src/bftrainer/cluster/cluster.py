@@ -2,7 +2,7 @@
 
 The controller tells it what happened (an agent joined, a worker said something, somebody submitted) and carries out
 what it finds in `outbox`. It knows no clock and no socket: time is passed in, and the store is the only thing it
-writes to, so that a restarted controller can `restore` all of it.
+writes to, so that a restarted controller can take all of it up (`restoring.py`).
 """
 
 from __future__ import annotations
@@ -10,93 +10,23 @@ from __future__ import annotations
 import math
 import time as clock
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from types import MappingProxyType
+from dataclasses import asdict
 from typing import Any, Literal
 
 from bftrainer.cluster import facts
-from bftrainer.cluster.job import FINISHED, Job, JobSettings, Order, TrainerState
+from bftrainer.cluster.job import Job, Order
 from bftrainer.cluster.launchers.base import HEAD, Launcher, Place
 from bftrainer.cluster.learning import Learned, Prior
+from bftrainer.cluster.live import ClusterSettings, Live, NodeView
 from bftrainer.cluster.quiet_job import QuietJob
 from bftrainer.cluster.spec import TrainerSpec, default_name
 from bftrainer.cluster.store import Store
 from bftrainer.cluster.wire import Bye, Ended, Forget, FromController, Join, Start, Stop, WorkerStatus
-from bftrainer.core.pool import Event, Pool
+from bftrainer.core.pool import Event
 from bftrainer.core.trainer import Trainer
 from bftrainer.elastic import protocol
-from bftrainer.elastic.protocol import Generation, Report
-from bftrainer.scheduler import Scheduler, Seen, State
-
-PROGRESS_EVERY_S = 2.0
-"""How often the progress of a trainer is stored while nothing else happens."""
-
-RESTORED_GRACE_S = 2.0
-"""What is left of a leaving node's time after a restart of the controller, which may have been long."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterSettings:
-    """How patient the controller is."""
-
-    reattach_s: float = 8.0
-    """After a restart, agents that were here have so long to come back."""
-    silence_s: float = 10.0
-    """A node whose agent says nothing for so long is lost."""
-    default_up_s: float = 1.0
-    default_down_s: float = 1.0
-    """What a rescale is taken to cost before the first one was measured."""
-    dry_run: bool = False
-    """Decide, and start nothing."""
-    job: JobSettings = field(default_factory=JobSettings)
-
-
-@dataclass(slots=True)
-class NodeView:
-    """A node that is here, or was and is awaited."""
-
-    name: str
-    host: str
-    agent: str
-    pid: int
-    joined: float
-    heard: float
-    here: bool = True
-    """Its agent is connected; otherwise it is awaited after a restart of the controller."""
-    leave_by: float | None = None
-
-    @property
-    def in_pool(self) -> bool:
-        """Whether it is a node that can be given to somebody."""
-        return self.leave_by is None and self.name != HEAD
-
-
-@dataclass(slots=True)
-class Live:
-    """A trainer that is not finished."""
-
-    id: str
-    name: str
-    owner: str
-    submitted: float
-    spec: TrainerSpec
-    job: Job | QuietJob
-    learned: Learned
-    state: TrainerState = "queued"
-    known: Trainer | None = None
-    """What the scheduler was told of it last."""
-    preemptions: int = 0
-    rescales: int = 0
-    node_seconds: float = 0.0
-    counted_at: float = 0.0
-    counted_nodes: int = 0
-    started: float | None = None
-    stale: bool = True
-    """More is known than the scheduler was told."""
-    stored: Any = None
-    stored_at: float = 0.0
-    given: tuple[str, ...] | None = None
-    """The nodes that its launcher was told of last."""
+from bftrainer.elastic.protocol import Report
+from bftrainer.scheduler import Scheduler, State
 
 
 class Cluster:
@@ -118,78 +48,12 @@ class Cluster:
         self.last_decision: Mapping[str, Any] | None = None
         self.decisions = 0
         self.pool_node_s = 0.0
-        self._pool_counted_at = 0.0
+        self.pool_counted_at = 0.0
         self._launchers = launchers
-        self._node_of: dict[str, str] = {}
+        self.given_to: dict[str, str] = {}
         """Trainer by the node that it was given last."""
-        self._occupied: dict[str, str] = {}
+        self.occupied: dict[str, str] = {}
         """Worker by node."""
-
-    # A restart.
-
-    def restore(self, now: float) -> None:
-        """Take up what an earlier controller left in the store."""
-        store = self.store
-        self.paused = bool(store.kept("paused", False))
-        totals = store.kept("totals") or {}
-        self.pool_node_s, self.decisions = totals.get("pool_node_s", 0.0), totals.get("decisions", 0)
-        self._pool_counted_at = now
-        for row in store.nodes(here=True):
-            if self.settings.dry_run:
-                store.update_node(row.node, left=now)
-                continue
-            node = NodeView(row.node, row.host, row.agent, row.pid, row.joined, now, here=False)
-            node.leave_by = now + RESTORED_GRACE_S if row.leaving is not None else None
-            self.nodes[row.node] = node
-        running: dict[str, list[tuple[str, str, float]]] = {}
-        for worker in store.workers(running=True):
-            running.setdefault(worker.trainer, []).append((worker.worker, worker.node, worker.started))
-        queue = [self._restored(row, running.pop(row.id, []), now) for row in store.trainers(unfinished=True)]
-        for workers in running.values():  # of trainers that are finished
-            for worker_id, _, _ in workers:
-                store.end_worker(worker_id, ended=now, status=None, outcome="lost")
-        admitted = frozenset(store.kept("admitted") or ())
-        known = [self._known(live, now) for live in queue]
-        self.state = State(
-            Pool(MappingProxyType({n.name: n.joined for n in self.nodes.values() if n.in_pool})),
-            tuple(trainer for trainer in known if trainer.name in admitted),
-            tuple(trainer for trainer in known if trainer.name not in admitted),
-            MappingProxyType({live.id: live.job.nodes for live in queue if live.job.nodes}),
-            Seen(**seen) if (seen := store.kept("seen")) else Seen(),
-        )
-        store.log(now, "serve.restored", data={"trainers": len(queue), "nodes": len(self.nodes)})
-        self.undecided = True
-
-    def _restored(self, row: Any, workers: list[tuple[str, str, float]], now: float) -> Live:
-        spec = TrainerSpec.model_validate(row.spec)
-        live = self._live(row.id, row.name, row.owner, row.submitted, spec, row.learned)
-        job = live.job
-        kept = self.store.kept(f"job.{row.id}") or {}
-        job.next_worker = row.next_worker
-        job.ever_ran = row.started is not None
-        job.progress.samples, job.progress.total = row.samples, row.total
-        job.progress.epoch, job.progress.step = row.epoch, row.step
-        job.progress.redone, job.progress.metrics = row.samples_redone, dict(row.metrics)
-        job.failures_in_all = row.failures
-        job.reason = row.reason
-        for worker_id, node, started in workers:
-            if node in self.nodes:
-                job.expect(worker_id, node, started)
-                if node != HEAD:
-                    self._occupied[node] = worker_id
-            else:
-                self.store.end_worker(worker_id, ended=now, status=None, outcome="lost")
-        nodes = tuple(n for n in kept.get("nodes", ()) if n in self.nodes and self.nodes[n].leave_by is None)
-        generation = Generation(row.generation, tuple(kept.get("members", ())))
-        job.resume(generation, frozenset(kept.get("trained_by", ())), nodes)
-        live.state = row.state
-        live.preemptions, live.rescales, live.node_seconds = row.preemptions, row.rescales, row.node_seconds
-        live.started, live.counted_at, live.counted_nodes = row.started, now, len(nodes)
-        self.trainers[row.id] = live
-        for node in nodes:
-            self._node_of[node] = row.id
-        self._give(live)
-        return live
 
     # Nodes.
 
@@ -264,14 +128,14 @@ class Cluster:
                 self.store.end_worker(worker.id, ended=now, status=None, outcome="lost")
             live.job.lost(name)
             touched.add(live.id)
-        self._occupied.pop(name, None)
+        self.occupied.pop(name, None)
         for trainer in touched:
             self._after(trainer, now)
 
     def _pool_changed(self, event: Event, now: float) -> set[str]:
         """Tell the scheduler's state. Gives the trainers that lost a node."""
-        self.pool_node_s += len(self.state.pool) * (now - self._pool_counted_at if self._pool_counted_at else 0.0)
-        self._pool_counted_at = now
+        self.pool_node_s += len(self.state.pool) * (now - self.pool_counted_at if self.pool_counted_at else 0.0)
+        self.pool_counted_at = now
         self.state, lost = self.state.pool_changed(event)
         for trainer in lost:
             if trainer in self.trainers:
@@ -311,7 +175,7 @@ class Cluster:
     def _dismiss_if_empty(self, node: NodeView, now: float) -> None:
         if node.leave_by is None:
             return
-        if node.name not in self._occupied or now >= node.leave_by:
+        if node.name not in self.occupied or now >= node.leave_by:
             self._tell(node.name, Bye("the node is wanted elsewhere"))
 
     # Workers.
@@ -339,7 +203,7 @@ class Cluster:
         live.job.heard(worker, said, now)
         if live.learned.rates(live.job.progress.rates):
             live.stale = self.undecided = True
-        self._store_progress(live, now)
+        live.save(self.store, now)
 
     def started(self, worker: str, pid: int, now: float) -> None:
         """A worker runs."""
@@ -358,15 +222,15 @@ class Cluster:
         node = self.nodes.get(name)
         if node is not None:
             self._dismiss_if_empty(node, now)
-        waits = self._node_of.get(name)  # whoever was given the node can have it now
+        waits = self.given_to.get(name)  # whoever was given the node can have it now
         if waits is not None and (live is None or waits != live.id):
             self._after(waits, now)
 
     def _ended(self, live: Live, message: Ended, now: float) -> None:
         worker = live.job.workers[message.worker]
         live.job.ended(message.worker, message.status, message.tail, message.error, now)
-        if self._occupied.get(worker.node) == message.worker:
-            del self._occupied[worker.node]
+        if self.occupied.get(worker.node) == message.worker:
+            del self.occupied[worker.node]
         outcome = "done" if worker.said_done else "left" if worker.over else "killed" if worker.killed else "ended"
         self.store.end_worker(message.worker, ended=now, status=message.status, outcome=outcome)
         data = {"worker": message.worker, "status": message.status, "outcome": outcome}
@@ -379,11 +243,11 @@ class Cluster:
         """Queue a trainer; its id."""
         name = spec.name or self._free_name(spec)
         row = self.store.add_trainer(name=name, owner=owner, spec=spec.as_json(), time=now)
-        live = self._live(row.id, name, owner, now, spec, None)
+        live = self.make_live(row.id, name, owner, now, spec, None)
         self.trainers[row.id] = live
         self.store.log(now, "trainer.submitted", trainer=row.id, data={"name": name, "owner": owner})
         self.store.log(now, "trainer.state", trainer=row.id, data={"from": "", "to": "queued", "reason": ""})
-        self.state = self.state.submitted(self._known(live, now))
+        self.state = self.state.submitted(self.tell_scheduler(live, now))
         self.undecided = True
         return row.id
 
@@ -394,7 +258,8 @@ class Cluster:
             live.job.cancel(reason)
             self._after(trainer, now)
 
-    def _live(self, trainer: str, name: str, owner: str, submitted: float, spec: TrainerSpec, learned: Any) -> Live:
+    def make_live(self, trainer: str, name: str, owner: str, submitted: float, spec: TrainerSpec, learned: Any) -> Live:
+        """A trainer with its job; `learned` is what the store has of what was learned."""
         prior = Prior(spec.prior_curve(), spec.up_s, spec.down_s)
         launcher = self._launchers[spec.launcher]
         usual_s = launcher.traits.rescale_s
@@ -415,7 +280,7 @@ class Cluster:
         known = Learned.from_json(learned, prior, *costs) if learned else Learned(prior, *costs)
         return Live(trainer, name, owner, submitted, spec, job, known)
 
-    def _known(self, live: Live, now: float, usual_rate: float | None = None) -> Trainer:
+    def tell_scheduler(self, live: Live, now: float, usual_rate: float | None = None) -> Trainer:
         """What the scheduler is told of a trainer, written down so that its decisions can be made again."""
         live.known = facts.as_trainer(live, self._usual_rate() if usual_rate is None else usual_rate)
         live.stale = False
@@ -444,7 +309,7 @@ class Cluster:
         """The trainers that run on a node or were given it."""
         if node == HEAD:
             return [live for live in self._on_head() if live.job.worker_on(HEAD) is not None]
-        found = {self._node_of.get(node, ""), self._occupied.get(node, "").rpartition("-")[0]}
+        found = {self.given_to.get(node, ""), self.occupied.get(node, "").rpartition("-")[0]}
         return [self.trainers[name] for name in found if name in self.trainers]
 
     def _on_head(self) -> list[Live]:
@@ -456,7 +321,7 @@ class Cluster:
         """Whether an agent must run beside the controller."""
         return not self.settings.dry_run and any(live.job.nodes or live.job.workers for live in self._on_head())
 
-    def _give(self, live: Live) -> None:
+    def give(self, live: Live) -> None:
         """Tell a trainer's launcher which nodes it has."""
         nodes = live.job.nodes
         if live.given is nodes or self.settings.dry_run:
@@ -499,7 +364,7 @@ class Cluster:
         usual_rate = self._usual_rate()
         for live in self.trainers.values():
             if live.stale and live.known is not None:
-                self.state = self.state.relearned(self._known(live, now, usual_rate))
+                self.state = self.state.relearned(self.tell_scheduler(live, now, usual_rate))
         began = clock.perf_counter()
         plan = self.scheduler.decide(self.state)
         took_ms = (clock.perf_counter() - began) * 1e3
@@ -514,7 +379,7 @@ class Cluster:
         if not math.isnan(self.state.seen.since):
             self.store.keep("seen", asdict(self.state.seen))
         self.store.keep("totals", {"pool_node_s": self.pool_node_s, "decisions": self.decisions})
-        self._node_of = {node: name for name, nodes in self.state.assigned.items() for node in nodes}
+        self.given_to = {node: name for name, nodes in self.state.assigned.items() for node in nodes}
         if self.settings.dry_run:
             return
         for name, live in list(self.trainers.items()):
@@ -554,7 +419,7 @@ class Cluster:
         node = self.nodes.get(name)
         if node is None or not node.here or node.leave_by is not None:
             return False
-        return name not in self._occupied
+        return name not in self.occupied
 
     def _after(self, trainer: str, now: float) -> None:
         """Something happened to a trainer: act, and write it down."""
@@ -562,13 +427,13 @@ class Cluster:
         if live is None:
             return
         job, store = live.job, self.store
-        self._give(live)
+        self.give(live)
         if not self.settings.dry_run:
             for node, message in job.reconcile(now, self._free):
                 if isinstance(message, Start):
                     agent = self.nodes[node].agent
                     if node != HEAD:
-                        self._occupied[node] = message.worker
+                        self.occupied[node] = message.worker
                     store.put_worker(message.worker, trainer=trainer, node=node, agent=agent, started=now)
                     store.log(now, "worker.started", trainer=trainer, node=node, data={"worker": message.worker})
                 self._tell(node, message)
@@ -583,8 +448,8 @@ class Cluster:
             live.started = live.started or now
             store.log(now, "rescale", trainer=trainer, data={**asdict(rescale), "why": rescale.why})
         job.rescales.clear()
-        self._count(live, now)
-        self._store_progress(live, now, at_once=True)
+        live.count(now)
+        live.save(self.store, now, at_once=True)
         if job.outcome is not None and live.known is not None:
             live.known = None
             self.state = self.state.finished(trainer)
@@ -593,33 +458,6 @@ class Cluster:
             del self.trainers[trainer]
             store.keep(f"job.{trainer}", None)
 
-    def _store_progress(self, live: Live, now: float, *, at_once: bool = False) -> None:
-        job, store = live.job, self.store
-        state = job.state
-        changed = state != live.state
-        shape = (job.roster.generation, job.nodes, job.trained_by, job.next_worker, live.preemptions, job.reason)
-        if not (changed or shape != live.stored) and (at_once or now - live.stored_at < PROGRESS_EVERY_S):
-            return
-        if changed:
-            data = {"from": live.state, "to": state, "reason": job.reason}
-            store.log(now, "trainer.state", trainer=live.id, data=data)
-            live.state = state
-        if shape != live.stored:
-            members = list(job.roster.generation.members)
-            kept = {"members": members, "trained_by": sorted(job.trained_by), "nodes": list(job.nodes)}
-            store.keep(f"job.{live.id}", kept)
-        live.stored, live.stored_at = shape, now
-        self._count(live, now)
-        store.update_trainer(live.id, **facts.columns(live, now if state in FINISHED else None))
-
-    def _count(self, live: Live, now: float) -> None:
-        """Node-seconds held so far."""
-        if live.counted_at:
-            live.node_seconds += live.counted_nodes * (now - live.counted_at)
-        live.counted_at = now
-        workers = live.job.workers.values()
-        live.counted_nodes = max(len(live.job.nodes), sum(worker.node != HEAD for worker in workers))
-
     def _tell(self, node: str, message: FromController) -> None:
         self.outbox.append((node, message))
 
@@ -627,13 +465,13 @@ class Cluster:
 
     def on(self, node: str) -> tuple[Live | None, str | None]:
         """Who has a node, and the worker there."""
-        worker = self._occupied.get(node)
-        trainer = self._node_of.get(node) or (worker or "").rpartition("-")[0]
+        worker = self.occupied.get(node)
+        trainer = self.given_to.get(node) or (worker or "").rpartition("-")[0]
         return self.trainers.get(trainer), worker
 
     def pool_seconds(self, now: float) -> float:
         """Node-seconds that the pool has had."""
-        since = self._pool_counted_at
+        since = self.pool_counted_at
         return self.pool_node_s + (len(self.state.pool) * (now - since) if since else 0.0)
 
 

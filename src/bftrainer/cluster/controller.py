@@ -22,6 +22,7 @@ from bftrainer.cluster.launchers import HEAD
 from bftrainer.cluster.launchers.head import HeadAgent
 from bftrainer.cluster.logbook import Logbook
 from bftrainer.cluster.pools.base import Pool
+from bftrainer.cluster.restoring import restore
 from bftrainer.cluster.settings import Config
 from bftrainer.cluster.spec import TrainerSpec
 from bftrainer.cluster.wire import Beat, Bye, Ended, FromController, Going, Heard, Join, Log, Logged, Started, Welcome
@@ -100,7 +101,7 @@ class Controller:
         """Take up what was, and begin."""
         gc.set_threshold(*self._collector[:2], 1 << 30)  # all objects: see `COLLECT_S`
         with self._happening():
-            self.cluster.restore(time.time())
+            restore(self.cluster, time.time())
             self.cluster.store.log(time.time(), "serve.started", data={"pool": self.config.pool.kind})
         self._tasks = [asyncio.create_task(self._guarded(loop())) for loop in (self._keep_deciding, self._keep_ticking)]
         await self.pool.open(self)

@@ -18,7 +18,7 @@ from bftrainer.elastic.protocol import Report
 from bftrainer.scheduler import Plan, State
 
 if TYPE_CHECKING:
-    from bftrainer.cluster.cluster import Live
+    from bftrainer.cluster.live import Live
 
 MOST_METRICS = 100
 """Kept of what a script reports."""

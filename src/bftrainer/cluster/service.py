@@ -29,11 +29,12 @@ from bftrainer.allocate.place import Compact, Stable
 from bftrainer.allocate.registry import make_allocator
 from bftrainer.cluster import api, wire
 from bftrainer.cluster.client import CLIENT_FILE
-from bftrainer.cluster.cluster import Cluster, ClusterSettings
+from bftrainer.cluster.cluster import Cluster
 from bftrainer.cluster.controller import Controller
 from bftrainer.cluster.job import JobSettings
 from bftrainer.cluster.launchers import make_launchers
 from bftrainer.cluster.launchers.base import Home
+from bftrainer.cluster.live import ClusterSettings
 from bftrainer.cluster.logbook import Logbook
 from bftrainer.cluster.pools.registry import make_pool
 from bftrainer.cluster.settings import Config

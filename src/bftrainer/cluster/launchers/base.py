@@ -17,7 +17,7 @@ from bftrainer.cluster.wire import Start
 from bftrainer.elastic import protocol
 
 if TYPE_CHECKING:
-    from bftrainer.cluster.cluster import Live
+    from bftrainer.cluster.live import Live
 
 HEAD = "@head"
 """The agent on the controller's machine. It is no node: nobody decides about it, and it runs any number of workers."""

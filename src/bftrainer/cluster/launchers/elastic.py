@@ -9,7 +9,7 @@ from bftrainer.cluster.launchers.base import Home, Place, Traits
 from bftrainer.cluster.wire import Start
 
 if TYPE_CHECKING:
-    from bftrainer.cluster.cluster import Live
+    from bftrainer.cluster.live import Live
 
 
 class ElasticLauncher:

@@ -18,7 +18,7 @@ from bftrainer.cluster.launchers.base import Home, Place, Traits
 from bftrainer.cluster.wire import Start
 
 if TYPE_CHECKING:
-    from bftrainer.cluster.cluster import Live
+    from bftrainer.cluster.live import Live
 
 SCRIPT = "BFTRAINER_HOSTS_SCRIPT"
 """Environment of the program: an executable that prints where it may run now."""

@@ -18,7 +18,7 @@ from bftrainer.cluster.wire import Start
 from bftrainer.elastic.torchrun import RESTARTS, agent_command
 
 if TYPE_CHECKING:
-    from bftrainer.cluster.cluster import Live
+    from bftrainer.cluster.live import Live
 
 RESCALE_S = 10.0
 """From a change of the nodes to the next step: as measured, with small models. Bigger ones load for longer."""

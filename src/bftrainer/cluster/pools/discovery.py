@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from bftrainer.cluster.pools.keeping import NODE_NAME
@@ -29,7 +29,12 @@ class DiscoveryError(BFTrainerError):
 
 
 async def ask(argv: Sequence[str], timeout_s: float) -> tuple[str, ...]:
-    """The nodes that the executable prints, in order. It and what it started are gone when this returns or raises."""
+    """The nodes that the executable prints, in order."""
+    return read_nodes(await run(argv, timeout_s))
+
+
+async def run(argv: Sequence[str], timeout_s: float, env: Mapping[str, str] | None = None) -> bytes:
+    """What a program prints. It and what it started are gone when this returns or raises."""
     if shutil.which(argv[0]) is None:
         raise DiscoveryError(f"there is no program {argv[0]}")
     async with _Taken(MOST_BYTES, whole=True) as printed, _Taken(_MOST_ERRORS, whole=False) as said:
@@ -40,6 +45,7 @@ async def ask(argv: Sequence[str], timeout_s: float) -> tuple[str, ...]:
                 stdout=printed.descriptor,
                 stderr=said.descriptor,
                 start_new_session=True,
+                env=env,
             )
         except (OSError, ValueError) as problem:
             raise DiscoveryError(f"cannot run {argv[0]}: {problem}") from None
@@ -64,7 +70,7 @@ async def ask(argv: Sequence[str], timeout_s: float) -> tuple[str, ...]:
         lines = [line.strip() for line in said.kept.decode(errors="replace").splitlines() if line.strip()]
         how = f"it failed with exit status {status}" if status > 0 else f"signal {-status} ended it"
         raise DiscoveryError(f"{how}: {lines[-1][:200] if lines else 'it said nothing on stderr'}")
-    return read_nodes(bytes(printed.kept))
+    return bytes(printed.kept)
 
 
 class _Taken:

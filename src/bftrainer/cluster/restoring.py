@@ -1,0 +1,88 @@
+"""After a restart: the cluster as an earlier controller left it in the store.
+
+Nodes that were here are awaited, with the workers that ran there; the scheduler's state is the one that decided last.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import cast
+
+from bftrainer.cluster.cluster import Cluster
+from bftrainer.cluster.job import TrainerState
+from bftrainer.cluster.launchers.base import HEAD
+from bftrainer.cluster.live import Live, NodeView
+from bftrainer.cluster.schema import TrainerRow
+from bftrainer.cluster.spec import TrainerSpec
+from bftrainer.core.pool import Pool
+from bftrainer.elastic.protocol import Generation
+from bftrainer.scheduler import Seen, State
+
+RESTORED_GRACE_S = 2.0
+"""What is left of a leaving node's time after a restart of the controller, which may have been long."""
+
+
+def restore(cluster: Cluster, now: float) -> None:
+    """Take up what an earlier controller left in the store."""
+    store = cluster.store
+    cluster.paused = bool(store.kept("paused", False))
+    totals = store.kept("totals") or {}
+    cluster.pool_node_s, cluster.decisions = totals.get("pool_node_s", 0.0), totals.get("decisions", 0)
+    cluster.pool_counted_at = now
+    for row in store.nodes(here=True):
+        if cluster.settings.dry_run:
+            store.update_node(row.node, left=now)
+            continue
+        node = NodeView(row.node, row.host, row.agent, row.pid, row.joined, now, here=False)
+        node.leave_by = now + RESTORED_GRACE_S if row.leaving is not None else None
+        cluster.nodes[row.node] = node
+    running: dict[str, list[tuple[str, str, float]]] = {}
+    for worker in store.workers(running=True):
+        running.setdefault(worker.trainer, []).append((worker.worker, worker.node, worker.started))
+    queue = [_restored(cluster, row, running.pop(row.id, []), now) for row in store.trainers(unfinished=True)]
+    for workers in running.values():  # of trainers that are finished
+        for worker_id, _, _ in workers:
+            store.end_worker(worker_id, ended=now, status=None, outcome="lost")
+    admitted = frozenset(store.kept("admitted") or ())
+    known = [cluster.tell_scheduler(live, now) for live in queue]
+    cluster.state = State(
+        Pool(MappingProxyType({n.name: n.joined for n in cluster.nodes.values() if n.in_pool})),
+        tuple(trainer for trainer in known if trainer.name in admitted),
+        tuple(trainer for trainer in known if trainer.name not in admitted),
+        MappingProxyType({live.id: live.job.nodes for live in queue if live.job.nodes}),
+        Seen(**seen) if (seen := store.kept("seen")) else Seen(),
+    )
+    store.log(now, "serve.restored", data={"trainers": len(queue), "nodes": len(cluster.nodes)})
+    cluster.undecided = True
+
+
+def _restored(cluster: Cluster, row: TrainerRow, workers: list[tuple[str, str, float]], now: float) -> Live:
+    spec = TrainerSpec.model_validate(row.spec)
+    live = cluster.make_live(row.id, row.name, row.owner, row.submitted, spec, row.learned)
+    job = live.job
+    kept = cluster.store.kept(f"job.{row.id}") or {}
+    job.next_worker = row.next_worker
+    job.ever_ran = row.started is not None
+    job.progress.samples, job.progress.total = row.samples, row.total
+    job.progress.epoch, job.progress.step = row.epoch, row.step
+    job.progress.redone, job.progress.metrics = row.samples_redone, dict(row.metrics)
+    job.failures_in_all = row.failures
+    job.reason = row.reason
+    for worker_id, node, started in workers:
+        if node in cluster.nodes:
+            job.expect(worker_id, node, started)
+            if node != HEAD:
+                cluster.occupied[node] = worker_id
+        else:
+            cluster.store.end_worker(worker_id, ended=now, status=None, outcome="lost")
+    nodes = tuple(n for n in kept.get("nodes", ()) if n in cluster.nodes and cluster.nodes[n].leave_by is None)
+    generation = Generation(row.generation, tuple(kept.get("members", ())))
+    job.resume(generation, frozenset(kept.get("trained_by", ())), nodes)
+    live.state = cast(TrainerState, row.state)
+    live.preemptions, live.rescales, live.node_seconds = row.preemptions, row.rescales, row.node_seconds
+    live.started, live.counted_at, live.counted_nodes = row.started, now, len(nodes)
+    cluster.trainers[row.id] = live
+    for node in nodes:
+        cluster.given_to[node] = row.id
+    cluster.give(live)
+    return live
