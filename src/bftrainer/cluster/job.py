@@ -32,6 +32,8 @@ class JobSettings:
     """One that alone has the training's state stays so long for newcomers to be ready."""
     finish_grace_s: float = 600.0
     """After training is complete, the script's own last words may take so long."""
+    gather_s: float = 0.1
+    """Newcomers that are ready within so short a time join together."""
     restart_backoff_s: float = 1.0
     """Before a script that failed on a node is tried again; doubled each time."""
     most_failures: int = 5
@@ -110,6 +112,7 @@ class Job:
         self._preempted = False
         self._size = 0
         self._not_before = 0.0
+        self._announce_at: float | None = None
         self._samples_at_failure = 0
         self._reattaching: set[str] = set()
         self._orders: list[Order] = []
@@ -167,6 +170,7 @@ class Job:
             case Ready():
                 worker.ready = True
                 roster.ready(worker_id)
+                self._gather(now)
             case Arrived(generation, address):
                 roster.arrived(worker_id, generation, address)
             case Broken(generation, _):
@@ -319,7 +323,7 @@ class Job:
         if self.outcome is None and not self.finishing:
             self._start_missing(now, free)
             self._end_unwanted(now)
-        self._settle()
+        self._settle(now)
         for worker in self.workers.values():
             if worker.leave_by is None or worker.killed:
                 continue
@@ -333,6 +337,8 @@ class Job:
     def due(self) -> float | None:
         """When to reconcile again, if nothing happens."""
         times = [worker.leave_by for worker in self.workers.values() if worker.leave_by and not worker.killed]
+        if self._announce_at is not None:
+            times.append(self._announce_at)
         if self._not_before and self.outcome is None and any(self.worker_on(node) is None for node in self.nodes):
             times.append(self._not_before)
         return min(times, default=None)
@@ -359,8 +365,17 @@ class Job:
             else:
                 self._kill(worker)
 
-    def _settle(self) -> None:
-        for saying in self.roster.settle():
+    def _gather(self, now: float) -> None:
+        """A newcomer is ready: wait a moment for others that were started with it, as each costs a rescale."""
+        if self._announce_at is None and any(not worker.ready for worker in self.workers.values()):
+            self._announce_at = now + self.settings.gather_s
+
+    def _settle(self, now: float) -> None:
+        waiting = any(not worker.ready and not worker.killed for worker in self.workers.values())
+        announce = self._announce_at is None or now >= self._announce_at or not waiting
+        if announce:
+            self._announce_at = None
+        for saying in self.roster.settle(announce=announce):
             worker = self.workers.get(saying.worker)
             if worker is not None:
                 self._orders.append((worker.node, Say(worker.id, protocol.as_json(saying.message))))

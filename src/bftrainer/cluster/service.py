@@ -25,6 +25,7 @@ from typing import Any
 
 import uvicorn
 
+from bftrainer.allocate.exact import ExactAllocator
 from bftrainer.allocate.place import Compact, Stable
 from bftrainer.allocate.registry import make_allocator
 from bftrainer.cluster import api, wire
@@ -46,6 +47,8 @@ from bftrainer.scheduler import Policy, Scheduler
 
 LOCK_FILE = "serve.lock"
 SECRET_FILE = "agent-secret"  # noqa: S105 - the name of a file
+SOLVE_S = 1.0
+"""How long an allocator that searches may search; then the best that it found counts."""
 LOCAL_TOKEN = "local"  # noqa: S105 - the name of a token
 
 
@@ -61,8 +64,10 @@ class Running:
 def policy_of(config: Config) -> Policy:
     """The policy that a configuration describes."""
     policy = config.policy
+    # What is loaded after many decisions, or takes long, would hold up everything else.
+    exact = ExactAllocator(compiled=False) if policy.allocator == "exact" else None
     return Policy(
-        allocator=make_allocator(policy.allocator),
+        allocator=exact or make_allocator(policy.allocator, time_limit_s=SOLVE_S),
         objective=find_objective(policy.objective),
         horizon_s=policy.horizon_s,
         max_parallel=policy.max_parallel,

@@ -242,6 +242,12 @@ def decode(frame: str | bytes) -> Message | None:
             values["workers"] = tuple(_status(row) for row in values.get("workers", ()))
         elif kind is Start:
             values["argv"] = tuple(values["argv"])
+        for name in ("node", "host", "agent", "worker", "text", "reason", "tail", "error"):
+            if not isinstance(values.get(name, ""), str):
+                raise TypeError(f"{name} must be a text")
+        for name in ("offset", "size", "status", "pid"):
+            if not isinstance(values.get(name, 0), int):
+                raise TypeError(f"{name} must be a whole number")
         message: Message = kind(**values)
     except (ValueError, TypeError, AttributeError, KeyError) as problem:
         raise ProtocolError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from bftrainer.errors import BFTrainerError
@@ -162,6 +162,7 @@ _KINDS: Mapping[str, type[Any]] = {
     kind.__name__.lower(): kind
     for kind in (Hello, Ready, Arrived, Formed, Broken, Report, Leaving, Left, Done, Failed, Generation, Go)
 }
+_NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in _KINDS.values()}
 _FIELDS = {kind: frozenset(f.name for f in fields(kind)) for kind in _KINDS.values()}
 
 
@@ -182,7 +183,8 @@ def decode(line: bytes) -> Message | None:
 
 def as_json(message: Message) -> dict[str, Any]:
     """The object that stands for a message."""
-    return {"type": type(message).__name__.lower(), **asdict(message)}
+    kind = type(message)
+    return {"type": kind.__name__.lower(), **{name: getattr(message, name) for name in _NAMES[kind]}}
 
 
 def from_json(found: Mapping[str, Any]) -> Message | None:

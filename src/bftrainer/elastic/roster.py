@@ -132,11 +132,14 @@ class Roster:
                 return tuple(with_state)
         return tuple(staying)
 
-    def settle(self) -> Sequence[Saying]:
-        """What to say now. Call it after telling the roster all that happened at once."""
+    def settle(self, *, announce: bool = True) -> Sequence[Saying]:
+        """What to say now. Call it after telling the roster all that happened at once.
+
+        Without `announce` newcomers are kept waiting for more of them; what has to be said at once is said anyway.
+        """
         said: list[Saying] = []
         wanted = self._wanted()
-        if wanted != self.generation.members or self._cut:
+        if self._cut or (announce and wanted != self.generation.members):
             # Leavers are told too: it is how they know.
             self.generation = Generation(self.generation.id + 1, wanted, self._cut)
             self._cut = False
