@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import Bench
-from bftrainer.cluster.job import JobSettings
 from bftrainer.cluster.live import ClusterSettings
 from bftrainer.cluster.rerun import KINDS, check
+from bftrainer.cluster.workers import JobSettings
 from bftrainer.elastic.protocol import Broken, Done, Failed, Formed, Leaving
 from bftrainer.errors import InputError
 
@@ -376,7 +376,9 @@ STEPS = st.one_of(
     st.tuples(st.just("cancel"), st.integers(0, 5)),
     st.tuples(st.just("finish"), st.integers(0, 5)),
     st.tuples(st.just("crash"), st.integers(0, 63)),
-    st.tuples(st.just("time"), st.integers(1, 20)),
+    st.tuples(st.just("time"), st.sampled_from([0.05, 0.2, 1, 5, 20])),
+    st.tuples(st.just("slow"), st.booleans()),
+    st.tuples(st.just("ready"), st.integers(0, 5)),
 )
 
 
@@ -390,6 +392,10 @@ def test_whatever_happens_every_trainer_that_can_run_does_and_no_node_serves_two
     finished: set[str] = set()
     for what, value in steps:
         _do(bench, what, value, finished)
+    bench.slow = False
+    for worker in list(bench.workers.values()):
+        if worker.status is None and not worker.ready:
+            bench.make_ready(worker.id)
     for _ in range(90):
         bench.pass_time(1.0)
     nodes = set(bench.cluster.state.pool)
@@ -446,5 +452,12 @@ def _do(bench: Bench, what: str, value: object, finished: set[str]) -> None:
         for node in back:
             bench.rejoin(node)
         bench.settle()
+    elif what == "slow":
+        bench.slow = bool(value)
+    elif what == "ready":
+        starting = [worker for worker in alive if not bench.workers[worker].ready]
+        if starting:
+            bench.make_ready(starting[int(str(value)) % len(starting)])
+            bench.settle()
     elif what == "time":
         bench.pass_time(float(str(value)))

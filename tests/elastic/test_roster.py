@@ -243,3 +243,28 @@ def test_whatever_happens_the_ready_and_wanted_end_up_in_one_group(data: st.Data
         (group,) = groups
         assert group is not None
         assert sorted(address.split(":")[0] for address in group[1]) == sorted(remaining)
+
+
+def test_a_member_that_is_lost_before_it_arrived_is_not_waited_for_although_newcomers_are() -> None:
+    roster = Roster()
+    for name in ("a", "b"):
+        roster.start(name)
+        roster.ready(name)
+    roster.settle()
+    roster.arrived("a", 1, "a:1")
+    roster.lost("b")
+    (said,) = roster.settle(announce=False)
+    assert said.message == Generation(2, ("a",))
+
+
+def test_newcomers_are_kept_waiting_while_the_others_form() -> None:
+    roster = Roster()
+    for name in ("a", "b"):
+        roster.start(name)
+    roster.ready("a")
+    roster.settle()
+    roster.ready("b")
+    roster.arrived("a", 1, "a:1")
+    (go,) = roster.settle(announce=False)
+    assert go.message == Go(1, ("a:1",))
+    assert [said.message for said in roster.settle()] == [Generation(2, ("a", "b"))] * 2

@@ -21,9 +21,9 @@ from bftrainer import __version__
 from bftrainer.cluster import views, wire
 from bftrainer.cluster.controller import Controller
 from bftrainer.cluster.database import DiskFullError
-from bftrainer.cluster.job import FINISHED
 from bftrainer.cluster.schema import TokenRow, TrainerRow
 from bftrainer.cluster.spec import parse_spec
+from bftrainer.cluster.workers import FINISHED
 from bftrainer.errors import BFTrainerError, InputError
 
 MOST_BODY_BYTES = 1 << 20

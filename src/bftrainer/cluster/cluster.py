@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 from bftrainer.cluster import facts
-from bftrainer.cluster.job import Job, Order
+from bftrainer.cluster.job import Job
 from bftrainer.cluster.launchers.base import HEAD, Launcher, Place
 from bftrainer.cluster.learning import Learned, Prior
 from bftrainer.cluster.live import ClusterSettings, Live, NodeView
@@ -22,6 +22,7 @@ from bftrainer.cluster.quiet_job import QuietJob
 from bftrainer.cluster.spec import TrainerSpec, default_name
 from bftrainer.cluster.store import Store
 from bftrainer.cluster.wire import Bye, Ended, Forget, FromController, Join, Start, Stop, WorkerStatus
+from bftrainer.cluster.workers import Order
 from bftrainer.core.pool import Event
 from bftrainer.core.trainer import Trainer
 from bftrainer.elastic import protocol

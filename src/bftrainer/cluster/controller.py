@@ -34,8 +34,8 @@ COALESCE_S = 0.02
 TICK_S = 0.25
 LEARN_S = 1.0
 """What was only learned of trainers' speeds is decided on so often; nodes that come and go do not wait for it."""
-COLLECT_S = 60.0
-"""With a thousand connections, a search for garbage among all objects takes 0.15 s: not every few seconds."""
+COLLECT_S = 600.0
+"""With a thousand connections, a search for garbage among all objects takes 0.3 s: not every few seconds."""
 MOST_QUEUED = 10_000
 """Messages for an agent that does not take them; then its connection is cut."""
 

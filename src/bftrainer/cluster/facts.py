@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bftrainer.cluster.job import JobSettings
 from bftrainer.cluster.spec import TrainerSpec
+from bftrainer.cluster.workers import JobSettings
 from bftrainer.core.curve import Curve
 from bftrainer.core.trainer import Trainer
 from bftrainer.elastic.protocol import Report

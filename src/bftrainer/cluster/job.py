@@ -7,69 +7,23 @@ that bring the one closer to the other. No clocks, no sockets, no processes: tim
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 from bftrainer.cluster.progress import Progress, Rescale
-from bftrainer.cluster.wire import FromController, Say, Stop, WorkerStatus
+from bftrainer.cluster.wire import Say, Stop, WorkerStatus
+from bftrainer.cluster.workers import (
+    KILLED,
+    JobSettings,
+    Order,
+    StartWorker,
+    TrainerState,
+    Worker,
+    Workers,
+    status_in_words,
+)
 from bftrainer.elastic import protocol
 from bftrainer.elastic.protocol import Arrived, Broken, Done, Failed, Formed, Generation, Leaving, Left, Ready, Report
 from bftrainer.elastic.roster import Roster
-
-TrainerState = Literal["queued", "starting", "running", "rescaling", "waiting", "done", "failed", "cancelled"]
-FINISHED: frozenset[str] = frozenset({"done", "failed", "cancelled"})
-KILLED = (-9, -15, -1, -2)
-"""Statuses of a worker that something took away; any other one is the script's own fault."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobSettings:
-    """How patient to be with a trainer's workers."""
-
-    leave_grace_s: float = 10.0
-    """A worker that shall leave has so long to come to a step boundary."""
-    handover_s: float = 60.0
-    """One that alone has the training's state stays so long for newcomers to be ready."""
-    finish_grace_s: float = 600.0
-    """After training is complete, the script's own last words may take so long."""
-    gather_s: float = 0.1
-    """Newcomers that are ready within so short a time join together."""
-    restart_backoff_s: float = 1.0
-    """Before a script that failed on a node is tried again; doubled each time."""
-    most_failures: int = 5
-    """A script that ends so often without progress has failed."""
-    most_restarts: int = 50
-    """A worker may be killed so often without progress."""
-
-
-@dataclass(slots=True)
-class Worker:
-    """One process of the trainer."""
-
-    id: str
-    node: str
-    started: float
-    ready: bool = False
-    formed: int = 0
-    pid: int = 0
-    leave_by: float | None = None
-    """It is to be killed then, unless it has ended."""
-    over: bool = False
-    """It has said good-bye: left, done or failed."""
-    said_done: bool = False
-    killed: bool = False
-    """We had it killed: its end is no failure."""
-    redone: int = 0
-    is_new: bool = True
-    """It has never trained."""
-    status: WorkerStatus | None = None
-    """What its agent said of it after a restart of the controller, until the roster is whole again."""
-
-
-Order = tuple[str, FromController]
-"""A node and what to tell its agent."""
-StartWorker = Callable[[str, str, bool], FromController]
-"""Worker, node, whether others train meanwhile: the message that has it started."""
 
 
 class Job:
@@ -90,8 +44,7 @@ class Job:
         self.roster = Roster(min_nodes)
         self.roster.resume(Generation(generation, ()), whole=True)
         self.next_worker = next_worker
-        self.workers: dict[str, Worker] = {}
-        self._on: dict[str, Worker] = {}
+        self.workers = Workers()
         self.nodes: tuple[str, ...] = ()
         """Those it shall have."""
         self.progress = Progress()
@@ -150,7 +103,7 @@ class Job:
 
     def worker_on(self, node: str) -> Worker | None:
         """Its worker there."""
-        return self._on.get(node)
+        return self.workers.on(node)
 
     # What happened.
 
@@ -258,7 +211,7 @@ class Job:
 
     def expect(self, worker_id: str, node: str, started: float) -> None:
         """An earlier controller had this worker: its agent will come back and tell of it, or be given up."""
-        self._add(Worker(worker_id, node, started))
+        self.workers.add(Worker(worker_id, node, started))
         self._reattaching.add(worker_id)
 
     def resume(self, generation: Generation, trained_by: frozenset[str], nodes: tuple[str, ...]) -> None:
@@ -350,7 +303,7 @@ class Job:
             if free(node) and self.worker_on(node) is None:
                 worker = Worker(f"{self.id}-{self.next_worker}", node, now)
                 self.next_worker += 1
-                self._add(worker)
+                self.workers.add(worker)
                 self.roster.start(worker.id)
                 self._orders.append((node, self._start(worker.id, node, bool(self._trained_by))))
 
@@ -390,16 +343,9 @@ class Job:
 
     # The story of a trainer.
 
-    def _add(self, worker: Worker) -> None:
-        self.workers[worker.id] = self._on[worker.node] = worker
-
     def _drop(self, worker_id: str) -> Worker | None:
-        worker = self.workers.pop(worker_id, None)
-        if worker is not None:
-            self._reattaching.discard(worker_id)
-            if self._on.get(worker.node) is worker:
-                del self._on[worker.node]
-        return worker
+        self._reattaching.discard(worker_id)
+        return self.workers.drop(worker_id)
 
     def _gone(self, worker: Worker) -> None:
         if worker.over and not worker.said_done:
@@ -508,8 +454,3 @@ def _then(status: WorkerStatus, message: object) -> WorkerStatus:
             return replace(status, formed=-1)
         case _:
             return status
-
-
-def status_in_words(status: int) -> str:
-    """An exit status as `subprocess` gives it."""
-    return f"status {status}" if status >= 0 else f"signal {-status}"

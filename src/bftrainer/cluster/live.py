@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bftrainer.cluster import facts
-from bftrainer.cluster.job import FINISHED, Job, JobSettings, TrainerState
+from bftrainer.cluster.job import Job
 from bftrainer.cluster.launchers.base import HEAD
 from bftrainer.cluster.learning import Learned
 from bftrainer.cluster.quiet_job import QuietJob
 from bftrainer.cluster.spec import TrainerSpec
 from bftrainer.cluster.store import Store
+from bftrainer.cluster.workers import FINISHED, JobSettings, TrainerState
 from bftrainer.core.trainer import Trainer
 
 PROGRESS_EVERY_S = 2.0

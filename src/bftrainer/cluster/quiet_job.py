@@ -10,10 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from bftrainer.cluster.job import KILLED, JobSettings, Order, StartWorker, TrainerState, Worker, status_in_words
 from bftrainer.cluster.launchers.base import HEAD, Launcher, last_line
 from bftrainer.cluster.progress import Progress, Rescale
 from bftrainer.cluster.wire import Stop, WorkerStatus
+from bftrainer.cluster.workers import (
+    KILLED,
+    JobSettings,
+    Order,
+    StartWorker,
+    TrainerState,
+    Worker,
+    Workers,
+    status_in_words,
+)
 from bftrainer.elastic import protocol
 from bftrainer.elastic.protocol import Generation
 from bftrainer.elastic.roster import Roster
@@ -41,7 +50,7 @@ class QuietJob:
         self.roster = Roster(min_nodes)
         """Nobody is told of its generations: they only count the changes."""
         self.next_worker = 1
-        self.workers: dict[str, Worker] = {}
+        self.workers = Workers()
         self.nodes: tuple[str, ...] = ()
         self.progress = Progress()
         self.outcome: TrainerState | None = None
@@ -53,7 +62,6 @@ class QuietJob:
         self._traits = launcher.traits
         self._said = launcher.said
         self._work = work
-        self._on: dict[str, Worker] = {}
         self._size = 0
         self._preempted = self._broken = False
         self._losses = 0
@@ -100,7 +108,7 @@ class QuietJob:
 
     def worker_on(self, node: str) -> Worker | None:
         """Its worker there."""
-        return self._on.get(node)
+        return self.workers.on(node)
 
     @property
     def _wanted(self) -> bool:
@@ -178,7 +186,7 @@ class QuietJob:
 
     def expect(self, worker_id: str, node: str, started: float) -> None:
         """An earlier controller had this worker: its agent will come back and tell of it, or be given up."""
-        self._add(Worker(worker_id, node, started))
+        self.workers.add(Worker(worker_id, node, started))
         self._reattaching.add(worker_id)
 
     def resume(self, generation: Generation, trained_by: frozenset[str], nodes: tuple[str, ...]) -> None:
@@ -247,7 +255,7 @@ class QuietJob:
             self._losses_before.clear()
         worker = Worker(f"{self.id}-{self.next_worker}", node, now)
         self.next_worker += 1
-        self._add(worker)
+        self.workers.add(worker)
         self._losses_before[worker.id] = self._losses
         self._orders.append((node, self._start(worker.id, node, False)))
 
@@ -285,15 +293,9 @@ class QuietJob:
 
     # The story of a trainer.
 
-    def _add(self, worker: Worker) -> None:
-        self.workers[worker.id] = self._on[worker.node] = worker
-
     def _drop(self, worker_id: str) -> Worker | None:
-        worker = self.workers.pop(worker_id, None)
-        if worker is not None:
-            self._reattaching.discard(worker_id)
-            if self._on.get(worker.node) is worker:
-                del self._on[worker.node]
+        self._reattaching.discard(worker_id)
+        worker = self.workers.drop(worker_id)
         if not self.trained_by:
             self._size = 0
         if not self.workers:

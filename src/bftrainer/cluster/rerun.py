@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bftrainer.cluster.facts import trainer_from_json
-from bftrainer.cluster.job import FINISHED
 from bftrainer.cluster.learning import Learned
 from bftrainer.cluster.schema import EventRow
 from bftrainer.cluster.store import Store
+from bftrainer.cluster.workers import FINISHED
 from bftrainer.core.pool import Event, Fragment
 from bftrainer.core.trace import Trace, Window
 from bftrainer.core.trainer import Trainer

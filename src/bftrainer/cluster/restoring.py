@@ -9,11 +9,11 @@ from types import MappingProxyType
 from typing import cast
 
 from bftrainer.cluster.cluster import Cluster
-from bftrainer.cluster.job import TrainerState
 from bftrainer.cluster.launchers.base import HEAD
 from bftrainer.cluster.live import Live, NodeView
 from bftrainer.cluster.schema import TrainerRow
 from bftrainer.cluster.spec import TrainerSpec
+from bftrainer.cluster.workers import TrainerState
 from bftrainer.core.pool import Pool
 from bftrainer.elastic.protocol import Generation
 from bftrainer.scheduler import Seen, State

@@ -32,7 +32,6 @@ from bftrainer.cluster import api, wire
 from bftrainer.cluster.client import CLIENT_FILE
 from bftrainer.cluster.cluster import Cluster
 from bftrainer.cluster.controller import Controller
-from bftrainer.cluster.job import JobSettings
 from bftrainer.cluster.launchers import make_launchers
 from bftrainer.cluster.launchers.base import Home
 from bftrainer.cluster.live import ClusterSettings
@@ -40,6 +39,7 @@ from bftrainer.cluster.logbook import Logbook
 from bftrainer.cluster.pools.registry import make_pool
 from bftrainer.cluster.settings import Config
 from bftrainer.cluster.store import FILE, Store
+from bftrainer.cluster.workers import JobSettings
 from bftrainer.core.objective import find_objective
 from bftrainer.core.topology import Topology
 from bftrainer.errors import BFTrainerError, InputError

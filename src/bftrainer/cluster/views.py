@@ -6,12 +6,12 @@ import math
 from typing import Any
 
 from bftrainer.cluster.cluster import Cluster
-from bftrainer.cluster.job import FINISHED
 from bftrainer.cluster.launchers.base import HEAD
 from bftrainer.cluster.learning import Learned, Prior
 from bftrainer.cluster.live import Live, NodeView
 from bftrainer.cluster.schema import TrainerRow
 from bftrainer.cluster.spec import TrainerSpec
+from bftrainer.cluster.workers import FINISHED
 from bftrainer.core.curve import Curve
 
 

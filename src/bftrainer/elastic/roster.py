@@ -139,7 +139,8 @@ class Roster:
         """
         said: list[Saying] = []
         wanted = self._wanted()
-        if self._cut or (announce and wanted != self.generation.members):
+        gone = any(name not in self._workers for name in self.generation.members)
+        if self._cut or ((announce or gone) and wanted != self.generation.members):
             # Leavers are told too: it is how they know.
             self.generation = Generation(self.generation.id + 1, wanted, self._cut)
             self._cut = False

@@ -1,0 +1,92 @@
+"""What a job knows of its workers, whatever launcher started them. `job.py` and `quiet_job.py` share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from bftrainer.cluster.wire import FromController, WorkerStatus
+
+TrainerState = Literal["queued", "starting", "running", "rescaling", "waiting", "done", "failed", "cancelled"]
+FINISHED: frozenset[str] = frozenset({"done", "failed", "cancelled"})
+KILLED = (-9, -15, -1, -2)
+"""Statuses of a worker that something took away; any other one is the script's own fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """How patient to be with a trainer's workers."""
+
+    leave_grace_s: float = 10.0
+    """A worker that shall leave has so long to come to a step boundary."""
+    handover_s: float = 60.0
+    """One that alone has the training's state stays so long for newcomers to be ready."""
+    finish_grace_s: float = 600.0
+    """After training is complete, the script's own last words may take so long."""
+    gather_s: float = 0.1
+    """Newcomers that are ready within so short a time join together."""
+    restart_backoff_s: float = 1.0
+    """Before a script that failed on a node is tried again; doubled each time."""
+    most_failures: int = 5
+    """A script that ends so often without progress has failed."""
+    most_restarts: int = 50
+    """A worker may be killed so often without progress."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """One process of the trainer."""
+
+    id: str
+    node: str
+    started: float
+    ready: bool = False
+    formed: int = 0
+    pid: int = 0
+    leave_by: float | None = None
+    """It is to be killed then, unless it has ended."""
+    over: bool = False
+    """It has said good-bye: left, done or failed."""
+    said_done: bool = False
+    killed: bool = False
+    """We had it killed: its end is no failure."""
+    redone: int = 0
+    is_new: bool = True
+    """It has never trained."""
+    status: WorkerStatus | None = None
+    """What its agent said of it after a restart of the controller, until the roster is whole again."""
+
+
+Order = tuple[str, FromController]
+"""A node and what to tell its agent."""
+StartWorker = Callable[[str, str, bool], FromController]
+"""Worker, node, whether others train meanwhile: the message that has it started."""
+
+
+class Workers(dict[str, Worker]):
+    """The workers of one trainer by their ids, and by the nodes they are on: one on each at most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._on: dict[str, Worker] = {}
+
+    def on(self, node: str) -> Worker | None:
+        """The one there."""
+        return self._on.get(node)
+
+    def add(self, worker: Worker) -> None:
+        """One more."""
+        self[worker.id] = self._on[worker.node] = worker
+
+    def drop(self, worker_id: str) -> Worker | None:
+        """One less; None if it is not known."""
+        worker = self.pop(worker_id, None)
+        if worker is not None and self._on.get(worker.node) is worker:
+            del self._on[worker.node]
+        return worker
+
+
+def status_in_words(status: int) -> str:
+    """An exit status as `subprocess` gives it."""
+    return f"status {status}" if status >= 0 else f"signal {-status}"
