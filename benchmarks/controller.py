@@ -57,7 +57,7 @@ REQUESTS_PER_S = 20.0
 CLIENTS = 4
 """So that one slow answer does not keep the others from being asked for."""
 PATHS = ("/v1/status", "/v1/trainers/{id}", "/v1/nodes", "/v1/events?limit=100", "/v1/trainers")
-WARM_UP_S = 15.0
+WARM_UP_S = 60.0
 LIMIT_S = 120.0
 TICKS = os.sysconf("SC_CLK_TCK")
 

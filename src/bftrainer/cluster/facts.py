@@ -131,7 +131,6 @@ def columns(live: Live, ended: float | None) -> dict[str, Any]:
         "epoch": progress.epoch,
         "step": progress.step,
         "metrics": progress.metrics,
-        "learned": live.learned.as_json(),
         "rescales": live.rescales,
         "preemptions": live.preemptions,
         "failures": job.failures_in_all,

@@ -108,4 +108,7 @@ class Live:
             store.keep(f"job.{self.id}", kept)
         self.stored, self.stored_at = shape, now
         self.count(now)
-        store.update_trainer(self.id, **facts.columns(self, now if state in FINISHED else None))
+        columns = facts.columns(self, now if state in FINISHED else None)
+        if not at_once or state in FINISHED:  # it is much, and soon stored with the progress
+            columns["learned"] = self.learned.as_json()
+        store.update_trainer(self.id, **columns)

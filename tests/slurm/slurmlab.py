@@ -1,0 +1,139 @@
+"""A real Slurm of a few nodes on this machine, for tests: `cluster.sh` in a folder and a port range of its own."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+CLUSTER = Path(__file__).with_name("cluster.sh")
+PATIENCE_S = 60.0
+
+
+class Lab:
+    """A cluster that is up."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str], count: int) -> None:
+        self.folder = folder
+        self.environment = dict(environment)
+        self.count = count
+
+    @property
+    def conf(self) -> Path:
+        return self.folder / "slurm.conf"
+
+    def script(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run `cluster.sh`."""
+        return subprocess.run(
+            ["bash", str(CLUSTER), *words], env=self.environment, capture_output=True, text=True, timeout=300
+        )
+
+    def run(self, *argv: str) -> str:
+        """What a command of Slurm prints."""
+        env = {**self.environment, "SLURM_CONF": str(self.conf)}
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, f"{argv}: {done.stderr}"
+        return done.stdout
+
+    def submit(self, *options: str, script: str = "sleep 600") -> str:
+        """Submit a job to partition main unless said otherwise; its id."""
+        quiet = ("--output=/dev/null", f"--chdir={self.folder}")
+        return self.run("sbatch", "--parsable", "-p", "main", *quiet, *options, f"--wrap={script}").strip()
+
+    def jobs(self, *options: str) -> dict[str, str]:
+        """The state of each job that has not ended, by its id."""
+        lines = self.run("squeue", "-h", "-o", "%i %T", *options).split("\n")
+        return dict(line.split(maxsplit=1) for line in lines if line)
+
+    def states(self) -> dict[str, str]:
+        """The state of each node."""
+        return dict(line.split() for line in self.run("sinfo", "-N", "-h", "-p", "main", "-o", "%N %T").splitlines())
+
+    def pid(self, daemon: str) -> int:
+        """The process of `slurmctld` or `slurmd.NODE`."""
+        return int((self.folder / "run" / f"{daemon}.pid").read_text())
+
+    @contextmanager
+    def stopped(self, daemon: str) -> Iterator[None]:
+        """A daemon that hangs meanwhile."""
+        pid = self.pid(daemon)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    def restart(self) -> None:
+        """End slurmctld, which stores what it knows, and start it again."""
+        pid = self.pid("slurmctld")
+        os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + PATIENCE_S
+        while Path(f"/proc/{pid}").exists():
+            assert time.monotonic() < deadline, "slurmctld does not end"
+            time.sleep(0.05)
+        env = {**self.environment, "PATH": f"{self.environment['PATH']}:/usr/sbin:/sbin"}
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        subprocess.run(["slurmctld", "-f", str(self.conf)], env=env, check=True, timeout=60, **quiet)
+
+    def clear(self) -> None:
+        """End all jobs, and wait until all nodes are idle."""
+        if jobs := list(self.jobs()):
+            self.run("scancel", *jobs)
+        deadline = time.monotonic() + PATIENCE_S
+        while set(self.states().values()) != {"idle"} or self.jobs():
+            assert time.monotonic() < deadline, (self.states(), self.jobs())
+            time.sleep(0.05)
+
+
+@contextmanager
+def cluster(count: int, **settings: str) -> Iterator[Lab]:
+    """A cluster of `count` nodes, with settings of `cluster.sh` such as `LAB_GRACE`; skips where there can be none."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: slurmd starts jobs as their users")
+    folder = Path(tempfile.mkdtemp(prefix="bft-lab-", dir="/tmp"))  # a short path: sockets are in it
+    lab = Lab(folder, {**_plain(), "LAB_DIR": str(folder), "LAB_PORT": str(_ports(count)), **settings}, count)
+    try:
+        installed = lab.script("install")
+        if installed.returncode != 0:
+            pytest.skip(f"needs Slurm: {installed.stderr.strip() or installed.stdout.strip()}")
+        started = lab.script("up", str(count))
+        assert started.returncode == 0, started.stderr
+        yield lab
+    finally:
+        lab.script("down")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _plain() -> dict[str, str]:
+    """This environment without what would change Slurm's commands or the cluster."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_", "LAB_"))}
+
+
+def _ports(count: int) -> int:
+    """The first of enough ports that nobody listens on, below those that the kernel hands out."""
+    chance = random.Random(os.getpid() ^ time.time_ns())
+    for _ in range(100):
+        first = chance.randrange(12_000, 30_000)
+        if all(_free(first + i) for i in (*range(count + 1), 901, 902)):
+            return first
+    raise AssertionError("there are no free ports")
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
