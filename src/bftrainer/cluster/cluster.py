@@ -17,7 +17,7 @@ from bftrainer.cluster import facts
 from bftrainer.cluster.job import Job
 from bftrainer.cluster.launchers.base import HEAD, Launcher, Place
 from bftrainer.cluster.learning import Learned, Prior
-from bftrainer.cluster.live import ClusterSettings, Live, NodeView
+from bftrainer.cluster.live import PROGRESS_EVERY_S, ClusterSettings, Live, NodeView
 from bftrainer.cluster.quiet_job import QuietJob
 from bftrainer.cluster.spec import TrainerSpec, default_name
 from bftrainer.cluster.store import Store
@@ -50,6 +50,7 @@ class Cluster:
         self.decisions = 0
         self.pool_node_s = 0.0
         self.pool_counted_at = 0.0
+        self._totals_at = 0.0
         self._launchers = launchers
         self.given_to: dict[str, str] = {}
         """Trainer by the node that it was given last."""
@@ -379,7 +380,7 @@ class Cluster:
         self.store.keep("admitted", [trainer.name for trainer in self.state.admitted])
         if not math.isnan(self.state.seen.since):
             self.store.keep("seen", asdict(self.state.seen))
-        self.store.keep("totals", {"pool_node_s": self.pool_node_s, "decisions": self.decisions})
+        self._keep_totals(now)
         self.given_to = {node: name for name, nodes in self.state.assigned.items() for node in nodes}
         if self.settings.dry_run:
             return
@@ -403,10 +404,16 @@ class Cluster:
                 self.lost(node.name, "silent" if node.here else "did not come back", now)
             elif node.leave_by is not None:
                 self._dismiss_if_empty(node, now)
+        if now - self._totals_at >= PROGRESS_EVERY_S:
+            self._keep_totals(now)
         for live in list(self.trainers.values()):
             due = live.job.due
             if due is not None and now >= due:
                 self._after(live.id, now)
+
+    def _keep_totals(self, now: float) -> None:
+        self._totals_at = now
+        self.store.keep("totals", {"pool_node_s": self.pool_seconds(now), "decisions": self.decisions})
 
     def was_away(self, seconds: float) -> None:
         """The controller itself did not run for a while: whoever spoke meanwhile was not heard."""

@@ -43,8 +43,8 @@ class Part:
 
 
 PARTS = (
-    Part("digits", "digits.py", ("--epochs", "10"), "1:0.2,8:0.24"),
-    Part("images", "images.py", ("--epochs", "7", "--images", "1024"), "1:0.25,8:0.32"),
+    Part("digits", "digits.py", ("--epochs", "15"), "1:0.2,8:0.24"),
+    Part("images", "images.py", ("--epochs", "8", "--images", "1024"), "1:0.25,8:0.32"),
     Part(
         "chars",
         "chars.py",
@@ -91,7 +91,7 @@ def specs(folder: Path) -> list[dict[str, Any]]:
 def controller(folder: Path, nodes: int, speed: float, seed: int) -> Iterator[subprocess.Popen[bytes]]:
     """A controller whose virtual nodes churn after Summit, `speed` times as fast; ended in good order."""
     pool = {"kind": "local", "nodes": nodes, "churn": "summit", "speed": speed, "seed": seed, "abrupt": 0.5}
-    pool |= {"loop": "true", "grace_s": 1.0}
+    pool |= {"hours": 6, "loop": "true", "grace_s": 1.0}
     # A horizon in the demo's own time: nodes stay for seconds, not for hours.
     horizon = ["--set", f"policy.horizon_s={HORIZON_S}"]
     settings = [word for key, value in pool.items() for word in ("--set", f"pool.{key}={value}")]

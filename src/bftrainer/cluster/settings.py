@@ -155,7 +155,7 @@ class TrainerSettings:
 class PoolSettings:
     """Where nodes come from. What else the pool needs is for the pool to check."""
 
-    kind: str = _key("local", _POOL, "where nodes come from: local, script")
+    kind: str = _key("local", _POOL, "where nodes come from: local, script, slurm")
     settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 

@@ -26,6 +26,8 @@ from bftrainer.traces.states import Form, NodeStates, read_states
 INTERVAL_S = 10.0
 """How far polls are apart unless said otherwise (§2.1 of the paper)."""
 TIMEOUT_S = 30.0
+SINFO = ("sinfo", "-N", "-h", "-o", "%N %T")
+"""Slurm's nodes and their states; the `slurm` pool asks the same."""
 
 
 class PollError(BFTrainerError):
@@ -64,7 +66,7 @@ def default_source(kind: str, command: str | None = None) -> Source:
     if command is not None:
         raise InputError(f"the source {kind!r} has its own command; use the source `script` to run {command!r}")
     if kind == "slurm":
-        return Source(("sinfo", "-N", "-h", "-o", "%N %T"), "sinfo")
+        return Source(SINFO, "sinfo")
     if kind == "pbs":
         return Source(("pbsnodes", "-a", "-F", "json"), "pbs-json")
     raise InputError(f"a source must be slurm, pbs or script, but got {kind!r}")

@@ -1,6 +1,7 @@
 """Readers of node states: what a scheduler's tool or a user's script printed comes in, which nodes are idle goes out.
 
-Pure functions of text. The recorder (`bftrainer.traces.record`) calls `read_states` on the output of every poll.
+Pure functions of text. The recorder (`bftrainer.traces.record`) calls `read_states` on the output of every poll, the
+`slurm` pool of the live system `sinfo_rows`.
 Idle means free for anyone right now: one doubt about a node (a suffix, a flag, an unknown word) and it is not idle.
 """
 
@@ -54,10 +55,12 @@ def read_states(text: str, form: Form = "auto") -> NodeStates:
 
 
 def read_sinfo(text: str) -> NodeStates:
-    """`sinfo -N` as text: the first column is a node, the last its state; a header is skipped.
+    """`sinfo -N` as text. A node has one row for each of its partitions and is idle only if every row says so."""
+    return _combine((row[0], is_idle([row[-1]])) for row in sinfo_rows(text))
 
-    A node has one row for each of its partitions and is idle only if every row says so.
-    """
+
+def sinfo_rows(text: str) -> list[list[str]]:
+    """The rows of `sinfo -N` in words: the first is a node, the last its state. A header is skipped."""
     rows = [(number, line.split()) for number, line in _lines(text)]
     rows = [(number, row) for number, row in rows if row[-1].lower() != "n/a"]  # a partition without nodes
     if rows and rows[0][1][-1].upper() == "STATE":
@@ -75,7 +78,7 @@ def read_sinfo(text: str) -> NodeStates:
             f"no line of the sinfo output ends with a node state (the first: {_short(' '.join(rows[0][1]))}); "
             "print it with sinfo -N -h -o '%N %T'"
         )
-    return _combine((row[0], _is_idle([row[-1]])) for _, row in rows)
+    return [row for _, row in rows]
 
 
 def read_slurm_json(text: str) -> NodeStates:
@@ -128,7 +131,7 @@ def _base(word: str) -> str:
     return word.rstrip(_SUFFIXES).split("+")[0].upper()
 
 
-def _is_idle(words: Iterable[str]) -> bool:
+def is_idle(words: Iterable[str]) -> bool:
     """Slurm's state and flags, as words or joined by `+`, are IDLE and nothing that matters; a suffix spoils it."""
     parts = [part.upper() for word in words for part in word.split("+")]
     return "IDLE" in parts and all(part == "IDLE" or part in _HARMLESS_FLAGS for part in parts)
@@ -154,7 +157,7 @@ def _slurm_entry(entry: object) -> Iterator[tuple[Node, bool]]:
     if not isinstance(names, list):
         raise InputError(f"an entry of sinfo's JSON must list its nodes, but got {_short(names)}")
     words = [*_words(state, "state"), *_words(entry.get("state_flags") or [], "state_flags")]
-    idle = _is_idle(words) and not entry.get("reservation")
+    idle = is_idle(words) and not entry.get("reservation")
     for name in names:
         yield _json_name(name, _NAME, "Slurm's JSON"), idle
 

@@ -15,13 +15,15 @@ from typing import Any, get_type_hints
 from bftrainer.cluster.pools.base import Pool
 from bftrainer.cluster.pools.local import LocalPool, LocalSettings
 from bftrainer.cluster.pools.script import ScriptPool, ScriptSettings
+from bftrainer.cluster.pools.slurm import SlurmPool
+from bftrainer.cluster.pools.slurm_settings import SlurmSettings
 from bftrainer.errors import InputError
 from bftrainer.suggest import unknown
 
-SETTINGS: Mapping[str, type[Any]] = {"local": LocalSettings, "script": ScriptSettings}
+SETTINGS: Mapping[str, type[Any]] = {"local": LocalSettings, "script": ScriptSettings, "slurm": SlurmSettings}
 """For each kind the dataclass of its settings; `field.metadata["doc"]` says what a field means."""
 
-_POOLS: Mapping[str, Any] = {"local": LocalPool, "script": ScriptPool}
+_POOLS: Mapping[str, Any] = {"local": LocalPool, "script": ScriptPool, "slurm": SlurmPool}
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 

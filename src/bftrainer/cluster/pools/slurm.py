@@ -1,0 +1,391 @@
+"""The `slurm` pool: a single-node preemptible job, the pilot, on every idle node of a Slurm cluster.
+
+Each round asks Slurm for nodes and pilots (`slurm_commands.py`), decides (`slurm_watch.py`, `keeping.py`) and submits
+or cancels. A pilot is the agent of its node: Slurm takes the node back by ending it. When Slurm does not answer, what
+was known last stays, nothing is submitted, and training goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bftrainer.cluster import wire
+from bftrainer.cluster.pools.base import Office
+from bftrainer.cluster.pools.keeping import Keeper, Orders, Patience, fingerprint
+from bftrainer.cluster.pools.slurm_commands import Slurm, SlurmError, missing_programs, write_files
+from bftrainer.cluster.pools.slurm_settings import SlurmSettings, read_duration
+from bftrainer.cluster.pools.slurm_watch import (
+    LONGEST_RETRY_S,
+    RETRY_S,
+    Courtesy,
+    Pilot,
+    Refusals,
+    SlurmNode,
+    choose,
+    fate,
+    sort_pilots,
+    usable,
+)
+from bftrainer.errors import BFTrainerError, InputError
+
+FOLDER = "slurm"
+_BUSY = 3.0
+"""A round begins no sooner than so many times what Slurm took to answer: it is not kept busy when it is slow."""
+_LONGEST_WAIT_S = 15.0
+_LAYOUT_S = 60.0
+_SHORT_AFTER_S = 15.0
+"""A pilot that waits so long for an idle node does not fit before something that Slurm plans there."""
+_SHORT_FOR_S = 900.0
+_DRAIN_S = 30.0
+_STATE_ID = "slurm.id"
+
+_log = logging.getLogger(__name__)
+
+
+class SlurmPool:
+    """See `base.Pool`."""
+
+    def __init__(self, settings: SlurmSettings, folder: Path, *, retry_s: float = RETRY_S) -> None:
+        """Pilots find their environment below `folder`, which must be on a file system that the nodes see.
+
+        After a pilot has failed its node is left alone for `retry_s`, and twice as long after every further time.
+        """
+        self.settings = settings
+        self._folder = folder / FOLDER
+        self._keeper = Keeper(
+            Patience(
+                grace_s=settings.grace_s,
+                overdue_s=10.0,
+                silent_s=settings.join_s,
+                retry_s=retry_s,
+                longest_retry_s=LONGEST_RETRY_S,
+            )
+        )
+        self._courtesy = Courtesy(settings.watch_partition)
+        self._office: Office | None = None
+        self._slurm: Slurm | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._paused = False
+        self._ending = False
+        # What was known last.
+        self._nodes: Mapping[str, SlurmNode] = {}
+        self._pilots: dict[str, Pilot] = {}
+        """One a node, those that run and those that wait."""
+        self._layout: Mapping[str, frozenset[str]] = {}
+        self._layout_at = -math.inf
+        self._spoken = 0
+        """So many idle nodes are left to jobs that wait."""
+        self._waits: dict[int, float] = {}
+        """Since when a pilot waits for a node that is idle."""
+        self._short: dict[str, float] = {}
+        """Until when pilots of a node are submitted as ones that may be cut down."""
+        self._doubts: dict[str, float] = {}
+        """Nodes whose pilots may have been submitted: until when not to believe that they were not."""
+        self._cancelled: set[int] = set()
+        self._told: set[int] = set()
+        """Those of them that were cancelled in this round."""
+        self._offered: frozenset[str] = frozenset()
+        self._asking_s = 0.0
+        """How long Slurm took to say what there is."""
+        # What goes wrong.
+        self._failures = 0
+        self._problem = ""
+        self._refusals = Refusals()
+
+    @property
+    def _to(self) -> Office:
+        if self._office is None:
+            raise BFTrainerError("the pool is not open")
+        return self._office
+
+    @property
+    def _at(self) -> Slurm:
+        if self._slurm is None:
+            raise BFTrainerError("the pool is not open")
+        return self._slurm
+
+    async def open(self, office: Office) -> None:
+        """See `base.Pool`."""
+        missing = missing_programs()
+        if missing:
+            raise InputError(f"the pool slurm needs Slurm's commands, but {', '.join(missing)} is not on the PATH")
+        self._office = office
+        state_id = office.agent_environment.get(wire.STATE_ID) or office.recall(_STATE_ID)
+        if not state_id:
+            state_id = secrets.token_hex(8)
+            office.remember(_STATE_ID, state_id)
+        mark = fingerprint(sorted(office.agent_environment.items()))
+        self._slurm = Slurm(self.settings, self._folder, state_id, mark)
+        await self._check_partitions()
+        if not office.observing:
+            write_files(self.settings, self._folder, office.agent_environment)
+        self._task = asyncio.create_task(self._run())
+
+    async def pause(self) -> None:
+        """See `base.Pool`."""
+        self._paused = True
+        self._wake.set()
+
+    async def resume(self) -> None:
+        """See `base.Pool`."""
+        self._paused = False
+        self._keeper.forgive()
+        self._refusals.forget()
+        self._wake.set()
+
+    async def close(self, *, drain: bool) -> None:
+        """See `base.Pool`."""
+        task, self._task = self._task, None
+        if task is not None:
+            self._ending = True
+            self._wake.set()
+            # A submission in progress is waited for: if it were cut off, the job could come to be after `drain`.
+            await asyncio.wait((task,), timeout=2 * self.settings.command_timeout_s)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            if drain and not self._to.observing:
+                await self._drain()
+
+    def describe(self) -> Mapping[str, Any]:
+        """See `base.Pool`."""
+        states = [pilot.state for pilot in self._pilots.values()]
+        return {
+            "kind": "slurm",
+            "partition": self.settings.partition,
+            "nodes": len(self._usable()),
+            "idle": len(self._free()),
+            "left_to_others": self._spoken,
+            "pilots": states.count("running"),
+            "pending": states.count("waiting"),
+            "interval_s": self.settings.interval_s,
+            "problem": self._problem or self._refusals.problem,
+        }
+
+    async def _check_partitions(self) -> None:
+        """A partition that does not exist is said at once; a Slurm that does not answer may later."""
+        with suppress(SlurmError):
+            self._layout, self._layout_at = await self._at.layout(), time.monotonic()
+            for name in (self.settings.partition, *self.settings.watch_partition):
+                if name not in self._layout:
+                    raise InputError(f"there is no partition {name!r} in Slurm, only {', '.join(sorted(self._layout))}")
+
+    # Rounds.
+
+    async def _run(self) -> None:
+        while not self._ending:
+            self._wake.clear()
+            began = time.monotonic()
+            again_at = math.inf
+            try:
+                again_at = await self._round()
+                self._answered()
+            except SlurmError as problem:
+                self._failed(str(problem))
+                with suppress(SlurmError):
+                    again_at = await self._act(self._settle((), may_start=False))
+            except Exception as problem:
+                _log.exception("the slurm pool goes on after an error")
+                self._to.note("failed", error=str(problem))
+            next_at = began + self._wait_s()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, min(next_at, again_at) - time.monotonic())):
+                    await self._wake.wait()
+
+    def _wait_s(self) -> float:
+        """How long after the begin of a round the next one begins."""
+        interval_s = self.settings.interval_s
+        if self._failures:
+            return max(interval_s, min(interval_s * 2.0 ** min(self._failures, 10), _LONGEST_WAIT_S))
+        return max(interval_s, min(_BUSY * self._asking_s, _LONGEST_WAIT_S))
+
+    async def _round(self) -> float:
+        """Look, and act. Returns when there is more to do, by the monotonic clock."""
+        # In this order: a pilot that still waits when its node was already taken is not who took it.
+        began = time.monotonic()
+        self._nodes = await self._at.nodes()
+        if self._to.observing:
+            self._observe()
+            return math.inf
+        pilots = await self._at.pilots()
+        self._asking_s = time.monotonic() - began
+        await self._reconcile(pilots)
+        chosen = () if self._paused else await self._choose()
+        return await self._act(self._settle(chosen, may_start=not self._paused))
+
+    def _answered(self) -> None:
+        if self._failures:
+            self._to.note("slurm_works", failures=self._failures)
+        self._failures, self._problem = 0, ""
+
+    def _failed(self, problem: str) -> None:
+        if problem != self._problem:
+            self._to.note("slurm_failed", error=problem)
+        self._failures, self._problem = self._failures + 1, problem
+
+    def _usable(self) -> dict[str, SlurmNode]:
+        return usable(self._nodes, self.settings)
+
+    def _free(self) -> list[str]:
+        return [name for name, node in self._usable().items() if node.free(self.settings.planned)]
+
+    def _observe(self) -> None:
+        offered = frozenset(choose(self._free(), (), 0, self.settings.reserve))
+        for node in sorted(offered - self._offered):
+            self._to.available(node)
+        for node in sorted(self._offered - offered):
+            self._to.gone(node, "it is not idle any more")
+        self._offered = offered
+
+    # What has become of the pilots.
+
+    async def _reconcile(self, listed: Sequence[Pilot]) -> None:
+        now = time.monotonic()
+        found = sort_pilots(listed, self._at.mark)
+        cancel = list(found.cancel)
+        for node in self._keeper.running:
+            if node not in found.kept:
+                if now < self._doubts.get(node, -math.inf):
+                    continue
+                self._ended(node, found.ended, now)
+            self._doubts.pop(node, None)
+        for node, pilot in found.kept.items():
+            before = self._pilots.get(node)
+            if before is not None and before.job != pilot.job:  # both changes fell between two rounds
+                self._ended(node, found.ended, now)
+            self._keeper.found(node, now)
+            if pilot.state == "waiting":
+                why = self._why_cancel(pilot, now)
+                if why:
+                    self._keeper.unwant(node)
+                    cancel.append((pilot, why))
+            elif pilot.left_s is not None and pilot.left_s < self.settings.renew_s:
+                self._keeper.unwant(node)
+        self._pilots = dict(found.kept)
+        jobs = {pilot.job for pilot in listed}
+        self._waits = {job: since for job, since in self._waits.items() if job in jobs}
+        self._cancelled &= jobs
+        self._told = {pilot.job for pilot, _ in cancel}
+        await self._cancel(cancel)
+
+    def _ended(self, node: str, ended: Mapping[int, Pilot], now: float) -> None:
+        """The pilot of a node is no more."""
+        before = self._pilots.get(node)
+        how, blameless = fate(ended.get(before.job) if before is not None else None)
+        failed = self._keeper.ended(node, now, expected=self._paused or blameless)
+        if before is not None:  # else it was never submitted
+            self._to.gone(node, how)
+            if failed:
+                self._to.note("pilot_ended", node=node, job=before.job, how=how)
+
+    def _why_cancel(self, pilot: Pilot, now: float) -> str:
+        """Why a pilot shall not wait any longer; empty: it may."""
+        if self._paused:
+            return "the pool is paused"
+        node = self._nodes.get(pilot.node)
+        if node is None or not node.free(planned=True):
+            return "its node is taken"
+        since = self._waits.setdefault(pilot.job, now)
+        if now - since < _SHORT_AFTER_S or pilot.node in self._short:
+            return ""  # a short one is given up by `join_s`
+        self._short[pilot.node] = now + _SHORT_FOR_S
+        return f"it does not start ({pilot.reason or 'no reason given'}), a shorter one may"
+
+    async def _cancel(self, pilots: Sequence[tuple[Pilot, str]]) -> None:
+        for pilot, why in pilots:
+            if pilot.job not in self._cancelled:
+                self._to.note("cancelled", node=pilot.node, job=pilot.job, why=why)
+                self._cancelled.add(pilot.job)
+        waiting = [pilot.job for pilot, _ in pilots if pilot.state == "waiting"]
+        others = [pilot.job for pilot, _ in pilots if pilot.state != "waiting"]
+        if waiting:
+            await self._at.cancel(waiting, only_waiting=True)
+        if others:
+            await self._at.cancel(others)
+
+    # What to do.
+
+    async def _choose(self) -> tuple[str, ...]:
+        """The idle nodes to have a pilot on."""
+        free = [node for node in self._free() if node not in self._pilots]
+        if not free:
+            self._spoken = 0
+            return ()
+        queue = await self._at.queue()
+        now = time.monotonic()
+        if queue and now - self._layout_at > _LAYOUT_S:
+            self._layout, self._layout_at = await self._at.layout(), now
+        soon_s = read_duration(self.settings.time_min or self.settings.time_limit)
+        spoken, more = self._courtesy.wishes(now, time.time(), queue, free, self._pilots, self._layout, soon_s)
+        chosen = choose(free, spoken, more, self.settings.reserve)
+        self._spoken = min(len(free), len(spoken) + more)
+        return chosen
+
+    def _settle(self, chosen: Sequence[str], *, may_start: bool) -> Orders:
+        now = time.monotonic()
+        wanted = [name for name, node in self._usable().items() if node.may_stay]
+        pending = sum(pilot.state == "waiting" for pilot in self._pilots.values())
+        room = min(self.settings.max_pending - pending, math.ceil(self.settings.submit_rate * self.settings.interval_s))
+        return self._keeper.settle(
+            now,
+            wanted,
+            self._to.nodes,
+            may_start=may_start,
+            held=frozenset(wanted).difference(chosen),
+            most=self.settings.max_pilots or None,
+            at_once=0 if now < self._refusals.until else max(0, room),
+        )
+
+    async def _act(self, orders: Orders) -> float:
+        for node in orders.leave:
+            self._to.leaving(node, self.settings.grace_s)
+        pilots = [(self._pilots[node], why) for node, why in orders.kill if node in self._pilots]
+        kill = [(pilot, why) for pilot, why in pilots if pilot.job not in self._told]
+        for index, node in enumerate(orders.start):
+            if self._ending or self._paused or not await self._submit(node):
+                for other in orders.start[index:]:
+                    if other not in self._doubts:
+                        self._keeper.ended(other, time.monotonic(), expected=True)
+                break
+        await self._cancel(kill)
+        return orders.again_at
+
+    async def _submit(self, node: str) -> bool:
+        """Submit the pilot of a node. Whether to go on with others."""
+        now = time.monotonic()
+        if self._short.get(node, math.inf) <= now:
+            del self._short[node]
+        short = node in self._short or not self._nodes[node].free()  # planned for something else
+        # Remembered before it is tried: whatever goes wrong, the next list of jobs says whether there is one.
+        self._doubts[node] = now + 4 * self.settings.command_timeout_s
+        try:
+            job = await self._at.submit(node, short=short)
+        except SlurmError as problem:
+            self._doubts[node] = time.monotonic() + 2 * self.settings.command_timeout_s
+            if self._refusals.refused(str(problem), time.monotonic()):
+                self._to.note("submit_failed", node=node, error=str(problem))
+            return self._refusals.until < time.monotonic()
+        self._refusals.forget()
+        self._doubts[node] = -math.inf
+        self._pilots[node] = Pilot(job, node, "waiting", mark=self._at.mark)
+        return True
+
+    # The end.
+
+    async def _drain(self) -> None:
+        """Cancel all pilots, and wait until none is left."""
+        jobs, problem = await self._at.drain(_DRAIN_S)
+        if problem:
+            _log.warning("pilots %s are left (%s); end them with scancel --name=%s", jobs, problem, self._at.name)
+            self._to.note("not_drained", jobs=jobs, error=problem, name=self._at.name)
+        for node in list(self._pilots):
+            self._to.gone(node, "the pool is closed")
+        self._pilots.clear()
