@@ -277,6 +277,11 @@ class Scheduler:
             known = self._values[trainer.name] = (trainer, self.policy.objective(trainer))
         return known[1]
 
+    def forget(self, name: str) -> None:
+        """A trainer is finished: nobody will ask for its values again."""
+        self._values.pop(name, None)
+        self._claims.pop(name, None)
+
     def _claim(self, trainer: Trainer, held: int) -> Claim:
         claims = self._claims.get(trainer.name)
         if claims is None or claims[0] is not trainer:

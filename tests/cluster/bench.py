@@ -32,6 +32,7 @@ class FakeWorker:
     formed: int = 0
     over: bool = False
     done: bool = False
+    hangs: bool = False
     status: int | None = None
     speaks: bool = True
 
@@ -237,7 +238,7 @@ class Bench:
     def _hear(self, worker: FakeWorker | None, said: Mapping[str, Any]) -> None:
         if worker is None or worker.status is not None:
             return
-        if said["type"] == "generation":
+        if said["type"] == "generation" and not worker.hangs:
             worker.generation = said["id"]
             if worker.id in said["members"]:
                 self.say(worker.id, Arrived(said["id"], f"{worker.node}:1"))

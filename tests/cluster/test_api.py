@@ -96,7 +96,10 @@ def test_a_trainer_is_submitted_shown_and_cancelled(tmp_path: Path) -> None:
         assert shown["pauses"]["count"] >= 0
         status = (await client.get("/v1/status", headers=mine)).json()
         assert status["pool"] == {"kind": "none", "size": 2, "used": 2}
-        assert status["last_decision"]["reasons"]
+        assert status["last_decision"]["reasons"] == []  # of all trainers, also others'
+        assert (await client.get("/v1/status", headers=by(tokens, "root"))).json()["last_decision"]["reasons"]
+        others = (await client.get("/v1/nodes", headers=by(tokens, "bob"))).json()["nodes"]
+        assert [(node["state"], node["trainer"]) for node in others] == [("assigned", None)] * 2
         nodes = (await client.get("/v1/nodes", headers=mine)).json()["nodes"]
         assert [(node["node"], node["state"], node["trainer"]) for node in nodes] == [
             ("n1", "assigned", "resnet"),

@@ -366,6 +366,151 @@ def test_a_formed_generation_that_is_old_news_changes_nothing(bench: Bench) -> N
     assert bench.store.events(kind="rescale") == before
 
 
+def test_cancelling_while_agents_are_awaited_reaches_their_workers_when_they_come(bench: Bench) -> None:
+    trainer = bench.submit()
+    bench.join("n1", "n2")
+    bench.crash()
+    bench.open()
+    with bench.store.transaction():
+        bench.cluster.cancel(trainer, "", bench.now)
+    bench.cluster.outbox.clear()  # nobody is connected yet
+    for node in list(bench.agents):
+        bench.rejoin(node)
+    bench.settle()
+    assert not [w for w in bench.workers.values() if w.status is None]
+    assert trainer not in bench.cluster.trainers
+
+
+def test_a_trainer_whose_worker_ended_while_there_was_no_controller_is_started_again(bench: Bench) -> None:
+    bench.slow = True
+    trainer = bench.submit("1-1")
+    bench.join("n1")
+    (worker,) = bench.workers
+    bench.end(worker, 2, "oh")  # it waits to be tried again
+    bench.crash()
+    bench.open()
+    with bench.store.transaction():
+        bench.cluster.decide(bench.now)
+    bench.rejoin("n1")
+    bench.settle()
+    bench.pass_time(5)
+    assert [w.trainer for w in bench.workers.values() if w.status is None] == [trainer]
+
+
+def test_a_trainer_is_not_done_while_rank_0_has_not_said_its_last_words(bench: Bench) -> None:
+    trainer = bench.submit("1-2")
+    bench.join("n1", "n2")
+    first, second = bench.members(trainer)
+    for worker in (first, second):
+        bench.workers[worker].over = bench.workers[worker].done = True
+        bench.say(worker, Done(7))
+    bench.end(second, 0)
+    bench.take(bench.workers[first].node)  # it was saving the model
+    assert bench.state(trainer) != "done"
+    bench.finish(trainer)
+    assert bench.state(trainer) == "done"
+
+
+def test_a_script_that_does_not_end_after_its_training_has_failed(bench: Bench) -> None:
+    trainer = bench.submit("1-1")
+    bench.join("n1")
+    (worker,) = bench.members(trainer)
+    bench.workers[worker].over = bench.workers[worker].done = True
+    bench.say(worker, Done(7))
+    for _ in range(70):
+        bench.pass_time(9.0)
+    row = bench.store.trainer(trainer)
+    assert row is not None
+    assert (row.state, "did not end" in row.reason) == ("failed", True)
+
+
+def test_a_member_that_hangs_on_its_way_to_a_generation_is_killed_and_replaced(bench: Bench) -> None:
+    trainer = bench.submit()
+    bench.join("n1", "n2")
+    hanging = next(w for w in bench.workers.values() if w.node == "n1")
+    hanging.hangs = True
+    bench.join("n3")
+    assert bench.state(trainer) == "rescaling"
+    for _ in range(40):
+        bench.pass_time(9.0)
+    assert bench.nodes_of(trainer) == {"n1", "n2", "n3"}
+    assert hanging.id not in bench.members(trainer)
+
+
+@pytest.mark.parametrize("status", [-15, 128 + 15, 75])
+def test_a_worker_that_a_signal_took_is_no_failure(bench: Bench, status: int) -> None:
+    bench.slow = True
+    trainer = bench.submit("1-1", max_restarts=0)
+    bench.join("n1")
+    for _ in range(3):
+        (worker,) = [w.id for w in bench.workers.values() if w.status is None]
+        bench.end(worker, status)
+    assert bench.state(trainer) == "starting"
+
+
+def test_a_node_that_leaves_while_others_are_awaited_is_left_at_a_step_boundary(bench: Bench) -> None:
+    trainer = bench.submit()
+    bench.join("n1", "n2")
+    bench.crash()
+    bench.open()
+    bench.rejoin("n1")
+    with bench.store.transaction():
+        bench.cluster.leaving("n1", 5.0, bench.now)
+    bench.rejoin("n2")
+    bench.settle()
+    assert bench.nodes_of(trainer) == {"n2"}
+    assert bench.store.events(kind="rescale")[-1].data["why"] == "shrink"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"type": "failed", "error": "x", "traceback": ["a", "b"]},
+        {"type": "formed", "generation": 1, "world": 1, "pause_s": "much", "form_s": 0, "sync_s": 0},
+        {"type": "arrived"},
+    ],
+)
+def test_nonsense_of_a_script_is_its_own_failure(bench: Bench, said: dict[str, object]) -> None:
+    trainer, other = bench.submit("1-1"), bench.submit("1-1")
+    bench.join("n1", "n2")
+    (worker,) = bench.members(trainer)
+    with bench.store.transaction():
+        bench.cluster.heard(bench.workers[worker].node, worker, said, bench.now)
+    bench.settle()
+    assert (bench.state(trainer), bench.state(other)) == ("failed", "running")
+    bench.report(other, samples=5)
+    bench.report(other, samples=1.5)
+    bench.settle()
+    assert bench.state(other) == "failed"
+    assert set(bench.cluster.nodes) == {"n1", "n2"}
+
+
+@pytest.mark.parametrize("rate", [1e-300, 1e300])
+def test_absurd_weights_and_rates_do_not_upset_decisions(bench: Bench, rate: float) -> None:
+    trainer = bench.submit("1-4", weight=1e308, curve={"nodes": [1, 2], "rates": [1e-300, 1e10]})
+    bench.submit("1-4", weight=1e-308)
+    bench.join("n1", "n2", "n3")
+    bench.report(trainer, samples=5, rates={"1": rate, "2": rate})
+    bench.restart()
+    assert len(bench.cluster.state.assigned) >= 1
+
+
+def test_when_the_clock_is_set_nobody_is_lost_and_nothing_is_late(bench: Bench) -> None:
+    bench.slow = True
+    trainer = bench.submit("1-1")
+    bench.join("n1")
+    bench.end(next(iter(bench.workers)), 2, "oh")
+    bench.now -= 3600
+    bench.cluster.was_away(-3600)
+    bench.pass_time(2)
+    assert [w.trainer for w in bench.workers.values() if w.status is None] == [trainer]
+    bench.now += 7200
+    bench.cluster.was_away(7200)
+    with bench.store.transaction():
+        bench.cluster.tick(bench.now)
+    assert set(bench.cluster.nodes) == {"n1"}
+
+
 NODES = [f"n{i}" for i in range(6)]
 STEPS = st.one_of(
     st.tuples(st.just("join"), st.sampled_from(NODES)),

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from bftrainer.cluster.wire import Beat, Ended, Started, WorkerStatus
-from bftrainer.elastic.protocol import Arrived, Done, Failed, Formed, FromWorker, Left, Ready
+from bftrainer.elastic.protocol import Arrived, Broken, Done, Failed, Formed, FromWorker, Left, Ready
 
 MOST_TRACEBACK = 20_000
 """Characters of a traceback; of a longer one its end is kept."""
@@ -93,6 +93,8 @@ class Book:
                 self._note(worker, arrived=generation, address=address)
             case Formed(generation):
                 self._note(worker, formed=generation, holds_state=True)
+            case Broken():
+                self._note(worker, formed=-1)  # it is in no generation any more
             case Left():
                 self._note(worker, over=True)
             case Done():

@@ -64,6 +64,7 @@ class _Worker:
     heard_at: float | None = None
     generation: bytes = b""  # the newest, said again to one that connects late
     killing: asyncio.TimerHandle | None = None
+    unwanted: bool = False  # it was to be stopped before it had started
 
 
 class Workers:
@@ -140,6 +141,7 @@ class Workers:
             self._tell_again(name)
         elif worker.process is None:
             assert worker.starting is not None
+            worker.unwanted = True
             worker.starting.cancel()
         elif grace_s <= 0:
             worker.process.kill_group()
@@ -243,6 +245,8 @@ class Workers:
         try:
             await asyncio.wait([starting])
             worker.process = starting.result()
+            if worker.unwanted:  # it was there before it could be cancelled
+                worker.process.kill_group()
             self._tell(self.book.started(worker.name, worker.process.pid))
             status = await worker.process.wait()
             await self._hear_out(worker)

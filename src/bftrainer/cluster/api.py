@@ -78,7 +78,7 @@ def build(controller: Controller, secret: str) -> FastAPI:
         now = time.time()
         mine = [show(row) for row in rows(caller, everything=False)]
         policy = controller.config.policy
-        last = cluster.last_decision
+        last, is_admin = cluster.last_decision, caller.role == "admin"
         return {
             "version": __version__,
             "now": now,
@@ -94,7 +94,7 @@ def build(controller: Controller, secret: str) -> FastAPI:
             },
             "trainers": mine,
             "totals": views.totals(cluster, mine, now),
-            "last_decision": last and {"time": last["time"], "reasons": last["reasons"]},
+            "last_decision": last and {"time": last["time"], "reasons": last["reasons"] if is_admin else []},
         }
 
     @app.get("/v1/trainers")
@@ -153,7 +153,11 @@ def build(controller: Controller, secret: str) -> FastAPI:
     @app.get("/v1/nodes")
     async def nodes(caller: Caller) -> dict[str, Any]:
         """The nodes that are here."""
-        return {"nodes": [views.node(view, cluster, time.time()) for view in cluster.nodes.values()]}
+        found = [views.node(view, cluster, time.time()) for view in cluster.nodes.values()]
+        for row in found:
+            if caller.role != "admin" and row["owner"] != caller.owner:
+                row["trainer"] = row["worker"] = None  # whose it is, is nobody else's business
+        return {"nodes": found}
 
     @app.get("/v1/events")
     async def events(

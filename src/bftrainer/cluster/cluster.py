@@ -26,7 +26,7 @@ from bftrainer.cluster.workers import Order
 from bftrainer.core.pool import Event
 from bftrainer.core.trainer import Trainer
 from bftrainer.elastic import protocol
-from bftrainer.elastic.protocol import Report
+from bftrainer.elastic.protocol import Failed, Formed, Report
 from bftrainer.scheduler import Scheduler, State
 
 
@@ -147,7 +147,7 @@ class Cluster:
         return set(lost)
 
     def _reattach(self, name: str, statuses: tuple[WorkerStatus, ...], now: float) -> None:
-        touched: set[str] = set()
+        touched = {live.id for live in self._concerned(name)}
         told = {status.worker for status in statuses}
         for status in statuses:
             live = self._trainer_of(status.worker)
@@ -161,6 +161,7 @@ class Cluster:
             if status.status is not None:
                 self._ended(live, Ended(status.worker, status.status, status.tail), now)
         for live in self._concerned(name):
+            touched.add(live.id)  # whoever was given the node may have it now
             waiting = live.job.worker_on(name)
             if waiting is not None and waiting.id not in told:
                 # It was to be started when the earlier controller ended, and nobody heard of it.
@@ -187,10 +188,13 @@ class Cluster:
         live = self._trainer_of(worker)
         if live is None:
             return
-        said = _understood(message)
-        if said is not None:
+        try:
+            said = _understood(message)
+        except protocol.ProtocolError as problem:
+            live.job.fail(str(problem))
+        else:
             live.job.heard(worker, said, now)
-            self._after(live.id, now)
+        self._after(live.id, now)
 
     def reports(self, name: str, reports: Mapping[str, Mapping[str, Any]], now: float) -> None:
         """What workers reported since the last beat."""
@@ -200,8 +204,12 @@ class Cluster:
                 self._reported(live, worker, report, now)
 
     def _reported(self, live: Live, worker: str, report: Mapping[str, Any], now: float) -> None:
-        said = _understood({**report, "type": "report"})
-        assert isinstance(said, Report)
+        try:
+            said = _understood({**report, "type": "report"})
+        except protocol.ProtocolError as problem:
+            live.job.fail(str(problem))
+            self._after(live.id, now)
+            return
         live.job.heard(worker, said, now)
         if live.learned.rates(live.job.progress.rates):
             live.stale = self.undecided = True
@@ -419,6 +427,9 @@ class Cluster:
         """The controller itself did not run for a while: whoever spoke meanwhile was not heard."""
         for node in self.nodes.values():
             node.heard += seconds
+            node.leave_by = None if node.leave_by is None else node.leave_by + seconds
+        for live in self.trainers.values():
+            live.job.shift(seconds)
 
     # Bookkeeping.
 
@@ -464,6 +475,7 @@ class Cluster:
             self.undecided = True
         if job.over:
             del self.trainers[trainer]
+            self.scheduler.forget(trainer)
             store.keep(f"job.{trainer}", None)
 
     def _tell(self, node: str, message: FromController) -> None:
@@ -489,6 +501,11 @@ def _understood(message: Mapping[str, Any]) -> protocol.Message | None:
         said = protocol.from_json(message)
         if isinstance(said, Report):
             return facts.checked(said)
+        if isinstance(said, Failed):
+            return Failed(str(said.error), str(said.traceback))
+        if isinstance(said, Formed):
+            times = (float(said.pause_s), float(said.form_s), float(said.sync_s))
+            return Formed(int(said.generation), int(said.world), *times)
     except (TypeError, ValueError, KeyError, AttributeError) as problem:
         raise protocol.ProtocolError(f"a worker said {str(message)[:200]}: {problem}") from None
     return said

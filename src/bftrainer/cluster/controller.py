@@ -183,7 +183,8 @@ class Controller:
                 cluster.decide(time.time())
 
     async def _keep_ticking(self) -> None:
-        last = collected = trimmed = time.monotonic()
+        collected = trimmed = time.monotonic()
+        wall = time.time()
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
@@ -197,13 +198,19 @@ class Controller:
             with self._happening() as cluster:
                 if self._curious and now - self._learned_at >= LEARN_S:
                     self._curious, self._learned_at, cluster.undecided = False, now, True
-                if now - last > 4 * TICK_S:
-                    # This process was away (stopped, or the machine was): nobody else was silent.
-                    cluster.was_away(now - last)
-                cluster.tick(time.time())
+                stepped, wall = time.time() - wall, time.time()
+                if abs(stepped) > 4 * TICK_S:
+                    # This process was away, the machine was, or the clock was set: nobody else was silent.
+                    cluster.was_away(stepped)
+                before = set(cluster.nodes)
+                cluster.tick(wall)
+            for name in before - self.cluster.nodes.keys():
+                if (silent := self._connections.get(name)) is not None:
+                    silent.close()  # if it is alive after all, it shall come anew
+            for trainer in self._logbooks.keys() - self.cluster.trainers.keys():
+                del self._logbooks[trainer]
             wanted = self.cluster.head_wanted and not self.draining
             self._head.keep(wanted=wanted, here=HEAD in self._connections)
-            last = now
 
     # Agents.
 

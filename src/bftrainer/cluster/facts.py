@@ -20,6 +20,8 @@ from bftrainer.scheduler import Plan, State
 if TYPE_CHECKING:
     from bftrainer.cluster.live import Live
 
+LEAST, MOST = 1e-9, 1e15
+"""Bounds of rates and weights: beyond them sums of them mean nothing."""
 MOST_METRICS = 100
 """Kept of what a script reports."""
 
@@ -32,16 +34,17 @@ def job_settings(settings: JobSettings, spec: TrainerSpec) -> JobSettings:
 def as_trainer(live: Live, usual_rate: float) -> Trainer:
     """What the scheduler is told of a trainer. Its name there is its id."""
     spec, learned = live.spec, live.learned
+    curve = learned.curve(spec.min_nodes, spec.max_nodes, usual_rate)
     return Trainer(
         live.id,
-        learned.curve(spec.min_nodes, spec.max_nodes, usual_rate),
+        Curve(curve.nodes, (0.0, *(min(max(rate, LEAST), MOST) for rate in curve.rates[1:]))),
         spec.min_nodes,
         spec.max_nodes,
         learned.growth_s(len(live.job.nodes)),
         learned.down_s,
         submit=live.submitted,
         owner=live.owner,
-        weight=spec.weight,
+        weight=min(max(spec.weight, LEAST), MOST),
         model=spec.model,
     )
 
@@ -110,9 +113,13 @@ def checked(report: Report) -> Report:
             whole(optional)
     return replace(
         report,
-        rates={str(whole(int(size))): float(rate) for size, rate in report.rates.items()},
-        metrics={str(name)[:100]: float(value) for name, value in list(report.metrics.items())[:MOST_METRICS]},
+        rates={str(whole(int(size))): rate for size, rate in _numbers(report.rates).items() if LEAST <= rate <= MOST},
+        metrics={name[:100]: value for name, value in list(_numbers(report.metrics).items())[:MOST_METRICS]},
     )
+
+
+def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
+    return {str(name): float(value) for name, value in found.items()}
 
 
 def columns(live: Live, ended: float | None) -> dict[str, Any]:

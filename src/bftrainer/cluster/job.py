@@ -53,7 +53,7 @@ class Job:
         self.finishing = False
         """Training is complete; the script's last words are awaited."""
         self.ever_ran = False
-        self._said_last_words = False
+        self._said_last_words = self._words_lost = False
         self.failures = self.restarts = 0
         """In a row, without progress in between; and in all."""
         self.failures_in_all = 0
@@ -66,6 +66,7 @@ class Job:
         self._size = 0
         self._not_before = 0.0
         self._announce_at: float | None = None
+        self._announced_at = 0.0
         self._samples_at_failure = 0
         self._reattaching: set[str] = set()
         self._orders: list[Order] = []
@@ -168,6 +169,11 @@ class Job:
             self.fail(f"training was complete, but then the script ended with status {status}: {last}", tail)
         elif worker.said_done and status == 0:
             self._said_last_words = True
+        elif worker.said_done and worker.killed:
+            limit_s = self.settings.finish_grace_s
+            self.fail(f"training was complete, but the script did not end within {limit_s:g} s after it", tail)
+        elif worker.said_done:
+            self._words_lost = True
         elif not expected and not self.finishing:
             self._judge(worker, status, tail, error, now)
         self._see_whether_done()
@@ -179,6 +185,7 @@ class Job:
             self._drop(worker.id)
             if worker.id in self._trained_by:
                 self._preempted = True
+            self._words_lost |= worker.said_done
             self._gone(worker)
             self._take_up()
             self._see_whether_done()
@@ -193,7 +200,7 @@ class Job:
         if worker.ready:
             worker.leave_by = by if worker.leave_by is None else min(by, worker.leave_by)
             self.roster.remove(worker.id)
-        else:
+        elif worker.id not in self._reattaching:
             self._kill(worker)
 
     def cancel(self, reason: str) -> None:
@@ -233,6 +240,8 @@ class Job:
         worker.is_new = not status.holds_state
         self._reattaching.discard(worker_id)
         self._take_up()
+        if worker.killed and status.status is None:
+            self._kill(worker)  # the order went nowhere: its agent was not here
         if status.failed:
             self.fail(f"{status.failed} (on {worker.node})", status.traceback)
         elif status.done:
@@ -256,6 +265,8 @@ class Job:
                 self.roster.ready(worker.id)
             if status.holds_state:
                 self.roster.formed(worker.id)
+            if worker.leave_by is not None and not self.finishing:
+                self.roster.remove(worker.id)
             if worker.id in order:
                 whole = whole and status.formed == generation.id
         present = {worker.id for worker in back}
@@ -292,9 +303,19 @@ class Job:
         times = [worker.leave_by for worker in self.workers.values() if worker.leave_by and not worker.killed]
         if self._announce_at is not None:
             times.append(self._announce_at)
+        if self._announced_at and self.roster.missing():
+            times.append(self._announced_at + self.settings.arrive_s)
         if self._not_before and self.outcome is None and any(self.worker_on(node) is None for node in self.nodes):
             times.append(self._not_before)
         return min(times, default=None)
+
+    def shift(self, seconds: float) -> None:
+        """The clock was set, or stood still: what was to be then is to be so much later."""
+        for worker in self.workers.values():
+            worker.leave_by = None if worker.leave_by is None else worker.leave_by + seconds
+        self._announce_at = None if self._announce_at is None else self._announce_at + seconds
+        self._announced_at += seconds
+        self._not_before += seconds if self._not_before else 0.0
 
     def _start_missing(self, now: float, free: Callable[[str], bool]) -> None:
         if now < self._not_before:
@@ -328,10 +349,17 @@ class Job:
         announce = self._announce_at is None or now >= self._announce_at or not waiting
         if announce:
             self._announce_at = None
+        before = self.roster.generation.id
         for saying in self.roster.settle(announce=announce):
             worker = self.workers.get(saying.worker)
             if worker is not None:
                 self._orders.append((worker.node, Say(worker.id, protocol.as_json(saying.message))))
+        if self.roster.generation.id != before:
+            self._announced_at = now
+        if now > self._announced_at + self.settings.arrive_s:
+            for name in self.roster.missing():
+                if not self.workers[name].said_done and not self.workers[name].killed:
+                    self._kill(self.workers[name])
 
     def _flush(self) -> list[Order]:
         orders, self._orders = self._orders, []
@@ -395,17 +423,19 @@ class Job:
         for worker in self.workers.values():
             if worker.id not in self.roster.going.members:
                 self._kill(worker)
-            elif worker.leave_by is None:
+            elif worker.node in self.nodes or worker.leave_by is None:
                 worker.leave_by = now + self.settings.finish_grace_s
 
     def _see_whether_done(self) -> None:
         if not self.finishing or self.outcome is not None:
             return
-        if self._said_last_words and all(worker.killed for worker in self.workers.values()):
+        whole = self._said_last_words and not self._words_lost
+        if whole and all(worker.killed for worker in self.workers.values()):
             self._end("done", "")
-        elif not self._said_last_words and not any(worker.said_done for worker in self.workers.values()):
-            # Those who had said so are lost: whoever is left, or comes, says it again from the last snapshot.
-            self.finishing = False
+        elif not whole and not any(worker.said_done for worker in self.workers.values()):
+            # Of those who had said so some are lost, rank 0 perhaps, which saves the model: whoever is left, or comes,
+            # says it again from the last snapshot.
+            self.finishing = self._said_last_words = self._words_lost = False
             for worker in self.workers.values():
                 worker.leave_by = None
 

@@ -82,7 +82,7 @@ class Logbook:
         end = found.rfind(b"\n") + 1
         if end == 0 and len(found) >= limit:
             end = len(found)
-        return [line for raw in found[:end].splitlines() if (line := _parsed(raw))], start + end
+        return [line for raw in found[:end].split(b"\n") if (line := _parsed(raw))], start + end
 
     def tail(self, lines: int) -> tuple[list[Line], int]:
         """The last lines, and the byte to go on from."""
@@ -99,7 +99,7 @@ class Logbook:
         try:
             with self.path.open("rb") as file:
                 file.seek(max(file.seek(0, os.SEEK_END) - _SCAN, 0))
-                for raw in file.read().splitlines():
+                for raw in file.read().split(b"\n"):
                     fields = raw.split(b"\t", 4)
                     if len(fields) == 5 and fields[3].isdigit():
                         worker = fields[1].decode(errors="replace")

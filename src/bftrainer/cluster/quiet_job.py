@@ -230,6 +230,14 @@ class QuietJob:
             times.append(self._not_before)
         return min(times, default=None)
 
+    def shift(self, seconds: float) -> None:
+        """The clock was set, or stood still: what was to be then is to be so much later."""
+        for worker in self.workers.values():
+            worker.leave_by = None if worker.leave_by is None else worker.leave_by + seconds
+        self._lost_at += seconds
+        self._steady_since += seconds
+        self._not_before += seconds if self._not_before else 0.0
+
     def _on_nodes(self) -> list[Worker]:
         return [worker for worker in self.workers.values() if worker.node != HEAD]
 

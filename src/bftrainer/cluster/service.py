@@ -109,7 +109,9 @@ async def serve(
                 default_down_s=config.trainers.default_down_s,
                 dry_run=dry_run,
                 job=JobSettings(
-                    leave_grace_s=config.agents.leave_grace_s, restart_backoff_s=config.trainers.restart_backoff_s
+                    leave_grace_s=config.agents.leave_grace_s,
+                    finish_grace_s=config.trainers.finish_grace_s,
+                    restart_backoff_s=config.trainers.restart_backoff_s,
                 ),
             )
             cluster = Cluster(store, Scheduler(policy_of(config)), settings, launchers)

@@ -98,6 +98,7 @@ def node(view: NodeView, cluster: Cluster, now: float) -> dict[str, Any]:
         "host": view.host,
         "state": "leaving" if view.leave_by is not None else "awaited" if not view.here else _use(view, live),
         "trainer": live.name if live is not None else None,
+        "owner": live.owner if live is not None else None,
         "worker": worker,
         "since": view.joined,
         "agent_pid": view.pid,

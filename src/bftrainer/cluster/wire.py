@@ -214,6 +214,7 @@ _NAMES: Mapping[type[Any], tuple[str, tuple[str, ...]]] = {
     kind: (name, tuple(f.name for f in fields(kind))) for name, kind in _KINDS.items()
 }
 _STATUS_FIELDS = tuple(f.name for f in fields(WorkerStatus))
+_STATUS_TEXTS = ("worker", "trainer", "address", "failed", "traceback", "tail")
 
 
 def encode(message: Message) -> str:
@@ -257,4 +258,7 @@ def decode(frame: str | bytes) -> Message | None:
 
 
 def _status(row: Mapping[str, Any]) -> WorkerStatus:
-    return WorkerStatus(**{name: row[name] for name in _STATUS_FIELDS if name in row})
+    texts = {
+        name: str(row[name]) for name in ("worker", "trainer", "address", "failed", "traceback", "tail") if name in row
+    }
+    return WorkerStatus(**{**{name: row[name] for name in _STATUS_FIELDS if name in row}, **texts})

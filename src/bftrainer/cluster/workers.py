@@ -10,8 +10,8 @@ from bftrainer.cluster.wire import FromController, WorkerStatus
 
 TrainerState = Literal["queued", "starting", "running", "rescaling", "waiting", "done", "failed", "cancelled"]
 FINISHED: frozenset[str] = frozenset({"done", "failed", "cancelled"})
-KILLED = (-9, -15, -1, -2)
-"""Statuses of a worker that something took away; any other one is the script's own fault."""
+KILLED = (-9, -15, -1, -2, 128 + 9, 128 + 15, 128 + 1, 128 + 2)
+"""Statuses of a worker that something took away, by a signal; any other one is the script's own fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,8 @@ class JobSettings:
     """One that alone has the training's state stays so long for newcomers to be ready."""
     finish_grace_s: float = 600.0
     """After training is complete, the script's own last words may take so long."""
+    arrive_s: float = 300.0
+    """A member that is alive and does not come to the next generation for so long hangs. Longer than any step."""
     gather_s: float = 0.1
     """Newcomers that are ready within so short a time join together."""
     restart_backoff_s: float = 1.0

@@ -64,6 +64,13 @@ class Roster:
         """Those of the generation announced last."""
         return self.generation.members
 
+    def missing(self) -> tuple[str, ...]:
+        """Those whom the others of the generation announced last wait for."""
+        if self.going.id == self.generation.id or len(self.generation.members) < self.min_nodes:
+            return ()
+        known = ((name, self._workers.get(name)) for name in self.generation.members)
+        return tuple(name for name, worker in known if worker and worker.arrived != self.generation.id)
+
     def __contains__(self, worker: object) -> bool:
         return worker in self._workers
 

@@ -190,7 +190,9 @@ class _Parent:
         try:
             return await started
         except asyncio.CancelledError:
-            started.cancel()  # whoever was cancelled cannot end it any more
+            # Whoever was cancelled cannot end it any more.
+            if not started.cancel() and not started.cancelled() and started.exception() is None:
+                started.result().kill_group()
             raise
 
     def send(self, **message: Any) -> None:

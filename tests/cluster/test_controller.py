@@ -1,0 +1,101 @@
+"""The controller's side of connections: agents that fall silent, speak nonsense or come twice."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from bench import Bench
+from bftrainer.cluster import wire
+from bftrainer.cluster.controller import Controller
+from bftrainer.cluster.logbook import Logbook
+from bftrainer.cluster.settings import Config, Server
+from bftrainer.cluster.wire import Join
+from test_api import NoPool
+
+
+class Wire:
+    """An agent's end of a connection, in memory."""
+
+    def __init__(self) -> None:
+        self.to_controller: asyncio.Queue[str | None] = asyncio.Queue()
+        self.received: list[str] = []
+
+    async def frames(self) -> AsyncIterator[str]:
+        while (frame := await self.to_controller.get()) is not None:
+            yield frame
+
+    async def send(self, frame: str) -> None:
+        self.received.append(json.loads(frame)["type"])
+
+
+async def until(condition: object, timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.01)
+
+
+def play(folder: Path, scene: object) -> None:
+    bench = Bench(folder)
+
+    async def run() -> None:
+        config = dataclasses.replace(Config(), server=Server(state=folder))
+        controller = Controller(bench.cluster, NoPool(), config, lambda trainer: Logbook(folder / trainer, 1 << 20), {})
+        await controller.start()
+        try:
+            await scene(controller)  # type: ignore[operator]
+        finally:
+            await controller.stop(drain=False)
+
+    try:
+        asyncio.run(run())
+    finally:
+        bench.store.close()
+
+
+def test_an_agent_that_was_taken_for_lost_is_cut_off_so_that_it_comes_again(tmp_path: Path) -> None:
+    async def scene(controller: Controller) -> None:
+        agent = Wire()
+        serving = asyncio.create_task(controller.serve_agent(agent.frames(), agent.send))
+        agent.to_controller.put_nowait(wire.encode(Join("n1", "n1", "a")))
+        await until(lambda: "n1" in controller.nodes)
+        controller.cluster.nodes["n1"].heard = time.time() - 60  # it was stopped, or its network was
+        await until(lambda: "n1" not in controller.cluster.nodes)
+        agent.to_controller.put_nowait(wire.encode(wire.Beat()))  # it is alive after all
+        await asyncio.wait_for(serving, 10)
+        assert "n1" not in controller.nodes
+        again = Wire()
+        serving = asyncio.create_task(controller.serve_agent(again.frames(), again.send))
+        again.to_controller.put_nowait(wire.encode(Join("n1", "n1", "a")))
+        await until(lambda: "n1" in controller.cluster.nodes)
+        again.to_controller.put_nowait(None)
+        await asyncio.wait_for(serving, 10)
+        assert "n1" not in controller.cluster.nodes
+
+    play(tmp_path, scene)
+
+
+def test_nonsense_from_an_agent_ends_its_connection_and_nothing_else(tmp_path: Path) -> None:
+    async def scene(controller: Controller) -> None:
+        for frame in ("{", "[]", '{"type": "beat"}', '{"type": "join", "node": 7, "host": "x", "agent": "y"}'):
+            agent = Wire()
+            agent.to_controller.put_nowait(frame)
+            await asyncio.wait_for(controller.serve_agent(agent.frames(), agent.send), 10)
+        for frame in (
+            '{"type": "ended", "worker": [], "status": 0}',
+            '{"type": "log", "worker": "../../x-1", "offset": 0, "text": "x", "size": 1}',
+            '{"type": "beat", "reports": {"t1-1": 5}}',
+        ):
+            agent = Wire()
+            agent.to_controller.put_nowait(wire.encode(Join("n1", "n1", "a")))
+            agent.to_controller.put_nowait(frame)
+            await asyncio.wait_for(controller.serve_agent(agent.frames(), agent.send), 10)
+            assert controller.nodes == frozenset()
+        assert not controller.failed.done()
+        assert not Path(tmp_path.parent.parent, "x").exists()
+
+    play(tmp_path, scene)
