@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from bftrainer.cluster.judgement import judge
 from bftrainer.cluster.rerun import KINDS, check
 from bftrainer.cluster.service import policy_of
-from bftrainer.cluster.settings import Config, PolicySettings
+from bftrainer.cluster.settings import Config
 from bftrainer.cluster.store import FILE, Store
 from ledger import committed
 from live import Live, gone, wait_until
+from live_prediction import EPOCHS, SAMPLES, measure
 
 pytest.importorskip("torch")
 
@@ -70,30 +70,11 @@ def test_training_goes_on_while_the_controller_is_killed_and_comes_back(tmp_path
 
 
 def test_the_simulator_predicts_what_a_paced_run_makes(tmp_path: Path) -> None:
-    """Two trainers on nodes that come and go as written, each step as long as on a real node."""
-    churn = tmp_path / "churn.txt"
-    rows = ["4 join node-3", "4 join node-4", "9 leave node-1", "16 kill node-4", "22 join node-1", "29 leave node-3"]
-    churn.write_text("\n".join(rows) + "\n")
-    home = [tmp_path / "a", tmp_path / "b"]
-    horizon = PolicySettings(horizon_s=20.0)
-    options = ["--nodes", "4", "--set", f"pool.churn={churn}", "--set", "policy.horizon_s=20"]
-    with Live(tmp_path / "state", *options) as live:
-        refs = []
-        for folder, pace in zip(home, ({1: 0.3, 2: 0.16, 4: 0.1}, {1: 0.2, 2: 0.12, 4: 0.09}), strict=True):
-            folder.mkdir()
-            env = {"BFTRAINER_PACE": ",".join(f"{size}:{step_s}" for size, step_s in pace.items())}
-            curve = {"nodes": list(pace), "rates": [48 / step_s for step_s in pace.values()]}  # as profiled before
-            refs.append(live.submit(WORKER, str(folder), "14", "0", nodes="1-4", env=env, curve=curve))
-        for ref in refs:
-            assert live.until_state(ref, "done", "failed")["state"] == "done"
-        live.stop()
-    with Store.open(live.folder / FILE, read_only=True) as store:
-        found = judge(store, policy_of(Config(policy=horizon)))
-    print(found)
-    assert found.outcome_samples == 2 * 14 * 600
-    assert found.simulated_samples == pytest.approx(found.outcome_samples, rel=0.1)
-    assert found.simulated_s == pytest.approx(found.seconds, rel=0.1)
-    assert 0 < found.efficiency <= found.bound + 0.05
+    """`benchmarks/live_prediction.py` shows how well; here a busy machine must not matter."""
+    found = measure(tmp_path)
+    assert found["samples"] == 2 * EPOCHS * SAMPLES
+    assert found["ratio"] == pytest.approx(1.0, abs=0.25)
+    assert 0 < found["efficiency"] <= found["bound"] + 0.05
 
 
 def test_what_a_user_does_wrong_is_one_clear_line(tmp_path: Path) -> None:

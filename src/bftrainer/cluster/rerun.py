@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -107,6 +108,7 @@ def as_study(store: Store, *, lag: bool = True) -> Recorded:
     ends = [row.ended for row in rows if row.ended is not None]
     end = max(ends) if len(ends) == len(rows) and ends else events[-1].time
     lag_s = _lag(events) if lag else 0.0
+    moved_s = lag_s * _moved_share(events)
     fragments = list(_fragments(events, end, lag_s))
     nodes = tuple(dict.fromkeys(fragment.node for fragment in fragments))
     start = min(fragment.start for fragment in fragments)
@@ -117,7 +119,9 @@ def as_study(store: Store, *, lag: bool = True) -> Recorded:
         found = trainer_from_json(last[row.id])
         learned = Learned.from_json(row.learned or {})
         found = replace(found, work=float(work) if work else math.inf, submit=max(row.submitted, start))
-        trainers.append(replace(found, up_s=learned.up_s, down_s=learned.down_s))
+        # A node that another trainer gives up computes nothing either until its new worker is up.
+        up_s = learned.up_s + moved_s / max(_mean_size(events, row.id), 1.0)
+        trainers.append(replace(found, up_s=up_s, down_s=learned.down_s))
     return Recorded(trace, tuple(trainers), float(sum(row.samples for row in rows)), start, end, lag_s)
 
 
@@ -133,6 +137,19 @@ def _fragments(events: Iterable[EventRow], end: float, lag_s: float) -> Iterator
     for node, joined in since.items():
         if end > joined + lag_s:
             yield Fragment(node, joined + lag_s, end, open=True)
+
+
+def _moved_share(events: Iterable[EventRow]) -> float:
+    """Of the workers that were started, the share on nodes that had been here before."""
+    kinds = Counter(event.kind for event in events)
+    return max(1.0 - kinds["node.joined"] / kinds["worker.started"], 0.0) if kinds["worker.started"] else 0.0
+
+
+def _mean_size(events: Iterable[EventRow], trainer: str) -> float:
+    """The size from which a trainer grew, on average."""
+    sizes = [e.data["world_before"] for e in events if e.kind == "rescale" and e.trainer == trainer]
+    grown = [size for size in sizes if size > 0]
+    return statistics.fmean(grown) if grown else 1.0
 
 
 def _lag(events: Iterable[EventRow]) -> float:
