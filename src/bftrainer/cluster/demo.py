@@ -93,7 +93,7 @@ def controller(folder: Path, nodes: int, speed: float, seed: int) -> Iterator[su
     pool = {"kind": "local", "nodes": nodes, "churn": "summit", "speed": speed, "seed": seed, "abrupt": 0.5}
     pool |= {"hours": 6, "loop": "true", "grace_s": 1.0}
     # A horizon in the demo's own time: nodes stay for seconds, not for hours.
-    horizon = ["--set", f"policy.horizon_s={HORIZON_S}"]
+    horizon = ["--set", f"policy.horizon_s={HORIZON_S}", "--set", "trainers.snapshot_every_s=5"]
     settings = [word for key, value in pool.items() for word in ("--set", f"pool.{key}={value}")]
     argv = [sys.executable, "-m", "bftrainer", "serve", "--port", "0", "--state", str(folder), *horizon, *settings]
     log = folder / "serve.log"

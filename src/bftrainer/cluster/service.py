@@ -101,7 +101,8 @@ async def serve(
             store.keep("port", port)
             state_id = store.kept("state_id") or secrets.token_hex(8)
             store.keep("state_id", state_id)
-            launchers = make_launchers(folder, state_id, _in_url(host).strip("[]"), store)
+            every_s = config.trainers.snapshot_every_s
+            launchers = make_launchers(folder, state_id, _in_url(host).strip("[]"), store, every_s)
             settings = ClusterSettings(
                 reattach_s=config.agents.reattach_s,
                 silence_s=config.agents.silence_s,

@@ -144,6 +144,7 @@ class TrainerSettings:
 
     default_up_s: float = _key(1.0, _SECONDS, "cost of growing until one was measured")
     default_down_s: float = _key(1.0, _SECONDS, "cost of shrinking until one was measured")
+    snapshot_every_s: float = _key(30.0, _SOME_SECONDS, "time between snapshots, where a script does not say")
     finish_grace_s: float = _key(600.0, _SECONDS, "time for a script's last words, after its training is complete")
     restart_backoff_s: float = _key(1.0, _SECONDS, "first wait before a script that failed is started again; doubles")
     max_log_mb: int = _key(64, Kind("a whole number of MB from 1", _whole(1, 1_000_000)), "log kept of a trainer")

@@ -15,9 +15,11 @@ from bftrainer.cluster.store import Store
 __all__ = ["HEAD", "Home", "Launcher", "Place", "Traits", "make_launchers"]
 
 
-def make_launchers(state: Path, state_id: str, host: str, store: Store) -> Mapping[str, Launcher]:
+def make_launchers(
+    state: Path, state_id: str, host: str, store: Store, snapshot_every_s: float = 30.0
+) -> Mapping[str, Launcher]:
     """All of them by name. `host` is the address under which nodes reach the controller's machine."""
-    home = Home(state, state_id)
+    home = Home(state, state_id, snapshot_every_s)
     return MappingProxyType(
         {
             "elastic": ElasticLauncher(home),

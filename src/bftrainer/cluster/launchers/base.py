@@ -81,6 +81,7 @@ class Home:
 
     state: Path
     state_id: str
+    snapshot_every_s: float = 30.0
 
     def folder(self, trainer: str) -> Path:
         """Where a trainer's snapshots, logs and host lists are."""
@@ -93,7 +94,8 @@ class Home:
     def environment(self, live: Live) -> Mapping[str, str]:
         """What every worker of a trainer gets, what its user has set on top."""
         snapshots = str(self.folder(live.id) / "snapshots")
-        return {protocol.SNAPSHOTS: snapshots, wire.STATE_ID: self.state_id, TRAINER: live.name, **live.spec.env}
+        ours = {protocol.SNAPSHOTS: snapshots, protocol.SNAPSHOT_EVERY: f"{self.snapshot_every_s:g}"}
+        return {**ours, wire.STATE_ID: self.state_id, TRAINER: live.name, **live.spec.env}
 
 
 def last_line(tail: str) -> str:
