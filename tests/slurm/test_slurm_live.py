@@ -1,0 +1,123 @@
+"""End to end on a real Slurm: main jobs come and go, two trainers live on what is left, and nothing stays behind."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ledger import committed, same_as_alone
+from live import Live, gone, wait_until
+from slurmlab import Lab, cluster
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKER = ROOT / "tests" / "elastic" / "chaos_worker.py"
+NODES, JOBS, SPAN_S, LOAD = 12, 32, 36.0, 0.2
+SAMPLES, EPOCHS, PACE_S = 600, 20, "0.1"
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The schedule of main jobs, shared with `benchmarks/slurm_impact.py`."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("slurm_schedule")
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with cluster(NODES) as one:
+        yield one
+
+
+@pytest.mark.skipif(
+    "BFTRAINER_LONG_TESTS" not in os.environ, reason="takes a quiet machine and over a minute: set BFTRAINER_LONG_TESTS"
+)
+def test_trainers_finish_on_what_main_jobs_leave_and_nothing_is_left_of_them(
+    lab: Lab, benchmark: ModuleType, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    jobs = benchmark.schedule(1, JOBS, NODES, SPAN_S, LOAD)
+    homes = [tmp_path / name for name in ("one", "two")]
+    settings = ("--drain", "--set", "pool.partition=scavenger", "--set", "pool.interval_s=1")
+    with Live(tmp_path / "state", "--pool", "slurm", *settings, env={"SLURM_CONF": str(lab.conf)}) as live:
+        for home in homes:
+            home.mkdir()
+            live.submit(WORKER, str(home), str(EPOCHS), PACE_S, nodes="1-3", name=home.name)
+        wait_until(lambda: len(lab.jobs("-p", "scavenger", "-t", "R")) == NODES, 60, "a pilot on every node")
+        begin = benchmark.play(lab, jobs, tmp_path / "jobs", live.nodes)
+        wait_until(lambda: not lab.jobs("-p", "main"), 120, "the end of all main jobs")
+        end = time.time()
+        rows = [live.until_state(home.name, "done", "failed", "cancelled", timeout_s=120) for home in homes]
+        left = [event for event in live.api.events(limit=1000, kind="node.left")["events"] if event["time"] < end]
+        totals = live.api.status()["totals"]
+        live.nodes()
+        assert live.stop(timeout_s=60) == 0
+        # It has ended in good order, so Slurm knows of no pilot, and no process of one is left.
+        assert lab.jobs() == {}
+        gone(live.pids)
+        assert live.problems() == []
+
+    for row in rows:
+        assert row["state"] == "done", (row["reason"], row["traceback"], row["log_tail"])
+        assert row["samples"] == row["total"] == SAMPLES * EPOCHS, row
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    subprocess.run([sys.executable, WORKER, alone, str(EPOCHS), "0"], check=True, cwd=tmp_path)
+    for home in homes:
+        assert committed(home) == {epoch: Counter(range(SAMPLES)) for epoch in range(EPOCHS)}
+        same_as_alone(alone, home)
+
+    log = lab.folder / "log" / "jobcomp.log"
+    assert all(one.ended is not None for one in benchmark.played(jobs, tmp_path / "jobs"))
+    assert benchmark.failed(log) == 0
+    assert set(lab.states().values()) == {"idle"}
+    assert left, "no node was taken back: the schedule disturbed nobody"
+    spells = benchmark.idle_spells(benchmark.held(log, benchmark.NAME), lab.states(), begin, end)
+    occupied = benchmark.share(spells, benchmark.held(log, benchmark.PILOT))
+    used = totals["used_node_seconds"] / totals["node_seconds"]
+    print(f"occupied_share {occupied:.3f}; of that {used:.3f} with a worker; {len(left)} nodes taken back")
+    assert occupied >= 0.6
+
+
+def test_a_schedule_has_the_jobs_the_widths_and_the_load_that_it_was_asked_for(benchmark: ModuleType) -> None:
+    for seed in range(20):
+        jobs = benchmark.schedule(seed, 40, 12, 240.0, 0.3)
+        assert jobs == benchmark.schedule(seed, 40, 12, 240.0, 0.3)
+        assert len(jobs) == 40
+        assert [job.at_s for job in jobs] == sorted(job.at_s for job in jobs)
+        assert (min(job.nodes for job in jobs), max(job.nodes for job in jobs)) == (1, 10)
+        assert 0.2 < sum(job.nodes * job.run_s for job in jobs) / (12 * 240) < 0.35
+        assert min(job.run_s for job in jobs) >= 1
+
+
+def test_only_long_idle_spells_count_and_what_was_held_in_them(benchmark: ModuleType) -> None:
+    busy = {"a": [(30.0, 32.0), (10.0, 20.0)], "b": [(-5.0, 96.0), (96.0, 110.0)]}
+    spells = benchmark.idle_spells(busy, ["a", "b", "c"], 0.0, 100.0, 10.0)
+    assert spells == {"a": [(0.0, 10.0), (20.0, 30.0), (32.0, 100.0)], "b": [], "c": [(0.0, 100.0)]}
+    pilots = {"a": [(1.0, 10.0), (21.0, 30.0), (32.0, 90.0)], "b": [(0.0, 100.0)], "c": [(-20.0, 50.0), (60.0, 200.0)]}
+    assert benchmark.share(spells, pilots) == pytest.approx((9 + 9 + 58 + 50 + 40) / 188)
+    assert benchmark.joined({"a": [3.0, 1.0, 2.0, 9.0, 10.0]}, 1.5) == {"a": [(1.0, 3.0), (9.0, 10.0)]}
+
+
+def test_slurms_log_says_who_held_which_node(benchmark: ModuleType, tmp_path: Path) -> None:
+    log = tmp_path / "jobcomp.log"
+    line = "JobId={} UserId=root(0) Name={} JobState={} Partition=main StartTime={} EndTime={} NodeList={} NodeCnt=2\n"
+    one, two = "2026-01-02T03:04:05", "2026-01-02T03:04:15"
+    log.write_text(
+        line.format(1, "main-0", "COMPLETED", one, two, "n[01-02]")
+        + line.format(2, "main-1", "CANCELLED", two, two, "(null)")
+        + line.format(3, "bftrainer-ab", "FAILED", one, two, "n03")
+    )
+    held = benchmark.held(log, benchmark.NAME)
+    assert sorted(held) == ["n01", "n02"]
+    assert [end - begin for spans in held.values() for begin, end in spans] == [10.0, 10.0]
+    assert sorted(benchmark.held(log, benchmark.PILOT)) == ["n03"]
+    assert benchmark.failed(log) == 1
