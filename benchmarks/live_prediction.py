@@ -54,6 +54,7 @@ def measure(folder: Path) -> dict[str, Any]:
     churn.write_text("\n".join(CHURN) + "\n")
     argv = [sys.executable, "-m", "bftrainer", "serve", "--port", "0", "--state", str(state), "--nodes", "4"]
     argv += ["--set", f"pool.churn={churn}", "--set", f"policy.horizon_s={HORIZON_S:g}"]
+    argv += ["--set", "trainers.snapshot_every_s=1"]  # a trainer whose only node is killed repeats a second, no more
     serve = subprocess.Popen(argv, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         deadline = time.monotonic() + 240
