@@ -1,7 +1,7 @@
 """What does a controller need for a thousand nodes, and how quick is it? The real one, against agents that are made up.
 
     python benchmarks/controller.py [--json] [--seconds 60] [--agents 1000] [--trainers 200] [--churn 10]
-                                    [--max-parallel 10] [--profile FILE]
+                                    [--max-parallel 10,200] [--profile FILE]
 
 `bftrainer serve` runs as it does anywhere: its own process, SQLite on disk, real websockets. A second process holds the
 agents' ends of the connections (`workers/simulated_agents.py`): every agent beats once a second with its worker's
@@ -353,7 +353,7 @@ def main() -> None:
     parser.add_argument("--agents", type=int, default=1000)
     parser.add_argument("--trainers", type=int, default=200)
     parser.add_argument("--churn", type=float, default=10.0, help="times the rate of Summit")
-    parser.add_argument("--max-parallel", default="10", help="of the policy; 10,200 makes a run of each")
+    parser.add_argument("--max-parallel", default="10,200", help="the policy's, one run each")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--profile", default="", help="write cProfile's record of the controller to FILE.N")
     args = parser.parse_args()
