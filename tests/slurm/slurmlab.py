@@ -81,9 +81,16 @@ class Lab:
         while Path(f"/proc/{pid}").exists():
             assert time.monotonic() < deadline, "slurmctld does not end"
             time.sleep(0.05)
+        self._start("slurmctld", "-f", str(self.conf))
+
+    def start_node(self, node: str) -> None:
+        """Start the slurmd of a node again."""
+        self._start("slurmd", "-c", "-N", node, "-f", str(self.conf))
+
+    def _start(self, *argv: str) -> None:
         env = {**self.environment, "PATH": f"{self.environment['PATH']}:/usr/sbin:/sbin"}
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        subprocess.run(["slurmctld", "-f", str(self.conf)], env=env, check=True, timeout=60, **quiet)
+        subprocess.run(argv, env=env, check=True, timeout=60, **quiet)
 
     def clear(self) -> None:
         """End all jobs, and wait until all nodes are idle."""

@@ -79,7 +79,8 @@ def test_a_job_of_the_main_partition_starts_at_once_and_the_pilots_come_back_aft
         job = lab.submit("-N3")
         await eventually(lambda: lab.jobs().get(job) == "RUNNING", lab.jobs)
         await eventually(lambda: len(office.here) == 1 and len(office.words("gone")) == 3, lambda: office.said)
-        assert {said[2] for said in office.said if said[0] == "gone"} == {"its pilot was preempted"}
+        reasons = {said[2] for said in office.said if said[0] == "gone"}  # the second one if Slurm takes its time
+        assert reasons <= {"its pilot was preempted", "it was given up for a job that waited"}
         await asyncio.to_thread(lab.run, "scancel", job)
         await eventually(lambda: all_here(office), lambda: office.said)
         assert pool.describe()["pilots"] == 4 or pool.describe()["pending"]
@@ -87,6 +88,28 @@ def test_a_job_of_the_main_partition_starts_at_once_and_the_pilots_come_back_aft
     office = play(tmp_path, scene)
     assert "pilot_ended" not in office.words("note"), "being preempted is no failure"
     assert not lab.jobs()
+
+
+def test_a_job_for_which_slurm_makes_no_room_is_given_the_nodes_it_lacks(lab: Lab, tmp_path: Path) -> None:
+    lab.run(
+        "scontrol", "update", "PartitionName=scavenger", "PreemptMode=off"
+    )  # as after a preemption for the same job
+
+    async def scene(office: FakeOffice, pool: SlurmPool) -> None:
+        await eventually(lambda: all_here(office))
+        job = await asyncio.to_thread(lab.submit, "--nodes=2")
+        await eventually(lambda: lab.jobs("-p", "main") == {job: "RUNNING"}, lambda: office.said)
+        await eventually(lambda: len(office.here) == 2)
+        looked = office.looks
+        await eventually(lambda: office.looks > looked + 3)
+        assert office.words("note").count("cancelled") == 2, office.said
+        await asyncio.to_thread(lab.run, "scancel", job)
+        await eventually(lambda: all_here(office), lambda: office.said)
+
+    try:
+        play(tmp_path, scene)
+    finally:
+        lab.run("scontrol", "update", "PartitionName=scavenger", "PreemptMode=cancel")
 
 
 def test_a_cancelled_pilot_is_noticed(lab: Lab, tmp_path: Path) -> None:
@@ -366,7 +389,8 @@ def test_pilots_of_a_low_qos_make_way_for_jobs_of_a_higher_one(tmp_path: Path, m
         job = lab.submit("-p", "shared", "-N2", "--qos=high", "--account=lab")
         await eventually(lambda: lab.jobs() == {job: "RUNNING"}, lab.jobs)
         await eventually(lambda: len(office.words("gone")) == 2, lambda: office.said)
-        assert {said[2] for said in office.said if said[0] == "gone"} == {"its pilot was preempted"}
+        reasons = {said[2] for said in office.said if said[0] == "gone"}  # the second one if Slurm takes its time
+        assert reasons <= {"its pilot was preempted", "it was given up for a job that waited"}
 
     extra = "PreemptType=preempt/qos\nAccountingStorageEnforce=associations,qos\n"
     extra += "PartitionName=shared Nodes=ALL OverSubscribe=EXCLUSIVE DefaultTime=60 State=UP"

@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -28,7 +28,10 @@ from bftrainer.cluster.pools.slurm_commands import (
 from bftrainer.cluster.pools.slurm_settings import SlurmSettings, read_duration
 from bftrainer.cluster.pools.slurm_watch import (
     COURTESY_S,
+    GIVE_UP_S,
+    GIVE_WAY_S,
     Courtesy,
+    Nodes,
     Pilot,
     Refusals,
     WaitingJob,
@@ -214,7 +217,8 @@ LAYOUT = {"main": frozenset({*FREE, "n5", "n6"}), "small": frozenset({"n1"}), "o
 
 
 def wishes(courtesy: Courtesy, now: float, *queue: WaitingJob, ours: tuple[str, ...] = ("n5",)) -> tuple[set[str], int]:
-    spoken, more = courtesy.wishes(now, 1000.0 + now, queue, FREE, ours, LAYOUT, 300.0)
+    found = courtesy.wishes(now, 1000.0 + now, queue, Nodes(FREE, ours), LAYOUT, 300.0)
+    spoken, more = found.spoken, found.more
     return set(spoken), more
 
 
@@ -405,3 +409,37 @@ def test_the_defaults_that_the_page_names_are_the_defaults() -> None:
             text = f'`"{default}"`' if isinstance(default, str) else text
             text = f"{default:g}" if isinstance(default, float) else text
             assert named[each.name] == text.replace("False", "false"), each.name
+
+
+def given_up(courtesy: Courtesy, now: float, queue: Sequence[WaitingJob], nodes: Nodes) -> tuple[str, ...]:
+    return courtesy.wishes(now, 1000.0 + now, queue, nodes, LAYOUT, 300.0).give
+
+
+def test_nodes_that_a_job_still_lacks_after_a_moment_are_given_up() -> None:
+    courtesy, job, nodes = Courtesy(), WaitingJob("1", ("main",), 4), Nodes(("n1", "n2"), ("n3", "n4", "n5"))
+    assert given_up(courtesy, 0.0, [job], nodes) == (), "Slurm is quicker as a rule"
+    assert given_up(courtesy, GIVE_WAY_S, [job], nodes) == ("n3", "n4")
+    leaving = Nodes(("n1", "n2"), ("n5",), ("n3", "n4"))
+    assert given_up(courtesy, 2 * GIVE_WAY_S, [job], leaving) == (), "those that are on their way out are enough"
+    assert given_up(courtesy, GIVE_UP_S, [job], nodes) == (), "something else keeps it"
+
+
+def test_nothing_is_given_up_for_a_job_that_could_not_start_all_the_same() -> None:
+    courtesy, nodes = Courtesy(), Nodes(("n1",), ("n2", "n3"))
+    wide = WaitingJob("1", ("main",), 4)
+    for now in (0.0, 1.0, 2.0):
+        assert given_up(courtesy, now, [wide, WaitingJob("3", ("other",), 1)], nodes) == ()
+    assert not courtesy.wishes(3.0, 1003.0, [wide], nodes, LAYOUT, 300.0).again
+    assert courtesy.wishes(4.0, 1004.0, [WaitingJob("4", ("main",), 2)], nodes, LAYOUT, 300.0).again
+
+
+def test_jobs_that_wait_together_are_each_given_what_they_lack() -> None:
+    courtesy, nodes = Courtesy(), Nodes(("n1",), ("n2", "n3", "n4", "n5"))
+    queue = [WaitingJob("1", ("main",), 2), WaitingJob("2", ("main",), 2)]
+    assert given_up(courtesy, 0.0, queue, nodes) == ()
+    assert given_up(courtesy, 1.0, queue, nodes) == ("n2", "n3", "n4")
+    planned = WaitingJob("9", ("main",), 2, planned_on=frozenset({"n6"}), start=9000.0)
+    assert given_up(courtesy, 1.0, [planned], nodes) == ()
+    assert given_up(courtesy, 2.0, [planned], nodes) == ("n2",), "Slurm could start it now, it just has not seen that"
+    found = courtesy.wishes(3.0, 1003.0, [planned], nodes, LAYOUT, 300.0)
+    assert (found.spoken, found.more) == (frozenset(), 2), "what is given up is not taken again"

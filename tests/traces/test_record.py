@@ -289,3 +289,17 @@ def test_a_killed_recorder_loses_at_most_one_poll_and_can_go_on(tmp_path: Path) 
     recording = read_journal(path)
     assert recording.polls + recording.missed >= first.count(b"\n") - 1 + 7
     assert set(recording.trace.nodes) == {"n1", "n2"}
+
+
+def test_slurms_jobs_are_asked_for_where_some_of_them_do_not_count(tmp_path: Path, monkeypatch) -> None:
+    for name, prints in (("sinfo", "n1 idle\\nn2 allocated\\nn3 allocated"), ("squeue", "low|n2\\nmain|n3")):
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\nprintf '{prints}\\n'\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert poll(default_source("slurm")).idle == {"n1"}
+    source = default_source("slurm", idle_partition="low")
+    assert poll(source).idle == {"n1", "n2"}
+    assert source.identity() != default_source("slurm").identity()
+    with pytest.raises(InputError, match="knows no partitions"):
+        default_source("pbs", idle_partition="low")

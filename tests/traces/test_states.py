@@ -13,6 +13,7 @@ from bftrainer.errors import InputError
 from bftrainer.traces.states import (
     FORMS,
     NodeStates,
+    read_lent,
     read_names,
     read_pbs_json,
     read_sinfo,
@@ -319,3 +320,18 @@ def test_a_real_reply_about_jobs_is_refused(shared_data: Path) -> None:
 def test_the_real_pbsnodes_output_is_read(shared_data: Path) -> None:
     output = json.loads((shared_data / "fixtures/pbs/pbsnodes.json").read_text())["stdout"]
     assert read_states(output) == NodeStates(("pbs",), frozenset({"pbs"}))
+
+
+def test_nodes_that_are_lent_count_as_idle_while_they_are_in_use() -> None:
+    sinfo = "n1 idle\nn2 allocated\nn3 mixed\nn4 allocated+\nn5 draining\nn6 allocated\n"
+    lent = read_lent("low|n[2-5]\nmain|n6\n", "low")
+    assert lent == {"n2", "n3", "n4", "n5"}
+    assert read_sinfo(sinfo, lent).idle == {"n1", "n2", "n3"}
+    assert read_sinfo(sinfo).idle == {"n1"}
+
+
+def test_a_node_with_jobs_of_other_partitions_too_is_not_lent() -> None:
+    assert read_lent("low|n[1-3]\nmain|n[2,7]\nlow|(null)\nmain|\n", "low") == {"n1", "n3"}
+    assert read_lent("", "low") == frozenset()
+    with pytest.raises(InputError, match="partition"):
+        read_lent("slurm_load_jobs error\n", "low")

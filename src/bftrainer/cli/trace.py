@@ -164,6 +164,13 @@ def record_(
             metavar="COMMAND", help="For --source script: prints idle nodes, one a line, or a scheduler's JSON."
         ),
     ] = None,
+    idle_partition: Annotated[
+        str,
+        typer.Option(
+            metavar="PARTITION",
+            help="For --source slurm: nodes that have jobs of this partition alone count as idle, BFTrainer's own say.",
+        ),
+    ] = "",
     interval: Annotated[float, typer.Option(metavar="SECONDS", min=0.01, help="Time from poll to poll.")] = INTERVAL_S,
     duration: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Stop after this long; by default on Ctrl-C or SIGTERM.")
@@ -176,7 +183,7 @@ def record_(
     """
     files.check_output(output)
     journal = output.with_name(output.name + ".journal")
-    asked = default_source(source, command)
+    asked = default_source(source, command, idle_partition)
     if not journal.exists():
         poll(asked)  # a command that cannot work should fail now, not in the journal
     stop = threading.Event()

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import time as clock
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -56,6 +57,8 @@ class Cluster:
         """Trainer by the node that it was given last."""
         self.occupied: dict[str, str] = {}
         """Worker by node."""
+        self._later: dict[str, None] | None = None
+        """Trainers to which something happened, while it is gathered (`together`)."""
 
     # Nodes.
 
@@ -182,6 +185,19 @@ class Cluster:
             self._tell(node.name, Bye("the node is wanted elsewhere"))
 
     # Workers.
+
+    @contextmanager
+    def together(self, now: float) -> Iterator[None]:
+        """Of what happens to a trainer within, draw the consequences once, at the end: its thirty workers may all speak
+        at the same time.
+        """
+        self._later = {}
+        try:
+            yield
+        finally:
+            touched, self._later = self._later, None
+        for trainer in touched:
+            self._after(trainer, now)
 
     def heard(self, name: str, worker: str, message: Mapping[str, Any], now: float) -> None:
         """A worker said something to its agent."""
@@ -442,6 +458,9 @@ class Cluster:
 
     def _after(self, trainer: str, now: float) -> None:
         """Something happened to a trainer: act, and write it down."""
+        if self._later is not None:
+            self._later[trainer] = None
+            return
         live = self.trainers.get(trainer)
         if live is None:
             return

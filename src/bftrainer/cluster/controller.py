@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bftrainer.cluster import wire
@@ -36,6 +38,8 @@ LEARN_S = 1.0
 """What was only learned of trainers' speeds is decided on so often; nodes that come and go do not wait for it."""
 COLLECT_S = 600.0
 """With a thousand connections, a search for garbage among all objects takes 0.3 s: not every few seconds."""
+SLICE = 40
+"""Messages of agents that are looked at before others get their turn: after an event a thousand come at once."""
 MOST_QUEUED = 10_000
 """Messages for an agent that does not take them; then its connection is cut."""
 
@@ -86,6 +90,9 @@ class Controller:
         self._make_logbook = logbook
         self._logbooks: dict[str, Logbook] = {}
         self._connections: dict[str, Connection] = {}
+        self._inbox: deque[tuple[Connection, wire.Message]] = deque()
+        """What agents said and nobody has looked at yet."""
+        self._filled = asyncio.Event()
         self._reports: dict[str, dict[str, Mapping[str, Any]]] = {}
         """By node and worker, those that came since the last tick: a thousand beats are not a thousand transactions."""
         self._curious, self._learned_at = False, 0.0
@@ -103,7 +110,8 @@ class Controller:
         with self._happening():
             restore(self.cluster, time.time())
             self.cluster.store.log(time.time(), "serve.started", data={"pool": self.config.pool.kind})
-        self._tasks = [asyncio.create_task(self._guarded(loop())) for loop in (self._keep_deciding, self._keep_ticking)]
+        loops = (self._keep_listening, self._keep_deciding, self._keep_ticking)
+        self._tasks = [asyncio.create_task(self._guarded(loop())) for loop in loops]
         await self.pool.open(self)
         if self.cluster.paused:
             await self.pool.pause()
@@ -129,7 +137,8 @@ class Controller:
         for connection in list(self._connections.values()):
             connection.close()
         with contextlib.suppress(BFTrainerError):
-            self._take_reports()
+            self._attend(list(self._inbox))
+            self._take_reports(list(self._reports))
             self.cluster.store.log(time.time(), "serve.stopped", data={"drained": drain})
 
     async def _guarded(self, work: Awaitable[None]) -> None:
@@ -174,6 +183,14 @@ class Controller:
         if self.cluster.undecided:
             self._wake.set()
 
+    async def _keep_listening(self) -> None:
+        while True:
+            await self._filled.wait()
+            self._attend([self._inbox.popleft() for _ in range(min(SLICE, len(self._inbox)))])
+            if not self._inbox:
+                self._filled.clear()
+            await asyncio.sleep(0)
+
     async def _keep_deciding(self) -> None:
         while True:
             await self._wake.wait()
@@ -194,7 +211,10 @@ class Controller:
             if now - trimmed > TRIM_S:
                 trimmed = now
                 self.cluster.store.trim_events(self.config.trainers.keep_events)
-            self._take_reports()
+            names = iter(list(self._reports))
+            while some := list(itertools.islice(names, SLICE)):
+                self._take_reports(some)
+                await asyncio.sleep(0)
             with self._happening() as cluster:
                 if self._curious and now - self._learned_at >= LEARN_S:
                     self._curious, self._learned_at, cluster.undecided = False, now, True
@@ -252,6 +272,7 @@ class Controller:
             book = self.logbook(status.worker.rpartition("-")[0])
             logged[status.worker] = book.place(status.worker)
         connection.send(Welcome(agents.beat_s, agents.worker_silence_s, agents.give_up_s, logged))
+        self._attend_to(join.node)
         former = self._connections.get(join.node)
         if former is not None:
             former.close()
@@ -261,34 +282,22 @@ class Controller:
         return connection
 
     def _parted(self, connection: Connection, reason: str) -> None:
-        if self._connections.get(connection.node) is not connection:
-            return  # another one took its place
-        del self._connections[connection.node]
-        if not self._closing and not self.failed.done():
-            self._take_reports(connection.node)
-            with self._happening() as cluster:
-                cluster.lost(connection.node, reason, time.time())
+        if self._closing or self.failed.done():
+            if self._is_current(connection):
+                del self._connections[connection.node]
+        else:
+            self._inbox.append((connection, Going(reason)))
+            self._filled.set()
 
     def _heard(self, connection: Connection, message: wire.Message) -> None:
-        if self._connections.get(connection.node) is not connection:
+        if not self._is_current(connection):
             return
         now, node = time.time(), connection.node
         self.cluster.beat(node, now)
-        if not isinstance(message, Beat | Log):
-            self._take_reports(node)
         match message:
             case Beat(reports):
                 if reports:
                     self._reports.setdefault(node, {}).update(_checked(reports))
-            case Heard(worker, said):
-                with self._happening() as cluster:
-                    cluster.heard(node, worker, said, now)
-            case Started(worker, pid):
-                with self._happening() as cluster:
-                    cluster.started(worker, pid, now)
-            case Ended():
-                with self._happening() as cluster:
-                    cluster.ended(node, message, now)
             case Log(worker, offset, text, size):
                 book = self.logbook(worker.rpartition("-")[0])
                 try:
@@ -297,14 +306,47 @@ class Controller:
                     _log.error("%s: %s; output of %s is lost", book.path, problem.strerror, worker)
                     offset += size
                 connection.send(Logged(worker, offset))
+            case Heard() | Started() | Ended():
+                self._inbox.append((connection, message))
+                self._filled.set()
             case _:
                 pass
 
-    def _take_reports(self, node: str = "") -> None:
-        """Tell the cluster what workers reported: at every tick, and before anything else is heard of a `node`."""
-        if not self._reports or (node and node not in self._reports):
+    def _attend(self, said: Sequence[tuple[Connection, wire.Message]]) -> None:
+        """Tell the cluster what agents said, in one transaction."""
+        self._take_reports({connection.node for connection, _ in said})  # they came before
+        now = time.time()
+        with self._happening() as cluster, cluster.together(now):
+            for connection, message in said:
+                if not self._is_current(connection):
+                    continue  # another one took its place
+                match message:
+                    case Heard(worker, words):
+                        cluster.heard(connection.node, worker, words, now)
+                    case Started(worker, pid):
+                        cluster.started(worker, pid, now)
+                    case Ended():
+                        cluster.ended(connection.node, message, now)
+                    case Going(reason):
+                        del self._connections[connection.node]
+                        cluster.lost(connection.node, reason, now)
+
+    def _attend_to(self, node: str) -> None:
+        """Look at all that a node's agents said so far."""
+        mine = [entry for entry in self._inbox if entry[0].node == node]
+        if mine:
+            self._inbox = deque(entry for entry in self._inbox if entry[0].node != node)
+            self._attend(mine)
+        self._take_reports([node])
+
+    def _is_current(self, connection: Connection) -> bool:
+        return self._connections.get(connection.node) is connection
+
+    def _take_reports(self, nodes: Iterable[str]) -> None:
+        """Tell the cluster what workers reported: at every tick, and before anything else is heard of a node."""
+        taken = {name: self._reports.pop(name) for name in nodes if name in self._reports}
+        if not taken:
             return
-        taken, self._reports = self._reports, {}
         with self._happening() as cluster:
             calm = not cluster.undecided
             for name, reports in taken.items():
@@ -380,7 +422,7 @@ class Controller:
         """See `Office`."""
         if self._closing or self.failed.done():
             return
-        self._take_reports(node)
+        self._attend_to(node)
         connection = self._connections.pop(node, None)
         if connection is not None:
             connection.close()

@@ -15,6 +15,7 @@ import numpy as np
 from bftrainer.allocate.registry import make_allocator
 from bftrainer.cluster.rerun import Recorded, as_study
 from bftrainer.cluster.store import Store
+from bftrainer.core.trace import Trace
 from bftrainer.core.trainer import Trainer
 from bftrainer.scheduler import Policy
 from bftrainer.simulate.metrics import measure, static_time
@@ -44,9 +45,9 @@ class Judgement:
     lag_s: float
 
 
-def judge(store: Store, policy: Policy) -> Judgement:
-    """Look back on the run in a store."""
-    run, late = as_study(store, lag=False), as_study(store)
+def judge(store: Store, policy: Policy, idle: Trace | None = None) -> Judgement:
+    """Look back on the run in a store; with the nodes of a trace that was recorded meanwhile, if there is one."""
+    run, late = as_study(store, lag=False, idle=idle), as_study(store, idle=idle)
     seconds = run.end - run.start
 
     def node_seconds(took_s: float) -> float:

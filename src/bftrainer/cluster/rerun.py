@@ -98,8 +98,12 @@ class Recorded:
     """From a node's join to its first step, on median; the trace's fragments begin when nodes could compute."""
 
 
-def as_study(store: Store, *, lag: bool = True) -> Recorded:
-    """The run in a store. With `lag` a node counts from when it could compute, as measured, not from its join."""
+def as_study(store: Store, *, lag: bool = True, idle: Trace | None = None) -> Recorded:
+    """The run in a store. With `lag` a node counts from when it could compute, as measured, not from its join.
+
+    With a trace of when nodes were `idle`, recorded during the run, the nodes are those of the trace: then the lag
+    counts from when a node became idle, and a node on which the pool had nobody is there all the same.
+    """
     events = list(store.all_events())
     if not any(event.kind == "node.joined" for event in events):
         raise InputError("no node has joined yet: there is nothing to replay")
@@ -109,7 +113,13 @@ def as_study(store: Store, *, lag: bool = True) -> Recorded:
     end = max(ends) if len(ends) == len(rows) and ends else events[-1].time
     lag_s = _lag(events) if lag else 0.0
     moved_s = lag_s * _moved_share(events)
-    fragments = list(_fragments(events, end, lag_s))
+    if idle is None:
+        fragments = list(_fragments(events, end, lag_s))
+    else:
+        lag_s += _join_lag(events, idle) if lag else 0.0
+        fragments = list(_later(idle, end, lag_s))
+    if not fragments:
+        raise InputError("no node was there long enough to compute: there is nothing to replay")
     nodes = tuple(dict.fromkeys(fragment.node for fragment in fragments))
     start = min(fragment.start for fragment in fragments)
     trace = Trace.from_fragments(fragments, nodes, Window(start, end))
@@ -137,6 +147,31 @@ def _fragments(events: Iterable[EventRow], end: float, lag_s: float) -> Iterator
     for node, joined in since.items():
         if end > joined + lag_s:
             yield Fragment(node, joined + lag_s, end, open=True)
+
+
+def _later(idle: Trace, end: float, lag_s: float) -> Iterator[Fragment]:
+    """The fragments of a trace, each from `lag_s` after its start."""
+    for one in idle.fragments():
+        last = min(one.end, end)
+        if last > one.start + lag_s:
+            yield Fragment(one.node, one.start + lag_s, last, one.open or one.end > end)
+
+
+def _join_lag(events: Iterable[EventRow], idle: Trace) -> float:
+    """From when a node became idle to its join, on median; those that were idle before the trace began say nothing."""
+    spells: dict[str, list[Fragment]] = {}
+    for fragment in idle.fragments():
+        spells.setdefault(fragment.node, []).append(fragment)
+    seen: set[tuple[str, float]] = set()
+    lags = []
+    for event in events:
+        if event.kind == "node.joined":
+            for spell in spells.get(event.node, ()):
+                key = (spell.node, spell.start)
+                if idle.window.start < spell.start <= event.time < spell.end and key not in seen:
+                    seen.add(key)
+                    lags.append(event.time - spell.start)
+    return statistics.median(lags) if lags else 0.0
 
 
 def _moved_share(events: Iterable[EventRow]) -> float:

@@ -6,6 +6,7 @@ never changed: what comes later is added to the end of `MIGRATIONS`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -128,7 +129,7 @@ class TrainerRow:
     """`t` and its number, the first is t1."""
     name: str
     owner: str
-    spec: dict[str, Any]
+    spec: Mapping[str, Any]
     state: str
     reason: str
     submitted: float

@@ -7,6 +7,7 @@ doctor` reads it beside a running controller.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import secrets
@@ -56,7 +57,8 @@ def _columns(row: type[Any]) -> tuple[str, ...]:
 _TRAINER = _columns(TrainerRow)[1:]
 _TRAINER_SQL = f"SELECT number, {', '.join(_TRAINER)} FROM trainers"  # noqa: S608 - names from this program
 _BRIEF_SQL = _TRAINER_SQL.replace(" learned,", " '{}',")
-_TRAINER_JSON = tuple(_TRAINER.index(name) + 1 for name in ("spec", "metrics", "learned"))
+_TRAINER_JSON = tuple(_TRAINER.index(name) + 1 for name in ("metrics", "learned"))
+_TRAINER_SPEC = _TRAINER.index("spec") + 1
 _WORKER_SQL = f"SELECT {', '.join(_columns(WorkerRow))} FROM workers"  # noqa: S608
 _NODE = _columns(NodeRow)
 _NODE_SQL = f"SELECT {', '.join(_NODE)} FROM nodes"  # noqa: S608
@@ -341,9 +343,16 @@ class Store:
 
 def _trainer(row: tuple[Any, ...]) -> TrainerRow:
     values = list(row)
+    values[_TRAINER_SPEC] = _spec(values[_TRAINER_SPEC])
     for at in _TRAINER_JSON:
-        values[at] = decoded_object(values[at])
+        values[at] = decoded_object(values[at]) if values[at] != "{}" else {}
     return TrainerRow(f"t{row[0]}", *values[1:])
+
+
+@functools.lru_cache(4096)
+def _spec(stored: str) -> Mapping[str, Any]:
+    """A spec never changes, and the API asks for that of every trainer several times a second."""
+    return decoded_object(stored)
 
 
 def _event(row: tuple[Any, ...]) -> EventRow:

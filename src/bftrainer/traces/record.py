@@ -15,19 +15,21 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.traces.journal import Entry, Journal
-from bftrainer.traces.states import Form, NodeStates, read_states
+from bftrainer.traces.states import Form, NodeStates, read_lent, read_sinfo, read_states
 
 INTERVAL_S = 10.0
 """How far polls are apart unless said otherwise (§2.1 of the paper)."""
 TIMEOUT_S = 30.0
 SINFO = ("sinfo", "-N", "-h", "-o", "%N %T")
 """Slurm's nodes and their states; the `slurm` pool asks the same."""
+SQUEUE = ("squeue", "-a", "-h", "--states=R,CG,S", "-o", "%P|%N")
+"""Who has which nodes."""
 
 
 class PollError(BFTrainerError):
@@ -42,6 +44,8 @@ class Source:
     """Words to run as they are, or a line for the shell."""
     form: Form = "auto"
     timeout_s: float = TIMEOUT_S
+    idle_partition: str = ""
+    """Of Slurm: nodes that have jobs of this partition alone count as idle."""
 
     def __post_init__(self) -> None:
         if not self.command or (isinstance(self.command, str) and not self.command.strip()):
@@ -53,12 +57,16 @@ class Source:
         return self.command if isinstance(self.command, str) else shlex.join(self.command)
 
     def identity(self) -> dict[str, object]:
-        """What must stay the same for a journal to go on: the command and its form."""
-        return {"command": self.command if isinstance(self.command, str) else list(self.command), "form": self.form}
+        """What must stay the same for a journal to go on: the command, its form and what counts as idle."""
+        command = self.command if isinstance(self.command, str) else list(self.command)
+        lent = {"idle_partition": self.idle_partition} if self.idle_partition else {}
+        return {"command": command, "form": self.form, **lent}
 
 
-def default_source(kind: str, command: str | None = None) -> Source:
+def default_source(kind: str, command: str | None = None, idle_partition: str = "") -> Source:
     """The source for a scheduler, or for a user's `command` that prints idle nodes (or any form we read)."""
+    if idle_partition and kind != "slurm":
+        raise InputError(f"the source {kind!r} knows no partitions; leave out --idle-partition {idle_partition}")
     if kind == "script":
         if command is None:
             raise InputError("the source `script` needs a command that prints the idle nodes, but got none")
@@ -66,7 +74,7 @@ def default_source(kind: str, command: str | None = None) -> Source:
     if command is not None:
         raise InputError(f"the source {kind!r} has its own command; use the source `script` to run {command!r}")
     if kind == "slurm":
-        return Source(SINFO, "sinfo")
+        return Source(SINFO, "sinfo", idle_partition=idle_partition)
     if kind == "pbs":
         return Source(("pbsnodes", "-a", "-F", "json"), "pbs-json")
     raise InputError(f"a source must be slurm, pbs or script, but got {kind!r}")
@@ -74,8 +82,12 @@ def default_source(kind: str, command: str | None = None) -> Source:
 
 def poll(source: Source) -> NodeStates:
     """Ask `source` once. It answers within its timeout, or PollError says why not."""
+    # A node that changes hands between the two answers, some milliseconds, may be seen wrongly until the next poll.
+    jobs = _run(replace(source, command=SQUEUE)) if source.idle_partition else ""
     output = _run(source)
     try:
+        if source.idle_partition:
+            return read_sinfo(output, read_lent(jobs, source.idle_partition))
         return read_states(output, source.form)
     except InputError as error:
         raise PollError(f"{source}: {error}") from None

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from bftrainer.core.hostlist import expand
 from bftrainer.core.pool import Node
 from bftrainer.errors import InputError
 
@@ -27,6 +28,7 @@ _SLURM_WORDS = re.compile(
     "IDLE|ALLOC(ATED)?|MIX(ED)?|DOWN|DRAIN(ED|ING)?|DRNG|COMP(LETING)?|PLND|PLANNED|RESV|RESERVED|MAINT|FAIL(G|ING)?|"
     "FUTR|FUTURE|UNK(NOWN)?|BLOCK(ED)?|POW_(UP|DN)|POWER(ING|ED)?_(UP|DOWN)|REBOOT|BOOT|INVAL|NO_RESPOND|NPC|ERROR"
 )
+_IN_USE = frozenset({"allocated", "alloc", "mixed", "mix"})
 _SUFFIXES = "*~#!%$@^-"
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,254}")
@@ -54,9 +56,25 @@ def read_states(text: str, form: Form = "auto") -> NodeStates:
     return _READERS[_detect(text) if form == "auto" else form](text)
 
 
-def read_sinfo(text: str) -> NodeStates:
-    """`sinfo -N` as text. A node has one row for each of its partitions and is idle only if every row says so."""
-    return _combine((row[0], is_idle([row[-1]])) for row in sinfo_rows(text))
+def read_sinfo(text: str, lent: Collection[Node] = ()) -> NodeStates:
+    """`sinfo -N` as text. A node has one row for each of its partitions and is idle only if every row says so.
+
+    The nodes that are `lent` to jobs which any other job may displace count as idle while they are in use.
+    """
+    return _combine(
+        (row[0], is_idle([row[-1]]) or (row[0] in lent and row[-1].lower() in _IN_USE)) for row in sinfo_rows(text)
+    )
+
+
+def read_lent(text: str, partition: str) -> frozenset[Node]:
+    """The nodes on which all jobs are of one partition, by `squeue -h -o '%P|%N'`."""
+    lent, others = set[Node](), set[Node]()
+    for _, line in _lines(text):
+        name, bar, nodes = line.strip().partition("|")
+        if not bar:
+            raise InputError(f"a line of squeue must be `partition|nodes`, but got {line.strip()!r:.80}")
+        (lent if name == partition else others).update(expand(nodes) if nodes not in ("", "(null)") else ())
+    return frozenset(lent - others)
 
 
 def sinfo_rows(text: str) -> list[list[str]]:

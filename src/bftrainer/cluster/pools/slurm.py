@@ -23,9 +23,11 @@ from bftrainer.cluster.pools.keeping import Keeper, Orders, Patience, fingerprin
 from bftrainer.cluster.pools.slurm_commands import Slurm, SlurmError, missing_programs, write_files
 from bftrainer.cluster.pools.slurm_settings import SlurmSettings, read_duration
 from bftrainer.cluster.pools.slurm_watch import (
+    GIVE_WAY_S,
     LONGEST_RETRY_S,
     RETRY_S,
     Courtesy,
+    Nodes,
     Pilot,
     Refusals,
     SlurmNode,
@@ -34,12 +36,16 @@ from bftrainer.cluster.pools.slurm_watch import (
     sort_pilots,
     usable,
 )
+from bftrainer.core.hostlist import natural
 from bftrainer.errors import BFTrainerError, InputError
 
 FOLDER = "slurm"
 _BUSY = 3.0
 """A round begins no sooner than so many times what Slurm took to answer: it is not kept busy when it is slow."""
 _LONGEST_WAIT_S = 15.0
+_GLANCE_S = 0.1
+_SOONEST_S = 0.3
+"""No round begins sooner after another, unless it is asked for."""
 _LAYOUT_S = 60.0
 _SHORT_AFTER_S = 15.0
 """A pilot that waits so long for an idle node does not fit before something that Slurm plans there."""
@@ -90,6 +96,8 @@ class SlurmPool:
         """Until when pilots of a node are submitted as ones that may be cut down."""
         self._doubts: dict[str, float] = {}
         """Nodes whose pilots may have been submitted: until when not to believe that they were not."""
+        self._given: set[int] = set()
+        """Pilots that were given up for jobs that waited."""
         self._cancelled: set[int] = set()
         self._told: set[int] = set()
         """Those of them that were cancelled in this round."""
@@ -195,10 +203,20 @@ class SlurmPool:
             except Exception as problem:
                 _log.exception("the slurm pool goes on after an error")
                 self._to.note("failed", error=str(problem))
-            next_at = began + self._wait_s()
+            await self._rest(began, min(began + self._wait_s(), again_at))
+
+    async def _rest(self, began: float, until: float) -> None:
+        """Wait for the next round. It comes early if an agent has gone: Slurm may have taken its node for a job that
+        wants more of them.
+        """
+        before = self._to.nodes
+        while (left := until - time.monotonic()) > 0 and not self._wake.is_set():
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, min(next_at, again_at) - time.monotonic())):
+                async with asyncio.timeout(min(left, _GLANCE_S)):
                     await self._wake.wait()
+            if before - self._to.nodes and not self._failures:
+                before = self._to.nodes
+                until = min(until, max(time.monotonic(), began + _SOONEST_S, began + _BUSY * self._asking_s))
 
     def _wait_s(self) -> float:
         """How long after the begin of a round the next one begins."""
@@ -218,8 +236,8 @@ class SlurmPool:
         pilots = await self._at.pilots()
         self._asking_s = time.monotonic() - began
         await self._reconcile(pilots)
-        chosen = () if self._paused else await self._choose()
-        return await self._act(self._settle(chosen, may_start=not self._paused))
+        chosen, again_at = ((), math.inf) if self._paused else await self._choose(pilots)
+        return min(again_at, await self._act(self._settle(chosen, may_start=not self._paused)))
 
     def _answered(self) -> None:
         if self._failures:
@@ -280,6 +298,9 @@ class SlurmPool:
         """The pilot of a node is no more."""
         before = self._pilots.get(node)
         how, blameless = fate(ended.get(before.job) if before is not None else None)
+        if before is not None and before.job in self._given:
+            self._given.discard(before.job)
+            how, blameless = "it was given up for a job that waited", True
         failed = self._keeper.ended(node, now, expected=self._paused or blameless)
         if before is not None:  # else it was never submitted
             self._to.gone(node, how)
@@ -313,21 +334,35 @@ class SlurmPool:
 
     # What to do.
 
-    async def _choose(self) -> tuple[str, ...]:
-        """The idle nodes to have a pilot on."""
+    async def _choose(self, listed: Sequence[Pilot]) -> tuple[tuple[str, ...], float]:
+        """The idle nodes to have a pilot on, and when to look again. Gives up pilots that are in somebody's way."""
         free = [node for node in self._free() if node not in self._pilots]
-        if not free:
+        if not free and not self._pilots:
             self._spoken = 0
-            return ()
+            return (), math.inf
         queue = await self._at.queue()
         now = time.monotonic()
         if queue and now - self._layout_at > _LAYOUT_S:
             self._layout, self._layout_at = await self._at.layout(), now
         soon_s = read_duration(self.settings.time_min or self.settings.time_limit)
-        spoken, more = self._courtesy.wishes(now, time.time(), queue, free, self._pilots, self._layout, soon_s)
-        chosen = choose(free, spoken, more, self.settings.reserve)
-        self._spoken = min(len(free), len(spoken) + more)
-        return chosen
+        ending = {pilot.node for pilot in listed if pilot.on_its_way_out}
+        held = {node: pilot for node, pilot in self._pilots.items() if node not in ending}
+        ours = sorted(held, key=lambda node: (held[node].state != "waiting", natural(node)))
+        planned = {name for name, node in self._nodes.items() if node.free(planned=True) and name not in self._pilots}
+        nodes = Nodes(free, ours, (ending | planned).difference(free))
+        wishes = self._courtesy.wishes(now, time.time(), queue, nodes, self._layout, soon_s)
+        await self._give_way([held[node] for node in wishes.give], now)
+        self._spoken = min(len(free), len(wishes.spoken) + wishes.more)
+        chosen = choose(free, wishes.spoken, wishes.more, self.settings.reserve)
+        return chosen, now + max(GIVE_WAY_S, _BUSY * self._asking_s) if wishes.again else math.inf
+
+    async def _give_way(self, pilots: Sequence[Pilot], now: float) -> None:
+        """End pilots for a job that waits for their nodes."""
+        new = [pilot for pilot in pilots if pilot.job not in self._cancelled]
+        for pilot in new:
+            self._keeper.killed(pilot.node, now)
+            self._given.add(pilot.job)
+        await self._cancel([(pilot, "a job waits for nodes") for pilot in new])
 
     def _settle(self, chosen: Sequence[str], *, may_start: bool) -> Orders:
         now = time.monotonic()

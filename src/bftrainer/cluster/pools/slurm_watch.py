@@ -24,6 +24,11 @@ RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
 COURTESY_S = 60.0
 """A job that could have started for so long, and has not, is kept from it by something else than missing nodes."""
 
+GIVE_WAY_S, GIVE_UP_S = 0.4, 10.0
+"""How long a job may wait for nodes of ours that Slurm could take back, until we give them up ourselves; and until when
+we do: if it has not started by then, that did not help.
+"""
+
 PILOT_FIELDS = ("JobID", "State", "ReqNodes", "NodeList", "TimeLeft", "PreemptTime", "Reason", "Comment")
 QUEUE_FORMAT = "%i|%P|%D|%r|%Y|%S|%j"
 
@@ -82,6 +87,11 @@ class Pilot:
     preempted: bool = False
     how: str = ""
     """Slurm's word for its state."""
+
+    @property
+    def on_its_way_out(self) -> bool:
+        """Whether it still has its node, but not for long."""
+        return self.state == "ending" or (self.preempted and self.state == "running")
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,9 +244,38 @@ def sort_pilots(pilots: Iterable[Pilot], mark: str) -> Sorted:
     return Sorted(kept, tuple(cancel), ended)
 
 
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Nodes of the partition by who has them."""
+
+    free: Collection[str]
+    ours: Sequence[str]
+    """With pilots; those that it is best to give up come first."""
+    others: Collection[str] = ()
+    """That jobs can have, but we cannot: idle ones that are planned for a job, and those whose pilots are going."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What jobs that wait want of us."""
+
+    spoken: frozenset[str]
+    """The free nodes that are meant for one of them."""
+    more: int
+    """So many others must stay free for jobs that could start."""
+    give: tuple[str, ...]
+    """The nodes of ours to give up now."""
+    again: bool
+    """Whether to look again soon: a job waits that may not have to."""
+
+
 @dataclass(slots=True)
 class Courtesy:
-    """Leaves idle nodes to jobs that wait and could start on them; remembers since when they could."""
+    """Leaves idle nodes to jobs that wait and could start on them; remembers since when they could.
+
+    Slurm takes nodes back by itself, but not twice for the same job within `KillWait` and `MessageTimeout`: where one
+    job is given nodes that were cleared for another, that one would wait for 10 to 40 s. So what is missing is given.
+    """
 
     partitions: Collection[str] = ()
     """Whose jobs count; empty: all."""
@@ -247,35 +286,43 @@ class Courtesy:
         now: float,
         wall: float,
         queue: Sequence[WaitingJob],
-        free: Collection[str],
-        ours: Collection[str],
+        nodes: Nodes,
         layout: Mapping[str, frozenset[str]],
         soon_s: float,
-    ) -> tuple[frozenset[str], int]:
-        """The `free` nodes that are spoken for, and how many more of them must stay free for jobs that could start.
+    ) -> Wishes:
+        """What the jobs in the `queue` want. `soon_s`: how near a planned start must be.
 
-        A job could start if the nodes that are free, and those with pilots of `ours`, are enough for it. `now` is
-        monotonic; `wall` the time of day, and `soon_s` how near a planned start must be.
+        A job could start if the nodes that are idle, those with pilots of ours and those that these leave are enough
+        for it. `now` is monotonic, `wall` the time of day.
         """
-        spoken: set[str] = set()
+        spoken, give = set[str](), dict[str, None]()
         more = 0
         could: dict[str, float] = {}
+        spare = {*nodes.free, *nodes.others}
         for job in queue:
             if self.partitions and not set(self.partitions) & set(job.partitions):
                 continue
-            if job.planned_on:
-                if job.start is None or job.start - wall < soon_s:
-                    spoken |= job.planned_on.intersection(free)
-                continue
-            reach = frozenset[str]().union(*(layout.get(name, frozenset()) for name in job.partitions))
-            near = reach.intersection(free)
-            if not near or job.nodes > len(near) + len(reach.intersection(ours)):
+            is_soon = job.start is None or job.start - wall < soon_s
+            meant = job.planned_on.intersection(nodes.free) if is_soon else frozenset()
+            spoken |= meant
+            # Also if it is planned for later: then Slurm has not reckoned with the nodes that it could take from us.
+            reach = frozenset().union(*(layout.get(name, ()) for name in job.partitions))
+            ours = [node for node in nodes.ours if node in reach]
+            if job.nodes > len(reach.intersection(nodes.free)) + len(reach.intersection(nodes.others)) + len(ours):
                 continue
             could[job.job] = self._since.get(job.job, now)
-            if now - could[job.job] < COURTESY_S:
-                more += len(near) if job.several else job.nodes
+            waited_s = now - could[job.job]
+            if waited_s >= COURTESY_S:
+                continue
+            more += max(0, (len(reach.intersection(nodes.free)) if job.several else job.nodes) - len(meant))
+            mine = sorted(reach & spare)[: job.nodes]
+            spare.difference_update(mine)
+            lacking = job.nodes - len(mine)
+            if GIVE_WAY_S <= waited_s < GIVE_UP_S:
+                give.update(dict.fromkeys([node for node in ours if node not in give][:lacking]))
         self._since = could
-        return frozenset(spoken), more
+        again = any(now - since < GIVE_UP_S for since in could.values())
+        return Wishes(frozenset(spoken), more, tuple(give), again)
 
 
 def choose(free: Sequence[str], spoken: Collection[str], more: int, reserve: int) -> tuple[str, ...]:

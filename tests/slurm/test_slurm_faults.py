@@ -1,0 +1,92 @@
+"""Training goes on, or recovers, whatever happens to Slurm, to nodes and to the controller; nothing is lost or left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ledger import committed, same_as_alone
+from live import Live, gone, wait_until
+from made_pools import executable
+from slurmlab import Lab, cluster
+
+WORKER = Path(__file__).resolve().parents[1] / "elastic" / "chaos_worker.py"
+NODES, SAMPLES, EPOCHS, PACE_S = 6, 600, 20, "0.4"
+
+
+def test_a_trainer_outlives_what_happens_to_slurm_to_nodes_and_to_the_controller(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    home, programs = tmp_path / "home", tmp_path / "bin"
+    home.mkdir()
+    programs.mkdir()
+    pool = {"partition": "scavenger", "interval_s": "0.5", "command_timeout_s": "2"}
+    settings = [word for name, value in pool.items() for word in ("--set", f"pool.{name}={value}")]
+    with cluster(NODES) as lab:
+        env = {"SLURM_CONF": str(lab.conf), "PATH": f"{programs}:{os.environ['PATH']}"}
+        options = ("--pool", "slurm", "--drain", "--set", "trainers.snapshot_every_s=0.5", *settings)
+        with Live(tmp_path / "state", *options, env=env) as live:
+            trainer = live.submit(WORKER, str(home), str(EPOCHS), PACE_S, nodes="1-4")
+
+            def settled() -> None:
+                """Training goes on, and every node has its agent."""
+                live.until_steps(trainer, 3)
+                wait_until(lambda: len(live.nodes()) == NODES, 60, "an agent on every node")
+
+            settled()
+            lab.restart()
+            settled()
+
+            crash(lab, live, "n01", "n02", "n03")
+            settled()
+
+            pilots = list(lab.jobs("-p", "scavenger", "-t", "R"))
+            lab.run("scancel", *pilots[:2])
+            wait_until(lambda: not set(pilots[:2]) & set(lab.jobs()), 30, "the end of two pilots")
+            settled()
+
+            live.kill()
+            live.start()
+            settled()
+
+            for answer in ("exec sleep 600", "echo nonsense"):
+                executable(programs / "squeue", f"#!/bin/sh\n{answer}\n")
+                wait_until(lambda: live.api.status()["pool"]["problem"], 30, "a complaint about squeue")
+                live.until_steps(trainer, 2)
+                (programs / "squeue").unlink()
+                wait_until(lambda: not live.api.status()["pool"]["problem"], 60, "an answer of squeue")
+            settled()
+
+            row = live.until_state(trainer, "done", "failed", "cancelled", timeout_s=180)
+            assert row["state"] == "done", (row["reason"], row["traceback"], row["log_tail"])
+            assert row["samples"] == row["total"] == SAMPLES * EPOCHS
+            assert live.stop(timeout_s=60) == 0
+            assert lab.jobs() == {}
+            gone(live.pids)
+            assert live.problems() == []
+        assert set(lab.states().values()) == {"idle"}
+
+    assert committed(home) == {epoch: Counter(range(SAMPLES)) for epoch in range(EPOCHS)}
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    subprocess.run([sys.executable, WORKER, alone, str(EPOCHS), "0"], check=True, cwd=tmp_path)
+    same_as_alone(alone, home)
+
+
+def crash(lab: Lab, live: Live, *nodes: str) -> None:
+    """Kill the daemon of three nodes, and on all but the first all that runs there, as a crash does. Then boot them."""
+    agents = {node["node"]: node["agent_pid"] for node in live.nodes()}
+    for number, node in enumerate(nodes):
+        os.kill(lab.pid(f"slurmd.{node}"), signal.SIGKILL)
+        if number:
+            step = int(Path(f"/proc/{agents[node]}/stat").read_text().rpartition(")")[2].split()[1])
+            os.kill(step, signal.SIGKILL)  # slurmstepd, the parent of the pilot
+            os.kill(agents[node], signal.SIGKILL)
+    wait_until(lambda: not {*nodes[1:]} & {node["node"] for node in live.nodes()}, 30, "the loss of two nodes")
+    for node in nodes:
+        lab.start_node(node)
