@@ -17,7 +17,7 @@ from made_pools import executable
 from slurmlab import Lab, cluster
 
 WORKER = Path(__file__).resolve().parents[1] / "elastic" / "chaos_worker.py"
-NODES, SAMPLES, EPOCHS, PACE_S = 6, 600, 20, "0.4"
+NODES, SAMPLES, EPOCHS, PACE_S = 6, 600, 100, "1.0"
 
 
 def test_a_trainer_outlives_what_happens_to_slurm_to_nodes_and_to_the_controller(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_a_trainer_outlives_what_happens_to_slurm_to_nodes_and_to_the_controller
     home, programs = tmp_path / "home", tmp_path / "bin"
     home.mkdir()
     programs.mkdir()
-    pool = {"partition": "scavenger", "interval_s": "0.5", "command_timeout_s": "2"}
+    pool = {"partition": "scavenger", "interval_s": "0.5", "command_timeout_s": "2", "join_s": "15"}
     settings = [word for name, value in pool.items() for word in ("--set", f"pool.{name}={value}")]
     with cluster(NODES) as lab:
         env = {"SLURM_CONF": str(lab.conf), "PATH": f"{programs}:{os.environ['PATH']}"}
@@ -62,6 +62,7 @@ def test_a_trainer_outlives_what_happens_to_slurm_to_nodes_and_to_the_controller
                 wait_until(lambda: not live.api.status()["pool"]["problem"], 60, "an answer of squeue")
             settled()
 
+            (home / "hurry").touch()
             row = live.until_state(trainer, "done", "failed", "cancelled", timeout_s=180)
             assert row["state"] == "done", (row["reason"], row["traceback"], row["log_tail"])
             assert row["samples"] == row["total"] == SAMPLES * EPOCHS

@@ -27,7 +27,7 @@ from slurmlab import Lab, cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = ROOT / "tests" / "elastic" / "chaos_worker.py"
-NODES, JOBS, SPAN_S, LOAD = 12, 32, 70.0, 0.25
+NODES, JOBS, SPAN_S, LOAD, SEED = 12, 32, 80.0, 0.25, 8
 SAMPLES, EPOCHS, PACE_S = 600, 40, "0.3"
 HORIZON_S = 20.0
 OCCUPIED, PREDICTED = 0.85, 0.1
@@ -50,7 +50,7 @@ def test_trainers_finish_on_what_main_jobs_leave_and_nothing_is_left_of_them(
     lab: Lab, benchmark: ModuleType, tmp_path: Path
 ) -> None:
     pytest.importorskip("torch")
-    jobs = benchmark.schedule(1, JOBS, NODES, SPAN_S, LOAD)
+    jobs = benchmark.schedule(SEED, JOBS, NODES, SPAN_S, LOAD)
     homes = [tmp_path / name for name in ("one", "two")]
     pool = {"partition": "scavenger", "interval_s": "1", "python": str(benchmark.gentle_python(tmp_path))}
     settings = [word for name, value in pool.items() for word in ("--set", f"pool.{name}={value}")]
@@ -99,12 +99,16 @@ def test_trainers_finish_on_what_main_jobs_leave_and_nothing_is_left_of_them(
     print(f"occupied_share {occupied:.3f}; of that {used:.3f} with a worker; {len(left)} nodes taken back")
     assert occupied >= OCCUPIED
 
-    # What was recorded meanwhile agrees with Slurm's own log of the main jobs.
+    # What was recorded meanwhile agrees with Slurm's own log of the main jobs. While a node changes hands it is neither
+    # idle nor in use (completing, planned), for a fraction of a second each time.
     trace = load_trace(tmp_path / "idle.parquet")
     assert sorted(trace.nodes) == sorted(lab.states())
+    changes = sum(len(spans) for spans in busy.values())
     main_s = sum(min(last, end) - max(first, begin) for spans in busy.values() for first, last in spans)
     idle_s = float(np.maximum(np.minimum(trace.end, end) - np.maximum(trace.start, begin), 0.0).sum())
-    assert idle_s == pytest.approx(NODES * (end - begin) - main_s, rel=0.05)
+    expected_s = NODES * (end - begin) - main_s
+    print(f"idle {idle_s:.0f} node-s were recorded, {expected_s:.0f} by Slurm's log with {changes} changes")
+    assert 0.97 * expected_s - 1.0 * changes < idle_s < 1.03 * expected_s
     # The simulator, given that trace and what was measured of the trainers, says what came of it.
     with Store.open(tmp_path / "state" / FILE, read_only=True) as store:
         found = judge(store, policy_of(Config(policy=PolicySettings(horizon_s=HORIZON_S))), trace)
