@@ -62,7 +62,10 @@ def test_what_a_pool_needs_is_passed_on(tmp_path: Path) -> None:
         ("[server]\nport = true", "server.port must be a port"),
         ("[policy]\nhorizon_s = -1", "policy.horizon_s must be a number of seconds above 0, or auto, but got -1"),
         ('[policy]\nallocator = "exakt"', "policy.allocator must be one of exact, milp, milp-nodes, equal"),
-        ('[policy]\nplacement = "nowhere"', "policy.placement must be stable, or the path of a Slurm topology.conf"),
+        (
+            '[policy]\nplacement = "nowhere"',
+            "policy.placement must be stable, compact or the path of a Slurm topology.conf",
+        ),
         ("[agents]\nbeat_s = nan", "agents.beat_s must be a number of seconds above 0, but got nan"),
         ("[pool]\nkind = 3", "pool.kind must be the name of a pool"),
         ("port = 1", "port must be in a section: put it below [server]"),

@@ -16,6 +16,7 @@
 #   LAB_MEMORY     MB that a node claims to have                             LAB_TIMEOUT    MessageTimeout
 #   LAB_SCHEDULER  SchedulerParameters                                       LAB_PROCTRACK  ProctrackType
 #   LAB_PARAMETERS SlurmctldParameters                                       LAB_ACCOUNTING 1: slurmdbd with MariaDB
+#   LAB_TOPOLOGY   lines of topology.conf: a tree of switches
 #   LAB_MAIN, LAB_SCAVENGER  the lines of the partitions after their names   LAB_EXTRA      more lines of slurm.conf
 set -euo pipefail
 
@@ -36,6 +37,7 @@ LAB_ACCOUNTING=${LAB_ACCOUNTING:-0}
 LAB_MAIN=${LAB_MAIN:-PriorityTier=10 PreemptMode=OFF}
 LAB_SCAVENGER=${LAB_SCAVENGER:-PriorityTier=1 PreemptMode=$LAB_PREEMPT GraceTime=$LAB_GRACE}
 LAB_EXTRA=${LAB_EXTRA:-}
+LAB_TOPOLOGY=${LAB_TOPOLOGY:-}
 
 conf=$LAB_DIR/slurm.conf
 run=$LAB_DIR/run
@@ -143,6 +145,7 @@ SelectTypeParameters=CR_CPU
 PreemptType=preempt/partition_prio
 PreemptMode=$LAB_PREEMPT
 ${LAB_PARAMETERS:+SlurmctldParameters=$LAB_PARAMETERS}
+${LAB_TOPOLOGY:+TopologyPlugin=topology/tree}
 JobCompType=jobcomp/filetxt
 JobCompLoc=$log/jobcomp.log
 $accounting
@@ -239,6 +242,7 @@ up() {
   write_conf >"$conf"
   # slurmd loads a cgroup plugin even where nothing uses one; that of v1 does nothing until it is used.
   echo CgroupPlugin=cgroup/v1 >"$LAB_DIR/cgroup.conf"
+  if [[ -n $LAB_TOPOLOGY ]]; then printf '%s\n' "$LAB_TOPOLOGY" >"$LAB_DIR/topology.conf"; fi
   write_epilog >"$LAB_DIR/epilog.sh"
   chmod 755 "$LAB_DIR/epilog.sh"
   for name in $(node_names); do mkdir -p "$LAB_DIR/spool/$name"; done

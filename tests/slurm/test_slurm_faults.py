@@ -79,6 +79,25 @@ def test_a_trainer_outlives_what_happens_to_slurm_to_nodes_and_to_the_controller
     same_as_alone(alone, home)
 
 
+def test_trainers_are_placed_near_each_other_by_slurms_own_tree_of_switches(tmp_path: Path) -> None:
+    switches = {"a": {"n01", "n03", "n05"}, "b": {"n02", "n04", "n06"}}
+    lines = [f"SwitchName={name} Nodes={','.join(sorted(nodes))}" for name, nodes in switches.items()]
+    script = tmp_path / "train.py"
+    script.write_text("import time\ntime.sleep(600)\n")
+    settings = ("pool.partition=scavenger", "pool.interval_s=0.5", "policy.placement=compact")
+    options = [word for setting in settings for word in ("--set", setting)]
+    with cluster(6, LAB_TOPOLOGY="\n".join([*lines, "SwitchName=top Switches=a,b"])) as lab:
+        with Live(
+            tmp_path / "state", "--pool", "slurm", "--drain", *options, env={"SLURM_CONF": str(lab.conf)}
+        ) as live:
+            wait_until(lambda: len(live.nodes()) == 6, 60, "an agent on every node")
+            trainers = [live.submit(script, nodes="3-3", name=name) for name in ("one", "two")]
+            given = [wait_until(lambda t=t: live.trainer(t)["nodes"], 30, f"nodes for {t}") for t in trainers]
+            assert sorted(map(sorted, given)) == sorted(map(sorted, switches.values()))
+            assert live.stop(timeout_s=60) == 0
+        assert lab.jobs() == {}
+
+
 def crash(lab: Lab, live: Live, *nodes: str) -> None:
     """Kill the daemon of three nodes, and on all but the first all that runs there, as a crash does. Then boot them."""
     agents = {node["node"]: node["agent_pid"] for node in live.nodes()}

@@ -21,9 +21,11 @@ from bftrainer.cluster.slurm_read import (
     read_partitions,
     read_qos,
     read_skew,
+    read_switches,
     seconds,
 )
 from bftrainer.cluster.slurm_site import find_file_system, run, try_pilot
+from bftrainer.errors import InputError
 from recorded_site import NOW, found, judged, program, recorded, site
 
 
@@ -53,7 +55,12 @@ def test_clocks_are_compared_in_utc() -> None:
 
 def test_a_tree_of_switches_can_be_used_for_placement() -> None:
     tree = site({"TopologyPlugin": "topology/tree"}, topology=recorded("topology"))
-    assert 'policy.placement = "/var/lib/slurm/topology.conf"' in found(judged(tree), "topology").what
+    assert 'policy.placement = "compact"' in found(judged(tree), "topology").what
+    switches = read_switches(tree.topology)
+    assert switches.distance("n01", "n02") < switches.distance("n01", "n04")
+    for nothing in ("", "slurm_load_topo error: no topology"):
+        with pytest.raises(InputError, match="knows no tree"):
+            read_switches(nothing)
 
 
 def test_the_state_folder_must_be_where_nodes_see_it(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ import uvicorn
 from bftrainer.allocate.exact import ExactAllocator
 from bftrainer.allocate.place import Compact, Stable
 from bftrainer.allocate.registry import make_allocator
-from bftrainer.cluster import api, wire
+from bftrainer.cluster import api, slurm_site, wire
 from bftrainer.cluster.client import CLIENT_FILE
 from bftrainer.cluster.cluster import Cluster
 from bftrainer.cluster.controller import Controller
@@ -38,6 +38,7 @@ from bftrainer.cluster.live import ClusterSettings
 from bftrainer.cluster.logbook import Logbook
 from bftrainer.cluster.pools.registry import make_pool
 from bftrainer.cluster.settings import Config
+from bftrainer.cluster.slurm_read import read_switches
 from bftrainer.cluster.store import FILE, Store
 from bftrainer.cluster.workers import JobSettings
 from bftrainer.core.objective import find_objective
@@ -71,12 +72,14 @@ def policy_of(config: Config) -> Policy:
         objective=find_objective(policy.objective),
         horizon_s=policy.horizon_s,
         max_parallel=policy.max_parallel,
-        placement=Stable() if policy.placement == "stable" else Compact(_topology(Path(policy.placement))),
+        placement=Stable() if policy.placement == "stable" else Compact(_topology(policy.placement)),
     )
 
 
-def _topology(path: Path) -> Topology:
-    return Topology.from_slurm(path.read_text(), str(path))
+def _topology(placement: str) -> Topology:
+    if placement == "compact":
+        return read_switches(slurm_site.run(("scontrol", "show", "topology")))
+    return Topology.from_slurm(Path(placement).read_text(), placement)
 
 
 async def serve(

@@ -75,8 +75,8 @@ def _allocator(value: object) -> str:
 
 
 def _placement(value: object) -> str:
-    if value == "stable":
-        return "stable"
+    if value in ("stable", "compact"):
+        return str(value)
     path = some_path(value)
     if not path.is_file():
         raise ValueError
@@ -91,7 +91,7 @@ _HOST = Kind("the name or address of a network interface", some_text, number=Fal
 _STATE = Kind("the path of a folder", some_path, number=False)
 _ALLOCATOR = Kind("one of exact, milp, milp-nodes, equal", _allocator, number=False)
 _OBJECTIVE = Kind("the name of an objective, or module:function", some_text, number=False)
-_PLACEMENT = Kind("stable, or the path of a Slurm topology.conf", _placement, number=False)
+_PLACEMENT = Kind("stable, compact or the path of a Slurm topology.conf", _placement, number=False)
 _POOL = Kind("the name of a pool", some_text, number=False)
 
 
@@ -120,7 +120,11 @@ class PolicySettings:
     )
     horizon_s: float | None = _key(120.0, _HORIZON, "forward-looking time; auto: the mean time between leaves")
     max_parallel: int | None = _key(10, _PARALLEL, "trainers considered at once, first come first served; or auto")
-    placement: str = _key("stable", _PLACEMENT, "which nodes: stable (longest idle first), or near by a topology.conf")
+    placement: str = _key(
+        "stable",
+        _PLACEMENT,
+        "which nodes: stable, or near each other by Slurm's switches",
+    )
 
 
 @dataclass(frozen=True, slots=True)

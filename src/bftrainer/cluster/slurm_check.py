@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import PurePath
 
 from bftrainer.cluster.slurm_findings import Finding, Harvest, Level, listed, preempts_by, slurm_conf, time_of
 from bftrainer.cluster.slurm_preemption import ending, taking_back
@@ -248,9 +247,8 @@ def _surroundings(site: Site) -> Iterator[Finding]:
         )
         yield Finding("clock", level, what, why)
     if site.topology:
-        path = PurePath(config.get("SLURM_CONF", "slurm.conf")).with_name("topology.conf")
         yield Finding(
-            "topology", "ok", f'there is a tree of switches: policy.placement = "{path}" keeps trainers together'
+            "topology", "ok", 'there is a tree of switches: policy.placement = "compact" keeps trainers together'
         )
     else:
         yield Finding("topology", "ok", "there is no tree of switches: placement does not look at the network")

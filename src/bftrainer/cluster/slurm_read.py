@@ -14,6 +14,7 @@ from math import inf
 from types import MappingProxyType
 
 from bftrainer.core.hostlist import expand
+from bftrainer.core.topology import Topology
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.suggest import unknown
 
@@ -230,3 +231,21 @@ def read_gpus(gres: str) -> str:
 
 def _plain(value: str) -> str:
     return "" if value in ("(null)", "N/A") else value
+
+
+def read_switches(text: str) -> Topology:
+    """The tree of switches that `scontrol show topology` prints.
+
+    It says more than a topology.conf: each switch has its level, and one above others has all nodes below it, too.
+    """
+    lines = []
+    for line in text.splitlines():
+        found = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        below = found.get("Switches") or ""
+        if "SwitchName" in found and (below or found.get("Nodes")):
+            lines.append(
+                f"SwitchName={found['SwitchName']} {f'Switches={below}' if below else 'Nodes=' + found['Nodes']}"
+            )
+    if not lines:
+        raise InputError("Slurm knows no tree of switches (`scontrol show topology`): set policy.placement to stable")
+    return Topology.from_slurm("\n".join(lines), "scontrol show topology")
