@@ -26,14 +26,20 @@ optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 40, 0.9)
 run.register(model=model, optimizer=optimizer, scheduler=scheduler)
 log = (folder / f"steps-{os.environ.get('BFTRAINER_WORKER', 'alone')}-{os.getpid()}.jsonl").open("a", buffering=1)
+
+
+def held() -> list[int]:
+    """How many descriptors and threads this process has."""
+    return [len(list(Path("/proc/self", kind).iterdir())) for kind in ("fd", "task")]
+
+
 dataset = TensorDataset(torch.arange(len(x)), x, y)
 seen = 0
 for _ in run.epochs(epochs):
     for numbers, inputs, targets in run.batches(dataset, global_batch=48):
         if run.generation != seen:
             seen = run.generation
-            held = [len(list(Path("/proc/self", kind).iterdir())) for kind in ("fd", "task")]
-            log.write(json.dumps({"held": held, "world": run.world, "rank": run.rank}) + "\n")
+            log.write(json.dumps({"held": held(), "world": run.world, "rank": run.rank}) + "\n")
         loss = nn.functional.mse_loss(run.model(inputs), targets)
         loss.backward()
         mine, place, generation = run.indices, run.progress.key(), run.generation
@@ -44,6 +50,7 @@ for _ in run.epochs(epochs):
         if run.step(loss=loss):
             log.write(json.dumps({"commit": place, "generation": generation}) + "\n")
         scheduler.step()
+    log.write(json.dumps({"held": held(), "world": run.world, "rank": run.rank, "epoch": True}) + "\n")
 torch.save(
     {"model": model.state_dict(), "scheduler": scheduler.state_dict(), "lr": optimizer.param_groups[0]["lr"]},
     folder / f"final-{os.environ.get('BFTRAINER_WORKER', 'alone')}.pt",

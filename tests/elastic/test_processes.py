@@ -76,7 +76,8 @@ async def status(process: Process) -> int:
 WITH_A_CHILD = """
 import subprocess, sys, time
 child = subprocess.Popen(["sleep", "1000"])
-print(child.pid, flush=True)
+sys.stdout.write(f"{child.pid}\\n")
+sys.stdout.flush()
 if sys.argv[1:] != ["leave"]:
     time.sleep(1000)
 """
@@ -273,7 +274,8 @@ asyncio.run(main(*sys.argv[1:]))
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
 @pytest.mark.parametrize("kind", list(LAUNCHERS))
 def test_killing_the_manager_ends_all_it_has_started(run: Run, kind: str, tmp_path: Path) -> None:
-    text = "import os\nprint('worker', os.getpid(), os.getppid(), flush=True)\n" + WITH_A_CHILD
+    # Each line at once: two workers write to the same file.
+    text = "import os\nos.write(1, f'worker {os.getpid()} {os.getppid()}\\n'.encode())\n" + WITH_A_CHILD
     command = script(tmp_path, text)
     with subprocess.Popen([sys.executable, "-c", MANAGER, kind, command.argv[0]], stdout=subprocess.PIPE) as manager:
 
@@ -297,4 +299,7 @@ def test_killing_the_manager_ends_all_it_has_started(run: Run, kind: str, tmp_pa
                     if is_alive(pid):
                         os.kill(pid, signal.SIGKILL)
 
-        run(scene())
+        try:
+            run(scene())
+        finally:
+            manager.kill()
