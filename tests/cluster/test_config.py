@@ -45,6 +45,12 @@ def test_auto_is_none_for_the_scheduler_and_auto_for_people(tmp_path: Path) -> N
     assert {row.value for row in describe(config) if row.key.startswith("policy.h")} == {"auto"}
 
 
+def test_a_placement_in_a_file_is_a_word_or_a_path_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "t.conf").write_text("SwitchName=a Nodes=n1\n")
+    for word, taken in (("stable", "stable"), ("compact", "compact"), ("t.conf", str(tmp_path / "t.conf"))):
+        assert load(tmp_path, f'[policy]\nplacement = "{word}"\n').policy.placement == taken
+
+
 def test_what_a_pool_needs_is_passed_on(tmp_path: Path) -> None:
     env = {"BFTRAINER_POOL__NODES": "8", "BFTRAINER_POOL__CHURN": "summit"}
     config = load(tmp_path, '[pool]\nkind = "script"\ncommand = ["idle", "-h"]\n', env)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from bftrainer.cluster.settings import SECTIONS, Config, Kind, PoolSettings, keys_of, some_path
+from bftrainer.cluster.settings import PLACEMENTS, SECTIONS, Config, Kind, PoolSettings, keys_of, some_path
 from bftrainer.errors import InputError
 from bftrainer.suggest import unknown
 
@@ -130,7 +130,7 @@ def _tables(file: Path) -> dict[str, dict[str, Any]]:
 def _beside(file: Path, section: str, key: str, value: object) -> object:
     """Paths in a file are relative to its folder, wherever a daemon happens to be started."""
     path = isinstance(value, str) and value and (section, key) in (("server", "state"), ("policy", "placement"))
-    if not path or value == "stable":
+    if not path or value in PLACEMENTS:
         return value
     return str(file.absolute().parent / os.path.expanduser(str(value)))  # noqa: PTH111 - pathlib's may raise
 

@@ -74,8 +74,12 @@ def _allocator(value: object) -> str:
     return some_text(value)
 
 
+PLACEMENTS = ("stable", "compact")
+"""Words for `policy.placement`; anything else is a path."""
+
+
 def _placement(value: object) -> str:
-    if value in ("stable", "compact"):
+    if value in PLACEMENTS:
         return str(value)
     path = some_path(value)
     if not path.is_file():
@@ -120,11 +124,7 @@ class PolicySettings:
     )
     horizon_s: float | None = _key(120.0, _HORIZON, "forward-looking time; auto: the mean time between leaves")
     max_parallel: int | None = _key(10, _PARALLEL, "trainers considered at once, first come first served; or auto")
-    placement: str = _key(
-        "stable",
-        _PLACEMENT,
-        "which nodes: stable, or near each other by Slurm's switches",
-    )
+    placement: str = _key("stable", _PLACEMENT, "which nodes: stable, or near each other by Slurm's switches")
 
 
 @dataclass(frozen=True, slots=True)
