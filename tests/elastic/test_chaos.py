@@ -63,9 +63,6 @@ async def churn(job: Coordinator, rng: random.Random) -> None:
             await job.until(lambda seen=seen: steps() > seen + 2, 60, f"progress after {event} at step {seen}")
 
 
-GIVEN_UP = 6
-
-
 def leaks(folder: Path) -> list[str]:
     """Workers that hold more descriptors or threads than they did many generations ago, in a world of the same size."""
     found = []
@@ -75,10 +72,8 @@ def leaks(folder: Path) -> list[str]:
         for said in lines:
             if "held" in said:  # rank 0 also hosts the store of its generation
                 by_world[said["world"], said["rank"] == 0].append(said["held"])
-        # An attempt to form a group that was given up because a peer died in it may hold its thirteen descriptors and
-        # three threads until the process ends. There are a few of these, not one in every generation.
         for world, held in by_world.items():
-            if len(held) >= 5 and min(map(sum, held[-5:])) > sum(held[0]) + GIVEN_UP * 16:
+            if len(held) >= 5 and min(map(sum, held[-5:])) > sum(held[0]) + 10:
                 found.append(f"{log.name}, world {world}: {held}")
     return found
 

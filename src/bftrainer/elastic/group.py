@@ -7,11 +7,10 @@ what losing any member costs, a new generation.
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
-import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -20,11 +19,16 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 from bftrainer.elastic.membership import Place
+from bftrainer.elastic.sockets import knock, open_sockets, shut
 
 _LONG = timedelta(days=7)
 """A peer may take its time: an evaluation, a slow disk. A dead or silent one is cut off, not waited for."""
 _FORMING = timedelta(seconds=30)
+_CONNECTING = timedelta(seconds=10)
+"""For the store, which is there before its address is known."""
 _LOOK_S = 0.01
+_ENDING_S = 2.0
+"""How long to see an attempt off that is given up. It takes milliseconds."""
 _GLOO = "bftrainer"
 """What torch.distributed calls our gloo groups."""
 
@@ -41,20 +45,28 @@ class Group:
         self.rank = 0
         self.world = 1
         self._store: TCPStore | None = None
+        self._hosting: set[str] = set()  # the sockets of its own store, by inode
         self._mine: set[str] = set()  # the group's sockets, by inode
         self._cutting = threading.Lock()
 
     def open_store(self, host: str) -> str:
         """Host the next generation's rendezvous and say where."""
+        before = set(open_sockets())
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_FORMING)
+        self._hosting = set(open_sockets()) - before
         return f"{host}:{self._store.port}"
 
     def form(self, place: Place, cancelled: Callable[[], bool] = lambda: False) -> None:
         """Join the group of a generation. Raises `GroupBroken` when that does not come about or is `cancelled`."""
-        before = set(_sockets())
-        store, gloo = _connected(place, self._store if place.rank == 0 else None, self.backend, cancelled)
+        before = set(open_sockets())
+        attempt = _Attempt(place, self._store if place.rank == 0 else None, self.backend)
+        try:
+            store, gloo = attempt.wait(cancelled)
+        except GroupBroken:
+            attempt.end(before, self._hosting)
+            raise
         with self._cutting:
-            self._mine = set(_sockets()) - before
+            self._mine = set(open_sockets()) - before
         with breaking():
             _make_default(store, gloo, place)
         self.rank, self.world = place.rank, place.world
@@ -69,9 +81,9 @@ class Group:
                 dist.distributed_c10d._abort_process_group()
         with self._cutting:
             if self._mine:
-                for inode, fd in _sockets().items():
+                for inode, fd in open_sockets().items():
                     if inode in self._mine:
-                        _shut(fd)
+                        shut(fd)
 
     def leave(self) -> None:
         """Take the group apart, whether it works or not."""
@@ -80,6 +92,7 @@ class Group:
             with contextlib.suppress(Exception):
                 dist.destroy_process_group()
         self._store = None
+        self._hosting = set()
         self._mine = set()
 
 
@@ -92,41 +105,60 @@ def breaking() -> Iterator[None]:
         raise GroupBroken(str(problem)) from problem
 
 
-def _connected(
-    place: Place, store: TCPStore | None, backend: str, cancelled: Callable[[], bool]
-) -> tuple[Any, ProcessGroupGloo | None]:
-    """The store of a generation and its connected gloo group; NCCL connects later.
+class _Attempt:
+    """An attempt to find the peers of a generation: its store and its connected gloo group; NCCL connects later.
 
-    Gloo waits for a peer that has died on nothing that could be cut, so a thread of its own waits for it. Abandoned, it
-    ends when gloo loses patience.
+    Gloo waits for a peer that has died on nothing that could be interrupted, so a thread of its own waits for it.
     """
-    results: queue.Queue[tuple[Any, ProcessGroupGloo | None] | Exception] = queue.Queue()
 
-    def connect() -> None:
+    def __init__(self, place: Place, store: TCPStore | None, backend: str) -> None:
+        self._place = place
+        self._found: queue.Queue[tuple[Any, ProcessGroupGloo | None] | Exception] = queue.Queue()
+        name = f"bftrainer-form-{place.generation}"
+        self._thread = threading.Thread(target=self._connect, args=(store, backend), name=name, daemon=True)
+        self._thread.start()
+
+    def wait(self, cancelled: Callable[[], bool]) -> tuple[Any, ProcessGroupGloo | None]:
+        """What was found. Raises `GroupBroken` when nothing is, or when the attempt is `cancelled`."""
+        while True:
+            with contextlib.suppress(queue.Empty):
+                found = self._found.get(timeout=_LOOK_S)
+                if isinstance(found, Exception):
+                    raise GroupBroken(f"forming generation {self._place.generation} failed: {found}") from found
+                return found
+            if cancelled():
+                raise GroupBroken(f"generation {self._place.generation} has lost a member while it formed")
+
+    def end(self, before: set[str], hosting: set[str]) -> None:
+        """End the thread and what it holds; sockets in `before` are none of its own, but for those of its store.
+
+        It may be between one wait and the next, so it is told until it ends.
+        """
+        give_up = time.monotonic() + _ENDING_S
+        while self._thread.is_alive() and time.monotonic() < give_up:
+            for inode, fd in open_sockets().items():
+                if inode in hosting or inode not in before:
+                    shut(fd)
+                if inode not in before:
+                    knock(fd, self._place.world)
+            self._thread.join(_LOOK_S)
+
+    def _connect(self, store: TCPStore | None, backend: str) -> None:
+        place = self._place
         try:
-            rendezvous = store
-            if rendezvous is None:
+            if store is None:
                 host, _, port = place.addresses[0].rpartition(":")
-                rendezvous = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=_FORMING)
-            prefix = PrefixStore(f"generation-{place.generation}", rendezvous)
+                store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=_CONNECTING)
+                store.set_timeout(_FORMING)
+            prefix = PrefixStore(f"generation-{place.generation}", store)
             if backend == "nccl":
-                results.put((prefix, None))
+                self._found.put((prefix, None))
                 return
             gloo: Any = ProcessGroupGloo(prefix, place.rank, place.world, _FORMING)
             gloo._set_default_timeout(_LONG)  # forming has a time limit, training has none
-            results.put((prefix, gloo))
+            self._found.put((prefix, gloo))
         except Exception as problem:
-            results.put(problem)
-
-    threading.Thread(target=connect, name=f"bftrainer-form-{place.generation}", daemon=True).start()
-    while True:
-        with contextlib.suppress(queue.Empty):
-            found = results.get(timeout=_LOOK_S)
-            if isinstance(found, Exception):
-                raise GroupBroken(f"forming generation {place.generation} failed: {found}") from found
-            return found
-        if cancelled():
-            raise GroupBroken(f"generation {place.generation} has lost a member while it formed")
+            self._found.put(problem.with_traceback(None))  # which would keep the store
 
 
 def _make_default(store: Any, gloo: ProcessGroupGloo | None, place: Place) -> None:
@@ -145,23 +177,3 @@ def _make_default(store: Any, gloo: ProcessGroupGloo | None, place: Place) -> No
         dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=_LONG)
     finally:
         sys.excepthook = hook
-
-
-def _sockets() -> dict[str, int]:
-    """The open sockets of this process: inode and descriptor."""
-    found: dict[str, int] = {}
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names only, and quickly
-        with contextlib.suppress(OSError):
-            target = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
-            if target.startswith("socket:"):
-                found[target] = int(name)
-    return found
-
-
-def _shut(fd: int) -> None:
-    """Shut down a connected TCP socket. Listening ones stay: gloo ends the process when its own fails."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as handle:
-        if handle.family in (socket.AF_INET, socket.AF_INET6) and not handle.getsockopt(
-            socket.SOL_SOCKET, socket.SO_ACCEPTCONN
-        ):
-            handle.shutdown(socket.SHUT_RDWR)
