@@ -156,11 +156,16 @@ $LAB_EXTRA
 END
 }
 
-# Without cgroups, a process that has left its job's tree would outlive the job. slurmd runs this before the node is
-# free again; it finds such processes by what their environment says of job, node and cluster.
+# Without cgroups, a process that has left its job's tree would outlive the job. slurmd runs this when a job ends; it
+# finds such processes by what their environment says of job, node and cluster. That takes long on a machine that is all
+# nodes at once, and nobody shall wait for it: with cgroups, the kernel does it.
 write_epilog() {
   cat <<'END'
 #!/bin/bash
+if [[ ${1:-} != sweep ]]; then
+  setsid nice -n 19 "$0" sweep </dev/null >/dev/null 2>&1 &
+  exit 0
+fi
 for file in $(grep -lzxF "SLURM_JOB_ID=$SLURM_JOB_ID" /proc/[0-9]*/environ 2>/dev/null); do
   grep -qzxF "SLURMD_NODENAME=$SLURMD_NODENAME" "$file" 2>/dev/null || continue
   grep -qzxF "SLURM_CONF=$SLURM_CONF" "$file" 2>/dev/null || continue

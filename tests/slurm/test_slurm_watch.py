@@ -28,7 +28,6 @@ from bftrainer.cluster.pools.slurm_commands import (
 from bftrainer.cluster.pools.slurm_settings import SlurmSettings, read_duration
 from bftrainer.cluster.pools.slurm_watch import (
     COURTESY_S,
-    GIVE_UP_S,
     GIVE_WAY_S,
     Courtesy,
     Nodes,
@@ -415,13 +414,12 @@ def given_up(courtesy: Courtesy, now: float, queue: Sequence[WaitingJob], nodes:
     return courtesy.wishes(now, 1000.0 + now, queue, nodes, LAYOUT, 300.0).give
 
 
-def test_nodes_that_a_job_still_lacks_after_a_moment_are_given_up() -> None:
+def test_nodes_that_a_job_lacks_are_given_up_at_first_sight() -> None:
     courtesy, job, nodes = Courtesy(), WaitingJob("1", ("main",), 4), Nodes(("n1", "n2"), ("n3", "n4", "n5"))
-    assert given_up(courtesy, 0.0, [job], nodes) == (), "Slurm is quicker as a rule"
-    assert given_up(courtesy, GIVE_WAY_S, [job], nodes) == ("n3", "n4")
+    assert given_up(courtesy, 0.0, [job], nodes) == ("n3", "n4")
     leaving = Nodes(("n1", "n2"), ("n5",), ("n3", "n4"))
-    assert given_up(courtesy, 2 * GIVE_WAY_S, [job], leaving) == (), "those that are on their way out are enough"
-    assert given_up(courtesy, GIVE_UP_S, [job], nodes) == (), "something else keeps it"
+    assert given_up(courtesy, 1.0, [job], leaving) == (), "those that are on their way out are enough"
+    assert given_up(courtesy, GIVE_WAY_S, [job], nodes) == (), "something else keeps it"
 
 
 def test_nothing_is_given_up_for_a_job_that_could_not_start_all_the_same() -> None:
@@ -436,10 +434,8 @@ def test_nothing_is_given_up_for_a_job_that_could_not_start_all_the_same() -> No
 def test_jobs_that_wait_together_are_each_given_what_they_lack() -> None:
     courtesy, nodes = Courtesy(), Nodes(("n1",), ("n2", "n3", "n4", "n5"))
     queue = [WaitingJob("1", ("main",), 2), WaitingJob("2", ("main",), 2)]
-    assert given_up(courtesy, 0.0, queue, nodes) == ()
-    assert given_up(courtesy, 1.0, queue, nodes) == ("n2", "n3", "n4")
+    assert given_up(courtesy, 0.0, queue, nodes) == ("n2", "n3", "n4")
     planned = WaitingJob("9", ("main",), 2, planned_on=frozenset({"n6"}), start=9000.0)
-    assert given_up(courtesy, 1.0, [planned], nodes) == ()
     assert given_up(courtesy, 2.0, [planned], nodes) == ("n2",), "Slurm could start it now, it just has not seen that"
     found = courtesy.wishes(3.0, 1003.0, [planned], nodes, LAYOUT, 300.0)
     assert (found.spoken, found.more) == (frozenset(), 2), "what is given up is not taken again"

@@ -11,11 +11,13 @@ import argparse
 import asyncio
 import logging
 import os
+import shutil
 import socket
 import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from bftrainer.cluster import wire
@@ -41,7 +43,10 @@ Inherited = tuple[int, socket.socket]
 
 
 class Agent:
-    """One node's agent, from `run` until somebody tells it to leave; `dismissed` is called when that happens."""
+    """One node's agent, from `run` until somebody tells it to leave.
+
+    `dismissed` is called when that happens, and `gone` when nobody needs it any more: it may end this process.
+    """
 
     def __init__(
         self,
@@ -51,6 +56,7 @@ class Agent:
         preload: tuple[str, ...] = PRELOAD,
         inherited: Inherited | None = None,
         dismissed: Callable[[], None] = lambda: None,
+        gone: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = uuid.uuid4().hex
         self._settings = settings
@@ -58,6 +64,7 @@ class Agent:
         self._preload = preload
         self._inherited = inherited
         self._dismissed = dismissed
+        self._gone = gone
         self._link = Link(settings.url, settings.secret, self._joining, self._obey)
         self._leaving = asyncio.Event()
         self._reason = ""
@@ -93,6 +100,10 @@ class Agent:
                     self._link.send(Going(self._reason))
                     self._workers.kill_all()
                     await self._link.flush(GOODBYE_S)
+                    if self._leaving.is_set():
+                        # Somebody waits for the node. What is left of the workers ends with this process.
+                        shutil.rmtree(private, ignore_errors=True)
+                        self._gone()
                 finally:
                     for task in tasks:
                         task.cancel()
@@ -173,7 +184,9 @@ def run_agent(settings: Settings, preload: tuple[str, ...] = PRELOAD, inherited:
 
     async def whole() -> None:
         loop = asyncio.get_running_loop()
-        agent = Agent(settings, os.environ, preload=preload, inherited=inherited, dismissed=exit_soon)
+        agent = Agent(
+            settings, os.environ, preload=preload, inherited=inherited, dismissed=exit_soon, gone=partial(os._exit, 0)
+        )
 
         def leave(name: str) -> None:
             loop.call_soon_threadsafe(agent.leave, name)

@@ -23,7 +23,6 @@ from bftrainer.cluster.pools.keeping import Keeper, Orders, Patience, fingerprin
 from bftrainer.cluster.pools.slurm_commands import Slurm, SlurmError, missing_programs, write_files
 from bftrainer.cluster.pools.slurm_settings import SlurmSettings, read_duration
 from bftrainer.cluster.pools.slurm_watch import (
-    GIVE_WAY_S,
     LONGEST_RETRY_S,
     RETRY_S,
     Courtesy,
@@ -31,6 +30,7 @@ from bftrainer.cluster.pools.slurm_watch import (
     Pilot,
     Refusals,
     SlurmNode,
+    WaitingJob,
     choose,
     fate,
     sort_pilots,
@@ -45,7 +45,7 @@ _BUSY = 3.0
 _LONGEST_WAIT_S = 15.0
 _GLANCE_S = 0.1
 _SOONEST_S = 0.3
-"""No round begins sooner after another, unless it is asked for."""
+"""No round begins sooner after another, unless it is asked for. Rounds follow each other so while a job waits."""
 _LAYOUT_S = 60.0
 _SHORT_AFTER_S = 15.0
 """A pilot that waits so long for an idle node does not fit before something that Slurm plans there."""
@@ -216,7 +216,7 @@ class SlurmPool:
                     await self._wake.wait()
             if before - self._to.nodes and not self._failures:
                 before = self._to.nodes
-                until = min(until, max(time.monotonic(), began + _SOONEST_S, began + _BUSY * self._asking_s))
+                until = min(until, max(time.monotonic(), began + _SOONEST_S))
 
     def _wait_s(self) -> float:
         """How long after the begin of a round the next one begins."""
@@ -233,10 +233,10 @@ class SlurmPool:
         if self._to.observing:
             self._observe()
             return math.inf
-        pilots = await self._at.pilots()
+        pilots, queue = await asyncio.gather(self._at.pilots(), self._at.queue())
         self._asking_s = time.monotonic() - began
         await self._reconcile(pilots)
-        chosen, again_at = ((), math.inf) if self._paused else await self._choose(pilots)
+        chosen, again_at = ((), math.inf) if self._paused else await self._choose(pilots, queue)
         return min(again_at, await self._act(self._settle(chosen, may_start=not self._paused)))
 
     def _answered(self) -> None:
@@ -334,13 +334,12 @@ class SlurmPool:
 
     # What to do.
 
-    async def _choose(self, listed: Sequence[Pilot]) -> tuple[tuple[str, ...], float]:
+    async def _choose(self, listed: Sequence[Pilot], queue: Sequence[WaitingJob]) -> tuple[tuple[str, ...], float]:
         """The idle nodes to have a pilot on, and when to look again. Gives up pilots that are in somebody's way."""
         free = [node for node in self._free() if node not in self._pilots]
         if not free and not self._pilots:
             self._spoken = 0
             return (), math.inf
-        queue = await self._at.queue()
         now = time.monotonic()
         if queue and now - self._layout_at > _LAYOUT_S:
             self._layout, self._layout_at = await self._at.layout(), now
@@ -354,7 +353,7 @@ class SlurmPool:
         await self._give_way([held[node] for node in wishes.give], now)
         self._spoken = min(len(free), len(wishes.spoken) + wishes.more)
         chosen = choose(free, wishes.spoken, wishes.more, self.settings.reserve)
-        return chosen, now + max(GIVE_WAY_S, _BUSY * self._asking_s) if wishes.again else math.inf
+        return chosen, now + max(_SOONEST_S, self._asking_s) if wishes.again else math.inf
 
     async def _give_way(self, pilots: Sequence[Pilot], now: float) -> None:
         """End pilots for a job that waits for their nodes."""

@@ -24,10 +24,8 @@ RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
 COURTESY_S = 60.0
 """A job that could have started for so long, and has not, is kept from it by something else than missing nodes."""
 
-GIVE_WAY_S, GIVE_UP_S = 0.4, 10.0
-"""How long a job may wait for nodes of ours that Slurm could take back, until we give them up ourselves; and until when
-we do: if it has not started by then, that did not help.
-"""
+GIVE_WAY_S = 10.0
+"""For how long nodes of ours are given up for a job that waits: if it has not started by then, that did not help."""
 
 PILOT_FIELDS = ("JobID", "State", "ReqNodes", "NodeList", "TimeLeft", "PreemptTime", "Reason", "Comment")
 QUEUE_FORMAT = "%i|%P|%D|%r|%Y|%S|%j"
@@ -274,7 +272,8 @@ class Courtesy:
     """Leaves idle nodes to jobs that wait and could start on them; remembers since when they could.
 
     Slurm takes nodes back by itself, but not twice for the same job within `KillWait` and `MessageTimeout`: where one
-    job is given nodes that were cleared for another, that one would wait for 10 to 40 s. So what is missing is given.
+    job is given nodes that were cleared for another, that one would wait for 10 to 40 s. So what is missing is given
+    as soon as it is seen: a job that finds free nodes at Slurm's next look does not wait for a preemption at all.
     """
 
     partitions: Collection[str] = ()
@@ -318,10 +317,10 @@ class Courtesy:
             mine = sorted(reach & spare)[: job.nodes]
             spare.difference_update(mine)
             lacking = job.nodes - len(mine)
-            if GIVE_WAY_S <= waited_s < GIVE_UP_S:
+            if waited_s < GIVE_WAY_S:
                 give.update(dict.fromkeys([node for node in ours if node not in give][:lacking]))
         self._since = could
-        again = any(now - since < GIVE_UP_S for since in could.values())
+        again = any(now - since < GIVE_WAY_S for since in could.values())
         return Wishes(frozenset(spoken), more, tuple(give), again)
 
 
