@@ -16,6 +16,8 @@ from typing import Literal
 from bftrainer.allocate.exact import ExactAllocator
 from bftrainer.allocate.place import Placed, Placement, Stable, place
 from bftrainer.allocate.problem import Allocator, Claim, Decision, Limits, Problem
+from bftrainer.allocate.quotas import Quota, admit, keeps_to, limits_in_force
+from bftrainer.allocate.registry import make_allocator
 from bftrainer.core.curve import Curve
 from bftrainer.core.objective import Objective, throughput
 from bftrainer.core.pool import Event, Node, Pool
@@ -25,6 +27,10 @@ from bftrainer.errors import InputError
 DEFAULT_HORIZON_S = 120.0
 LEAST_HORIZON_S, MOST_HORIZON_S = 10.0, 3600.0
 _MOST_REMEMBERED = 4096
+HOLD_LIMITS = ("milp",)
+"""The allocators that hold limits. Where limits change what another one would decide, the first of these decides."""
+LIMITED_S = 0.25
+"""How long that one may search, then the best that it found counts."""
 LEAVES_TO_JUDGE = 10
 """Leaves to have seen before an automatic horizon is trusted."""
 
@@ -43,6 +49,8 @@ class Policy:
     """Pj_max, how many trainers are considered at once; None: from the pool and the trainers' sizes."""
     placement: Placement = field(default_factory=Stable)
     limits: Limits = field(default_factory=Limits)
+    quotas: Mapping[str, Quota] = field(default_factory=lambda: MappingProxyType({}))
+    """By owner; the limits that they mean depend on the pool and the queue."""
 
     def __post_init__(self) -> None:
         if self.horizon_s is not None and not (math.isfinite(self.horizon_s) and self.horizon_s > 0):
@@ -83,13 +91,13 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What is, as far as deciding goes. Trainers are in order of submission, first come first served."""
+    """What is, as far as deciding goes."""
 
     pool: Pool = field(default_factory=Pool)
     admitted: tuple[Trainer, ...] = ()
-    """Trainers that are considered. They stay so until they finish."""
+    """Trainers that are considered, in the order in which they were admitted. They stay so until they finish."""
     waiting: tuple[Trainer, ...] = ()
-    """Trainers that are not considered yet."""
+    """Trainers that are not considered yet, in order of submission, first come first served."""
     assigned: Mapping[str, tuple[Node, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """The nodes of each trainer that runs."""
     seen: Seen = field(default_factory=Seen)
@@ -150,9 +158,13 @@ class State:
 
     def after(self, plan: Plan) -> State:
         """The state once the plan is carried out."""
-        newcomers = len(plan.considered) - len(self.admitted)
+        newcomers = plan.considered[len(self.admitted) :]
+        waiting = self.waiting[len(newcomers) :]
+        if newcomers != self.waiting[: len(newcomers)]:  # some were passed over
+            names = {trainer.name for trainer in newcomers}
+            waiting = tuple(trainer for trainer in self.waiting if trainer.name not in names)
         assigned = MappingProxyType({name: nodes for name, nodes in plan.placed.nodes.items() if nodes})
-        return replace(self, admitted=plan.considered, waiting=self.waiting[newcomers:], assigned=assigned)
+        return replace(self, admitted=plan.considered, waiting=waiting, assigned=assigned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,10 +227,14 @@ class Plan:
     decision: Decision
     placed: Placed
     changes: tuple[Change, ...]
-    """One for each trainer that was considered, in order of submission."""
+    """One for each trainer that was considered, in the order of their admission."""
     considered: tuple[Trainer, ...]
     horizon_s: float
     pool: int
+    limits: Limits = field(default_factory=Limits)
+    """Those that were in force."""
+    allocator: str = ""
+    """Who decided."""
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -233,6 +249,7 @@ class Scheduler:
         self.policy = policy or Policy()
         self._values: dict[str, tuple[Trainer, Curve]] = {}
         self._claims: dict[str, tuple[Trainer, dict[int, Claim]]] = {}
+        self._limited: Allocator | None = None
 
     def horizon_s(self, state: State) -> float:
         """The forward-looking time in force."""
@@ -256,19 +273,46 @@ class Scheduler:
         most = _how_many(pool, (trainer.min_nodes for trainer in queue), enough=False)
         return max(1, round(math.sqrt(max(fewest, 1) * max(most, fewest, 1))))
 
-    def decide(self, state: State) -> Plan:
-        """The best use of the pool for the trainers considered."""
+    def limits(self, state: State) -> Limits:
+        """What owners may have now, by the policy's quotas and its own limits."""
+        limits, quotas = self.policy.limits, self.policy.quotas
+        if not quotas:
+            return limits
+        found = limits_in_force(quotas, len(state.pool), (*state.admitted, *state.waiting))
+        return replace(
+            limits,
+            owner_caps=MappingProxyType({**limits.owner_caps, **found.owner_caps}),
+            owner_shares=MappingProxyType({**limits.owner_shares, **found.owner_shares}),
+        )
+
+    def decide(self, state: State, limits: Limits | None = None) -> Plan:
+        """The best use of the pool for the trainers considered. `limits`: those of an earlier decision, made again."""
+        limits = self.limits(state) if limits is None else limits
         room = max(self.max_parallel(state) - len(state.admitted), 0)
-        newcomers = state.waiting[:room]
+        newcomers = admit(state.admitted, state.waiting, room, limits, len(state.pool))
         considered = (*state.admitted, *newcomers) if newcomers else state.admitted
         horizon_s = self.horizon_s(state)
         claims = tuple(self._claim(trainer, len(state.assigned.get(trainer.name, ()))) for trainer in considered)
-        problem = Problem(len(state.pool), horizon_s, claims, self._limits(considered))
-        decision = self.policy.allocator.allocate(problem)
+        problem = Problem(len(state.pool), horizon_s, claims, _among(limits, considered))
+        decision, allocator = self._allocate(problem)
         counts = {claim.name: count for claim, count in zip(claims, decision.counts, strict=True)}
         placed = place(state.pool, state.assigned, counts, self.policy.placement)
         changes = tuple(Change(claim, count, horizon_s) for claim, count in zip(claims, decision.counts, strict=True))
-        return Plan(decision, placed, changes, considered, horizon_s, len(state.pool))
+        return Plan(decision, placed, changes, considered, horizon_s, len(state.pool), limits, allocator.name)
+
+    def _allocate(self, problem: Problem) -> tuple[Decision, Allocator]:
+        """A decision, and whose it is."""
+        own = self.policy.allocator
+        if not problem.limits or own.name in HOLD_LIMITS:
+            return own.allocate(problem), own
+        if own.name == ExactAllocator().name:
+            # The best without limits, if it keeps to them, is the best with them; and it is found much sooner.
+            decision = own.allocate(replace(problem, limits=Limits()))
+            if keeps_to(problem.limits, problem.claims, decision.counts):
+                return decision, own
+        if self._limited is None:
+            self._limited = make_allocator(HOLD_LIMITS[0], time_limit_s=LIMITED_S)
+        return self._limited.allocate(problem), self._limited
 
     def value_of(self, trainer: Trainer) -> Curve:
         """What the objective makes of a trainer."""
@@ -302,14 +346,14 @@ class Scheduler:
             )
         return claim
 
-    def _limits(self, considered: Sequence[Trainer]) -> Limits:
-        """The policy's limits, less what they say of trainers that are not considered now."""
-        limits = self.policy.limits
-        if not limits.exclusive:
-            return limits
-        names = {trainer.name for trainer in considered}
-        groups = (group & names for group in limits.exclusive)
-        return replace(limits, exclusive=tuple(group for group in groups if len(group) > 1))
+
+def _among(limits: Limits, considered: Sequence[Trainer]) -> Limits:
+    """Limits less what they say of trainers that are not considered now."""
+    if not limits.exclusive:
+        return limits
+    names = {trainer.name for trainer in considered}
+    groups = (group & names for group in limits.exclusive)
+    return replace(limits, exclusive=tuple(group for group in groups if len(group) > 1))
 
 
 def _how_many(pool: float, sizes: Iterable[int], *, enough: bool) -> int:

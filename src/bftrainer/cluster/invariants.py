@@ -49,11 +49,13 @@ def summed(good: str, findings: Iterable[Finding]) -> list[Finding]:
 
 
 def trainers_agree(trainers: Sequence[TrainerRow]) -> Iterator[Finding]:
-    """Each trainer's row makes sense by itself, and no two unfinished ones share a name."""
-    names = Counter(trainer.name for trainer in trainers if not trainer.finished)
-    for name, count in names.items():
+    """Each trainer's row makes sense by itself, and no two unfinished ones of an owner share a name."""
+    names = Counter((trainer.owner, trainer.name) for trainer in trainers if not trainer.finished)
+    for (owner, name), count in names.items():
         if count > 1:
-            yield _error(f"{count} unfinished trainers are named {name!r}", "cancel all but one by their ids")
+            yield _error(
+                f"{count} unfinished trainers are named {name!r}, all of {owner}", "cancel all but one by their ids"
+            )
     for trainer in trainers:
         who = _who(trainer)
         if trainer.state not in STATES:

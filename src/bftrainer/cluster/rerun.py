@@ -16,6 +16,7 @@ from typing import Any
 
 from bftrainer.cluster.facts import trainer_from_json
 from bftrainer.cluster.learning import Learned
+from bftrainer.cluster.owners import limits_from_json
 from bftrainer.cluster.schema import EventRow
 from bftrainer.cluster.store import Store
 from bftrainer.cluster.workers import FINISHED
@@ -74,7 +75,7 @@ def check(events: Iterable[EventRow], policy: Policy) -> Checked:
                     known.discard(event.trainer)
                     state = state.finished(event.trainer)
             case "decision":
-                plan = scheduler.decide(state)
+                plan = scheduler.decide(state, limits_from_json(data.get("limits")))
                 state = state.after(plan)
                 count += 1
                 made = {name: list(nodes) for name, nodes in state.assigned.items()}

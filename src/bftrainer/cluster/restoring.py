@@ -43,12 +43,12 @@ def restore(cluster: Cluster, now: float) -> None:
     for workers in running.values():  # of trainers that are finished
         for worker_id, _, _ in workers:
             store.end_worker(worker_id, ended=now, status=None, outcome="lost")
-    admitted = frozenset(store.kept("admitted") or ())
-    known = [cluster.tell_scheduler(live, now) for live in queue]
+    known = {live.id: cluster.tell_scheduler(live, now) for live in queue}
+    admitted = [known.pop(name) for name in store.kept("admitted") or () if name in known]
     cluster.state = State(
         Pool(MappingProxyType({n.name: n.joined for n in cluster.nodes.values() if n.in_pool})),
-        tuple(trainer for trainer in known if trainer.name in admitted),
-        tuple(trainer for trainer in known if trainer.name not in admitted),
+        tuple(admitted),
+        tuple(known.values()),
         MappingProxyType({live.id: live.job.nodes for live in queue if live.job.nodes}),
         Seen(**seen) if (seen := store.kept("seen")) else Seen(),
     )

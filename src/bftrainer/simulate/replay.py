@@ -194,7 +194,8 @@ class _Engine:
         moment = min((job.finish_time(self.now) for job in self.jobs.values()), default=math.inf)
         if self.next_arrival < len(self.arrivals):
             room = self.scheduler.max_parallel(self.state) - len(self.state.admitted)
-            if room > len(self.state.waiting):
+            # With quotas there may be room for some whatever waits.
+            if room > len(self.state.waiting) or self.scheduler.policy.quotas:
                 moment = min(moment, max(self.arrivals[self.next_arrival].submit, self.now))
         return moment
 

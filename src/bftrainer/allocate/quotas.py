@@ -1,0 +1,152 @@
+"""What owners may have: quotas as people set them, the limits that follow from them now, and who is admitted.
+
+Quotas come in with the pool's size and the queue; `Limits` in nodes go to the allocator, which holds them. The queue is
+first come, first served up to max parallel, and a limit must not be void because of who came first: `admit` sees to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from bftrainer.allocate.problem import LARGEST_POOL, Claim, Limits
+from bftrainer.core.trainer import Trainer
+from bftrainer.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What one owner may have at most, and has a right to while they have work for it."""
+
+    max_nodes: int | None = None
+    share_nodes: int | None = None
+    share_percent: float | None = None
+    """Of the pool as it is at each decision. A share is either so many nodes or such a part."""
+
+    def __post_init__(self) -> None:
+        for what, nodes in (("max nodes", self.max_nodes), ("a share", self.share_nodes)):
+            if nodes is not None and not 0 <= nodes <= LARGEST_POOL:
+                raise InputError(f"{what} must be from 0 to {LARGEST_POOL:,} nodes, but got {nodes}")
+        percent = self.share_percent
+        if percent is not None and not (math.isfinite(percent) and 0 <= percent <= 100):
+            raise InputError(f"a share must be from 0% to 100%, but got {percent:g}%")
+        if self.share_nodes is not None and percent is not None:
+            raise InputError("a share must be a number of nodes or a percentage, but got both")
+        if self.share_nodes is not None and self.max_nodes is not None and self.share_nodes > self.max_nodes:
+            raise InputError(f"a share of {self.share_nodes} nodes is more than max nodes ({self.max_nodes}) allow")
+
+    def __bool__(self) -> bool:
+        return any(value is not None for value in (self.max_nodes, self.share_nodes, self.share_percent))
+
+    def share_of(self, pool: int) -> float:
+        """The share in nodes, not yet whole ones."""
+        share = float(self.share_nodes or 0) if self.share_percent is None else self.share_percent * pool / 100
+        return share if self.max_nodes is None else min(share, self.max_nodes)
+
+
+def limits_in_force(quotas: Mapping[str, Quota], pool: int, queue: Iterable[Trainer]) -> Limits:
+    """The limits that quotas mean for a pool of this size and the trainers there are.
+
+    Of owners without a trainer nothing is said. A share is no more than its owner's trainers can use; shares that
+    are more than the pool together are scaled down to it.
+    """
+    usable: dict[str, int] = {}
+    for trainer in queue:
+        if trainer.owner in quotas:
+            fits = trainer.max_nodes if trainer.min_nodes <= pool else 0
+            usable[trainer.owner] = usable.get(trainer.owner, 0) + fits
+    caps: dict[str, int] = {}
+    shares: dict[str, float] = {}
+    for owner in sorted(usable):
+        quota = quotas[owner]
+        if quota.max_nodes is not None and (quota.max_nodes < pool or not quota.max_nodes):
+            caps[owner] = quota.max_nodes
+        share = min(quota.share_of(pool), usable[owner])
+        if share > 0:
+            shares[owner] = share
+    return Limits(MappingProxyType(caps), MappingProxyType(_whole(shares, pool)))
+
+
+def _whole(shares: Mapping[str, float], pool: int) -> dict[str, int]:
+    """Shares in whole nodes, each within one node of what it should be, no more than the pool together."""
+    total = sum(shares.values())
+    scale = min(1.0, pool / total) if total else 1.0
+    exact = {owner: share * scale for owner, share in shares.items()}
+    found = {owner: math.floor(share + 1e-9) for owner, share in exact.items()}
+    left = min(pool, round(total * scale)) - sum(found.values())
+    # What is cut off goes to those who lose most by it.
+    for owner in sorted(exact, key=lambda owner: (found[owner] - exact[owner], owner))[: max(left, 0)]:
+        found[owner] += 1
+    return {owner: nodes for owner, nodes in found.items() if nodes}
+
+
+def admit(
+    admitted: Sequence[Trainer], waiting: Sequence[Trainer], room: int, limits: Limits, pool: int
+) -> tuple[Trainer, ...]:
+    """Those of the waiting that are considered from now on; `room`: how many more max parallel allows.
+
+    First come, first served, but for owners' limits: those whose share the admitted trainers cannot use come first,
+    beyond max parallel where they must; one whose owner's cap is taken up by the least that the admitted need is passed
+    over; and if caps leave nodes over that nobody admitted may use, others are admitted for them, beyond max parallel
+    too.
+    """
+    caps, shares = limits.owner_caps, limits.owner_shares
+    if not caps and not shares:
+        return tuple(waiting[: max(room, 0)])
+    least: defaultdict[str, int] = defaultdict(int)
+    most: defaultdict[str, int] = defaultdict(int)
+    chosen: set[str] = set()
+
+    def reach(owner: str) -> int:
+        return min(caps.get(owner, pool), pool)
+
+    def count(trainer: Trainer) -> None:
+        least[trainer.owner] += trainer.min_nodes
+        if trainer.min_nodes <= reach(trainer.owner):
+            most[trainer.owner] += trainer.max_nodes
+
+    def take(trainer: Trainer) -> None:
+        chosen.add(trainer.name)
+        count(trainer)
+
+    for trainer in admitted:
+        count(trainer)
+        if trainer.owner in caps and trainer.min_nodes > caps[trainer.owner]:
+            room += 1  # it was admitted before it was forbidden to run: it must not keep others from it
+    for trainer in waiting:
+        if most[trainer.owner] < shares.get(trainer.owner, 0) and trainer.min_nodes <= reach(trainer.owner):
+            take(trainer)
+    for trainer in waiting:
+        if len(chosen) >= room:
+            break
+        cap = caps.get(trainer.owner)
+        if trainer.name not in chosen and (cap is None or least[trainer.owner] + trainer.min_nodes <= cap):
+            take(trainer)
+    over = min(
+        sum(max(0, nodes - reach(owner)) for owner, nodes in most.items() if owner in caps),
+        pool - sum(min(nodes, reach(owner)) for owner, nodes in most.items()),
+    )
+    for trainer in waiting:
+        if over <= 0:
+            break
+        free = reach(trainer.owner) - most[trainer.owner]
+        if trainer.name not in chosen and free >= trainer.min_nodes:
+            over -= min(trainer.max_nodes, free)
+            take(trainer)
+    return tuple(trainer for trainer in waiting if trainer.name in chosen)
+
+
+def keeps_to(limits: Limits, claims: Sequence[Claim], counts: Sequence[int]) -> bool:
+    """Whether node counts are within the limits, with every share met."""
+    held: defaultdict[str, int] = defaultdict(int)
+    for claim, count in zip(claims, counts, strict=True):
+        held[claim.owner] += count
+    running = {claim.name for claim, count in zip(claims, counts, strict=True) if count}
+    return (
+        all(held[owner] <= cap for owner, cap in limits.owner_caps.items())
+        and all(held[owner] >= share for owner, share in limits.owner_shares.items())
+        and all(len(group & running) <= 1 for group in limits.exclusive)
+    )
