@@ -65,7 +65,7 @@ class Agent:
         self._inherited = inherited
         self._dismissed = dismissed
         self._gone = gone
-        self._link = Link(settings.url, settings.secret, self._joining, self._obey)
+        self._link = Link(settings.url, settings.secret, self._joining, self._obey, settings.authority)
         self._leaving = asyncio.Event()
         self._reason = ""
         self._beat_s = 1.0

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,7 +18,7 @@ from contextlib import suppress
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidHandshake, InvalidStatus, InvalidURI, WebSocketException
 
-from bftrainer.cluster import wire
+from bftrainer.cluster import tls, wire
 from bftrainer.cluster.wire import FromAgent, FromController, Join, Welcome
 from bftrainer.elastic.protocol import ProtocolError
 from bftrainer.errors import BFTrainerError, InputError
@@ -47,11 +48,17 @@ class Link:
     """One agent's way to whichever controller there is."""
 
     def __init__(
-        self, url: str, secret: str, joining: Callable[[], Join], obey: Callable[[FromController], None]
+        self,
+        url: str,
+        secret: str,
+        joining: Callable[[], Join],
+        obey: Callable[[FromController], None],
+        authority: str = "",
     ) -> None:
         self.give_up_s = 600.0
         self._url = url
         self._secret = secret
+        self._tls = tls.client_context(authority, tls.CA) if url.startswith("wss:") else None
         self._joining = joining
         self._obey = obey
         self._outbox: asyncio.Queue[FromAgent] | None = None
@@ -103,6 +110,11 @@ class Link:
                         raise Refused(f"{problem}: compare it with the controller's `agent-secret`") from None
             except InvalidURI as wrong:
                 raise InputError(f"`--url` leads nowhere: {wrong}") from None
+            except ssl.SSLCertVerificationError as wrong:
+                problem = f"its certificate is not to be trusted: {tls.reason(wrong)}"
+                if not self._ever_welcome:
+                    hint = f"set {tls.CA} to the file of its authority"
+                    raise InputError(f"the controller at {self._url}: {problem}; {hint}") from None
             except (OSError, TimeoutError, EOFError, InvalidHandshake, WebSocketException) as trouble:
                 problem = str(trouble) or type(trouble).__name__
             if self._welcome:
@@ -122,6 +134,7 @@ class Link:
         """One connection, from its beginning to its end."""
         async with connect(
             self._url,
+            ssl=self._tls,
             additional_headers={"Authorization": f"Bearer {self._secret}"},
             open_timeout=max(0.1, min(OPEN_S, most_s)),
             close_timeout=0.2,

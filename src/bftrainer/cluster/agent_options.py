@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bftrainer.cluster import wire
+from bftrainer.cluster import tls, wire
 from bftrainer.errors import InputError
 
 _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
@@ -42,6 +42,8 @@ class Settings:
     secret: str = field(repr=False)
     folder: Path | None = None
     """Where the output of workers goes; None: a private folder that is removed at the end."""
+    authority: str = ""
+    """A file of certificates by which to know the controller; empty: the system's."""
 
     @property
     def on_loopback(self) -> bool:
@@ -70,7 +72,7 @@ def resolve(options: Options, environment: MutableMapping[str, str]) -> Settings
     folder = options.folder.absolute() if options.folder is not None else None
     if folder is not None:
         _make_private(folder)
-    return Settings(url, node, host, secret, folder)
+    return Settings(url, node, host, secret, folder, environment.get(tls.CA, ""))
 
 
 def read_environment(lines: Iterable[str], environment: MutableMapping[str, str]) -> None:

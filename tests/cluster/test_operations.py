@@ -1,0 +1,296 @@
+"""`/metrics`, `/healthz` and `/readyz`, and `bftrainer report`: what an operator relies on."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import dataclasses
+import io
+import json
+import re
+import sqlite3
+from collections.abc import Awaitable, Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench import Bench
+from bftrainer.cli.main import run
+from bftrainer.cluster import api, operations
+from bftrainer.cluster.controller import Controller
+from bftrainer.cluster.logbook import Logbook
+from bftrainer.cluster.settings import Api, Config, Server
+from bftrainer.cluster.spec import TrainerSpec
+from live import Live, wait_until
+from test_api import SECRET, SPEC, NoPool, by
+
+Scene = Callable[[httpx.AsyncClient, Bench, Controller, dict[str, str]], Awaitable[None]]
+
+
+class Pool(NoPool):
+    """A pool that has, or has not, a problem."""
+
+    problem: Any = None
+
+    def describe(self) -> dict[str, Any]:
+        if isinstance(self.problem, Exception):
+            raise self.problem
+        return {"kind": "none", "problem": self.problem}
+
+
+def play(folder: Path, scene: Scene, settings: Api | None = None) -> None:
+    bench = Bench(folder)
+
+    async def begin() -> None:
+        tokens = {}
+        for name, role in (("ann", "user"), ("bob", "user"), ("root", "admin")):
+            tokens[name] = bench.store.create_token(name=name, owner=name, role=role, time=1.0)
+        config = dataclasses.replace(Config(), server=Server(state=folder), api=settings or Api())
+        controller = Controller(bench.cluster, Pool(), config, lambda trainer: Logbook(folder / trainer, 1 << 20), {})
+        app = api.build(controller, SECRET)
+        app.state.readiness.opened = True
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            await scene(client, bench, controller, tokens)
+
+    try:
+        asyncio.run(begin())
+    finally:
+        bench.store.close()
+
+
+def figures(text: str) -> dict[str, float]:
+    """Every sample by its name and labels, as Prometheus reads them."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            key = f"{sample.name}{{{labels}}}" if labels else sample.name
+            assert key not in found, f"{key} twice"
+            found[key] = sample.value
+    return found
+
+
+def test_the_figures_are_those_of_the_cluster(tmp_path: Path) -> None:
+    async def scene(client: httpx.AsyncClient, bench: Bench, controller: Controller, tokens: dict[str, str]) -> None:
+        for owner in ("ann", "bob"):
+            assert (await client.post("/v1/trainers", json=SPEC, headers=by(tokens, owner))).status_code == 201
+        bench.settle()
+        bench.join("n1", "n2", "n3")
+        bench.pass_time(10)
+        for trainer, samples in (("t1", 100), ("t2", 50)):
+            bench.report(trainer, samples=samples, total=200, step=1)
+        bench.pass_time(10)
+        bench.take("n3")
+        controller.on_decision(0.03)
+        assert (await client.get("/nowhere/at/all", headers=by(tokens, "ann"))).status_code == 404
+        assert (await client.get("/v1/trainers/t2", headers=by(tokens, "ann"))).status_code == 404
+        answer = await client.get("/metrics", headers=by(tokens, "root"))
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        found = figures(answer.text)
+        assert found["bftrainer_pool_nodes"] == 2
+        assert found["bftrainer_pool_nodes_used"] == 2
+        assert found["bftrainer_agents{state=here}"] == 2
+        assert found["bftrainer_trainers{state=running}"] == 2
+        assert found["bftrainer_trainers{state=done}"] == 0
+        assert found["bftrainer_trainer_samples_total"] == 150
+        assert found["bftrainer_owner_samples_total{owner=bob}"] == 50
+        assert found["bftrainer_trainer_preemptions_total"] == 1
+        assert found["bftrainer_decisions_total"] == bench.cluster.decisions
+        assert found["bftrainer_pool_node_seconds_total"] > 0
+        assert found["bftrainer_event_to_decision_seconds_count"] == 1
+        assert found["bftrainer_decision_seconds_count"] == 1
+        assert found["bftrainer_trainer_progress_ratio{name=train,owner=ann,trainer=t1}"] == 0.5
+        assert found["bftrainer_api_requests_total{code=201,method=POST,path=/v1/trainers}"] == 2
+        assert found["bftrainer_api_requests_total{code=404,method=GET,path=/v1/trainers/{ref}}"] == 1
+        assert found["bftrainer_api_requests_total{code=404,method=GET,path=other}"] == 1
+        assert found["bftrainer_events_total"] == bench.store.event_span().ever
+
+    play(tmp_path, scene)
+
+
+def test_users_see_their_own_trainers_in_the_figures_and_nobody_sees_any_without_a_token(tmp_path: Path) -> None:
+    async def scene(client: httpx.AsyncClient, bench: Bench, controller: Controller, tokens: dict[str, str]) -> None:
+        for owner in ("ann", "bob"):
+            named = {**SPEC, "name": f"of-{owner}"}
+            await client.post("/v1/trainers", json=named, headers=by(tokens, owner))
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Bearer {SECRET}"}):
+            assert (await client.get("/metrics", headers=headers)).status_code == 401
+        mine = (await client.get("/metrics", headers=by(tokens, "ann"))).text
+        assert "of-ann" in mine
+        assert "bob" not in mine
+        assert all(token not in mine for token in (*tokens.values(), SECRET))
+
+    play(tmp_path, scene)
+
+
+def test_open_figures_name_nobody(tmp_path: Path) -> None:
+    async def scene(client: httpx.AsyncClient, bench: Bench, controller: Controller, tokens: dict[str, str]) -> None:
+        await client.post("/v1/trainers", json=SPEC, headers=by(tokens, "ann"))
+        bench.settle()
+        answer = await client.get("/metrics")
+        assert answer.status_code == 200
+        assert "ann" not in answer.text
+        assert figures(answer.text)["bftrainer_trainers{state=queued}"] == 1
+        wrong = await client.get("/metrics", headers={"Authorization": "Bearer wrong"})
+        assert wrong.status_code == 401
+
+    play(tmp_path, scene, Api(open_metrics=True))
+
+
+def test_many_trainers_and_strange_requests_do_not_make_many_series(tmp_path: Path) -> None:
+    async def scene(client: httpx.AsyncClient, bench: Bench, controller: Controller, tokens: dict[str, str]) -> None:
+        for number in range(8):
+            await client.post("/v1/trainers", json={**SPEC, "name": f"x{number}"}, headers=by(tokens, "ann"))
+            await client.request(f"MADE{number}", f"/made/up/{number}")
+            await client.get(f"/v1/trainers/t{number + 100}", headers=by(tokens, "ann"))
+        found = figures((await client.get("/metrics", headers=by(tokens, "root"))).text)
+        assert sum(key.startswith("bftrainer_trainer_nodes{") for key in found) == 3
+        assert found["bftrainer_trainers_without_series"] == 5
+        assert sum(key.startswith("bftrainer_api_requests_total") for key in found) <= 4
+
+    play(tmp_path, scene, Api(metrics_trainers=3))
+
+
+def test_names_with_quotes_do_not_break_the_figures(tmp_path: Path) -> None:
+    async def scene(client: httpx.AsyncClient, bench: Bench, controller: Controller, tokens: dict[str, str]) -> None:
+        odd = 'o"dd \\ {x="1"}'
+        token = bench.store.create_token(name="odd", owner=odd, role="user", time=1.0)
+        made = await client.post("/v1/trainers", json=SPEC, headers={"Authorization": f"Bearer {token}"})
+        assert made.status_code == 201
+        found = figures((await client.get("/metrics", headers=by(tokens, "root"))).text)
+        assert f"bftrainer_owner_samples_total{{owner={odd}}}" in found
+
+    play(tmp_path, scene)
+
+
+def test_a_controller_is_ready_while_its_store_and_its_pool_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "CHECK_EVERY_S", 0.0)
+
+    async def scene(client: httpx.AsyncClient, bench: Bench, controller: Controller, tokens: dict[str, str]) -> None:
+        pool = controller.pool
+        assert isinstance(pool, Pool)
+        assert (await client.get("/healthz")).json()["ok"] is True
+        ready = await client.get("/readyz")
+        assert (ready.status_code, ready.json()["ready"]) == (200, True)
+        for problem in ("sinfo: not found in /opt/slurm", ValueError("oh")):
+            pool.problem = problem
+            answer = await client.get("/readyz")
+            assert answer.status_code == 503
+            assert answer.json()["checks"] == {"controller": "ok", "store": "ok", "pool": "failed"}
+            told = (await client.get("/readyz", headers=by(tokens, "ann"))).json()
+            assert str(problem) in told["checks"]["pool"]
+        pool.problem = None
+        holder = sqlite3.connect(bench.store.path, isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")  # somebody writes, and does not come to an end
+        try:
+            bench.store._db.run("PRAGMA busy_timeout = 10")
+            assert (await client.get("/readyz")).json()["checks"]["store"] == "failed"
+        finally:
+            holder.close()
+        assert (await client.get("/readyz")).status_code == 200
+        assert (await client.get("/healthz")).status_code == 200
+        controller.draining = True
+        assert (await client.get("/readyz")).json()["checks"]["controller"] == "failed"
+        controller.failed.set_exception(RuntimeError("the disk is full"))
+        controller.failed.exception()
+        assert (await client.get("/healthz")).status_code == 503
+
+    play(tmp_path, scene)
+
+
+def test_a_running_controller_is_ready_keeps_a_log_and_can_be_reported_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = tmp_path / "state"
+    with Live(state, "--nodes", "2", "--set", "log.format=json") as live:
+        wait_until(lambda: len([n for n in live.nodes() if n["state"] == "free"]) == 2, what="two nodes")
+        address = live.api.address
+        with httpx.Client(base_url=address.url, trust_env=False) as client:
+            assert client.get("/readyz").json() == {
+                "ready": True,
+                "checks": {"controller": "ok", "store": "ok", "pool": "ok"},
+            }
+            found = figures(client.get("/metrics", headers={"Authorization": f"Bearer {address.token}"}).text)
+        assert found["bftrainer_pool_nodes"] == 2
+        assert found["bftrainer_event_to_decision_seconds_count"] >= 1
+        capsys.readouterr()
+        page, table = tmp_path / "month.html", tmp_path / "month.csv"
+        assert run(["report", "--state", str(state), "--html", str(page), "--csv", str(table), "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+    assert told["nodes_joined"] == 2
+    assert told["unused_node_hours"] == told["node_hours"] > 0
+    assert "What was harvested" in page.read_text()
+    rows = list(csv.DictReader(io.StringIO(table.read_text())))
+    assert sum(Decimal(row["node_seconds"]) for row in rows) == Decimal(told["node_seconds"])
+    lines = [json.loads(line) for line in (state / "serve.log").read_text().splitlines()]
+    assert {"serve.started", "node.joined"} <= {line.get("event") for line in lines}
+    secret, token = (state / "agent-secret").read_text().strip(), address.token
+    for path in (state / "serve.log", live.log):
+        text = path.read_text()
+        assert secret not in text
+        assert token not in text
+
+
+def test_a_report_is_for_people_for_spreadsheets_and_for_programs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench = Bench(tmp_path)
+    bench.join("n1", "n2", "n3")
+    with bench.store.transaction():
+        spec = TrainerSpec.model_validate({"script": "/train.py", "nodes": "1-2"})
+        mine = bench.cluster.submit(spec, "=<b>ann</b>", bench.now)
+    bench.settle()
+    bench.pass_time(3600)
+    bench.report(mine, samples=1000, step=1)
+    bench.finish(mine)
+    bench.store.close()
+    page, table = tmp_path / "r.html", tmp_path / "r.csv"
+    words = ["report", "--state", str(tmp_path), "--from", "1970-01-01T00:16:40"]
+    assert run([*words, "--html", str(page), "--csv", str(table)]) == 0
+    said = capsys.readouterr().out
+    assert "3.00 node-hours harvested" in said
+    assert "66.7%" in said
+    html = page.read_text()
+    assert "<b>ann" not in html
+    assert "&lt;b&gt;ann" in html
+    assert not re.search(r"https?://|src=", html)
+    rows = list(csv.DictReader(io.StringIO(table.read_text())))
+    assert [row["owner"] for row in rows] == ["'=<b>ann</b>", ""]
+    assert sum(Decimal(row["node_seconds"]) for row in rows) == 3 * 3600
+    assert run([*words, "--json", "--no-efficiency"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["owners"][0]["node_hours"] == pytest.approx(2.0)
+    assert told["samples"] == 1000
+    assert told["provenance"]["version"]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        (["--from", "yesterday"], 2, "--from must be a time"),
+        (["--tz", "Nowhere"], 2, "time zone"),
+        (["--from", "2030-01-01", "--to", "2029-01-01"], 2, "after its start"),
+        (["--html", "/no/such/folder/r.html"], 2, "there is no folder"),
+        (["--state", "/no/such/state"], 2, "there is no database"),
+    ],
+)
+def test_a_report_that_cannot_be_made_says_why_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], status: int, says: str
+) -> None:
+    bench = Bench(tmp_path)
+    bench.join("n1")
+    bench.pass_time(5)
+    bench.take("n1")
+    bench.store.close()
+    assert run(["report", "--state", str(tmp_path), *words]) == status
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
