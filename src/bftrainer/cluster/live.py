@@ -9,6 +9,7 @@ from bftrainer.cluster import facts
 from bftrainer.cluster.job import Job
 from bftrainer.cluster.launchers.base import HEAD
 from bftrainer.cluster.learning import Learned
+from bftrainer.cluster.points import Points
 from bftrainer.cluster.quiet_job import QuietJob
 from bftrainer.cluster.spec import TrainerSpec
 from bftrainer.cluster.store import Store
@@ -81,6 +82,10 @@ class Live:
     stored_at: float = 0.0
     given: tuple[str, ...] | None = None
     """The nodes that its launcher was told of last."""
+    points: Points = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.points = Points(self.id)
 
     def count(self, now: float) -> None:
         """Add up the node-seconds it has held."""
@@ -89,6 +94,10 @@ class Live:
         self.counted_at = now
         workers = self.job.workers.values()
         self.counted_nodes = max(len(self.job.nodes), sum(worker.node != HEAD for worker in workers))
+
+    def held(self, now: float) -> float:
+        """The node-seconds it has held up to now."""
+        return self.node_seconds + (self.counted_nodes * (now - self.counted_at) if self.counted_at else 0.0)
 
     def save(self, store: Store, now: float, *, at_once: bool = False) -> None:
         """Store what changed; progress alone only now and then, unless it is to be `at_once`."""
@@ -112,3 +121,4 @@ class Live:
         if not at_once or state in FINISHED:  # it is much, and soon stored with the progress
             columns["learned"] = self.learned.as_json()
         store.update_trainer(self.id, **columns)
+        self.points.note(store, now, job.progress.samples, job.progress.metrics, last=state in FINISHED)

@@ -1,16 +1,19 @@
 """The charts of the simulation report: efficiency over time, pool size, and where the distance from the bound goes.
 
-A replay and its metrics come in, HTML with inline SVG goes out; `report.py` puts it on the page.
+A replay and its metrics come in, HTML with inline SVG goes out, and for the pool the data that the page draws as the
+live one does; `report.py` puts it on the page.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from bftrainer.core.trace import Floats, Window, utc
+from bftrainer.dashboard.timeline import lines
 from bftrainer.simulate.accounting import Loss
 from bftrainer.simulate.metrics import Metrics
 from bftrainer.simulate.replay import Replay, Timeline
@@ -111,34 +114,25 @@ def _between(line: Timeline, rate: Floats, edges: Floats) -> Floats:
     return np.diff(np.interp(edges, line.time, upto))
 
 
-def draw_pool(replay: Replay, metrics: Metrics) -> str:
-    """The pool's size and the nodes in use: means as lines, lowest to highest as bands."""
+def pool_data(replay: Replay) -> dict[str, Any] | None:
+    """What the page draws of the pool's size and the nodes in use; None where there is nothing to draw."""
     if replay.end <= replay.start:
-        return "<p>The replay has no length: there is nothing to draw.</p>\n"
+        return None
     edges = np.linspace(replay.start, replay.end, _BINS + 1)
     line = replay.timeline
-    pool, used = (binned(line.time, column, edges) for column in (line.pool, line.used))
-    frame = Frame(Window(replay.start, replay.end), 0.0, 1.05 * max(float(pool[2].max()), 1.0), height=300)
-    parts = [frame.axes("nodes")]
-    # The pool's line goes on top: most of the time all of it is used, and the two coincide.
-    parts += [
-        f'<path class="pool band" d="{frame.band(edges, pool[0], pool[2])}"/>',
-        f'<path class="used band" d="{frame.band(edges, used[0], used[2])}"/>',
-        f'<path class="used area" d="{frame.band(edges, np.zeros(_BINS), used[1])}"/>',
-        f'<path class="pool line" d="{frame.steps(edges, pool[1])}"/>',
-    ]
-    parts.append(frame.across(metrics.eq_nodes, "mean"))
-    minutes = (edges[1] - edges[0]) / 60
-    shown = [
-        ("var(--pool)", f"pool (line), {metrics.eq_nodes:,.1f} nodes on average (eq-nodes, dashed)"),
-        (
-            "var(--orange)",
-            f"used by trainers (area), {replay.used_node_seconds / (metrics.hours * 3600):,.1f} on average",
-        ),
-    ]
+    pool, used = (lines(*binned(line.time, column, edges)) for column in (line.pool, line.used))
+    return {"start": replay.start, "end": replay.end, "cells": _BINS, "pool": pool, "used": used}
+
+
+def pool_words(replay: Replay, metrics: Metrics) -> str:
+    """The same in words, and how to read the picture."""
+    if replay.end <= replay.start:
+        return "The replay has no length: there is nothing to draw."
+    minutes = (replay.end - replay.start) / _BINS / 60
     return (
-        f"<p>Means over {minutes:,.1f} minutes; pale bands go from the lowest to the highest in that time.</p>\n"
-        f"{legend(shown)}{picture(frame.height, 'Pool size and nodes used over time', parts)}"
+        f"The line is the pool, {metrics.eq_nodes:,.1f} nodes on average (eq-nodes); the area is what trainers used, "
+        f"{replay.used_node_seconds / (metrics.hours * 3600):,.1f} on average. Means over {minutes:,.1f} minutes; the "
+        "pale band goes from the lowest to the highest in that time."
     )
 
 

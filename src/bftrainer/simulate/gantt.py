@@ -1,7 +1,8 @@
 """Which trainer ran on which node when, in a window of a replay.
 
 `GanttRecorder.watch` is handed to `replay`, which calls it after every decision; `finish` then gives the `Gantt`, and
-`draw_gantt` its picture for the report. Only what lies in the window is kept, so memory does not grow with the trace.
+`gantt_data` what the report's page draws of it, as the live page does. Only what lies in the window is kept, so memory
+does not grow with the trace.
 """
 
 from __future__ import annotations
@@ -10,21 +11,21 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from bftrainer.core.pool import Node
-from bftrainer.core.trace import Window
+from bftrainer.core.trace import Trace, Window
+from bftrainer.dashboard.timeline import MOST_TAKEN, Cells, Interval, counted
+from bftrainer.dashboard.timeline import gantt as gantt_of
 from bftrainer.scheduler import Plan, State
-from bftrainer.simulate.replay import Replay
-from bftrainer.simulate.svg import WIDTH, Frame, escape, legend, picture, px, shortened
+from bftrainer.simulate.replay import Replay, Timeline
+from bftrainer.simulate.svg import shortened
 
-MOST_ROWS = 150
-MOST_SPANS = 15_000
-"""At some 25 bytes each, what a page can carry."""
-_MOST_NAMED = 14
-_GOLDEN_ANGLE = 137.508
-_LABEL_PX = 10
-_LEAST_TICKED_PX = 3
-"""In a shorter span the tick would hide the colour."""
+_CELLS = 1000
+_MOST_RUNS = 60_000
+"""At some ten bytes each, what a page can carry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,74 +127,42 @@ class GanttRecorder:
                     self._spans.append(Span(node, trainer, since, time, preempted))
 
 
-def colour(place: int) -> str:
-    """The colour of the trainer at some place in the workload: neighbours, which run together, differ most."""
-    return f"hsl({place * _GOLDEN_ANGLE % 360:.0f} {(62, 48, 75)[place % 3]}% {(52, 62, 44)[place // 3 % 3]}%)"
+def gantt_data(gantt: Gantt, line: Timeline, idle: Trace | None = None) -> dict[str, Any]:
+    """What the page draws: a row for each node with who was on it, as `dashboard.timeline` has it.
+
+    With the trace, rows show when nodes were free too. Rescales are marked where the timeline lost samples to them.
+    """
+    index = {trainer: i for i, trainer in enumerate(gantt.places, 1)}
+    used = [Interval(span.node, span.start, span.end, index[span.trainer]) for span in gantt.spans]
+    rows = {span.node for span in gantt.spans}
+    free = [Interval(f.node, f.start, f.end) for f in (idle.fragments() if idle is not None else ()) if f.node in rows]
+    nodes = tuple(dict.fromkeys(span.node for span in gantt.spans))
+    found = gantt_of(Cells(gantt.window.start, gantt.window.end, _CELLS), free, used, nodes, _MOST_RUNS)
+    cells = Cells(gantt.window.start, gantt.window.end, found["cells"])
+    row = {node: i for i, node in enumerate(found["nodes"])}
+    taken = [(span.end, span.node) for span in gantt.spans if span.preempted]
+    rescaled = line.time[1:][np.diff(line.rescale) > 0]
+    return {
+        **found,
+        "nodes": [shortened(node, 40) for node in found["nodes"]],
+        "who": [{"id": None, "name": shortened(name, 60), "place": place} for name, place in gantt.places.items()],
+        "taken": [[row[node], cells.at(time)] for time, node in taken if node in row][-MOST_TAKEN:],
+        "preemptions": counted(cells, (time for time, _ in taken)),
+        "rescales": counted(cells, rescaled.tolist()),
+    }
 
 
-def draw_gantt(gantt: Gantt) -> str:
-    """Nodes as rows, trainers as colours, with a legend and a word on what is not shown."""
+def what_is_shown(gantt: Gantt, rows: int) -> str:
+    """The picture in words."""
     if not gantt.spans:
-        return f"<p>No trainer ran on any node from {escape(gantt.window)} UTC.</p>\n"
+        return f"No trainer ran on any node from {gantt.window} UTC."
     used: defaultdict[Node, float] = defaultdict(float)
-    by_trainer: defaultdict[str, float] = defaultdict(float)
     for span in gantt.spans:
         used[span.node] += span.seconds
-        by_trainer[span.trainer] += span.seconds
-    busiest = set(sorted(used, key=lambda node: -used[node])[:MOST_ROWS])
-    rows = {node: i for i, node in enumerate(node for node in used if node in busiest)}
-    spans = [span for span in gantt.spans if span.node in rows]
-    notes = [_what_is_shown(gantt, used, rows)]
-    if len(spans) > MOST_SPANS:
-        left_out = sorted(spans, key=lambda span: span.seconds)[:-MOST_SPANS]
-        notes.append(f"{len(left_out):,} spans of {left_out[-1].seconds:,.0f} s or less are not drawn.")
-        spans = list(set(spans).difference(left_out))
-    largest = sorted(by_trainer, key=lambda name: -by_trainer[name])[:_MOST_NAMED]
-    named = [
-        (colour(gantt.places[name]), shortened(name, 40)) for name in sorted(largest, key=gantt.places.__getitem__)
-    ]
-    if len(by_trainer) > len(largest):
-        notes.append(f"The legend names the {_MOST_NAMED} largest of {len(by_trainer):,} trainers; hover for others.")
-    body = _draw_rows(gantt, rows, spans, by_trainer)
-    return f"<p>{escape(' '.join(notes))}</p>\n{legend(named)}{body}"
-
-
-def _what_is_shown(gantt: Gantt, used: Mapping[Node, float], rows: Mapping[Node, int]) -> str:
-    total = sum(used.values())
     preempted = sum(span.preempted for span in gantt.spans)
     text = (
-        f"{gantt.window} UTC: {total / 3600:,.1f} node-hours on {len(used):,} nodes. {preempted:,} spans ended "
-        "because the node was taken away; a tick ends those that have room for one."
+        f"{gantt.window} UTC: {sum(used.values()) / 3600:,.1f} node-hours by {len(gantt.places):,} trainers on "
+        f"{len(used):,} nodes. {preempted:,} times a node was taken away from a trainer. "
+        "A pixel shows what held in its middle."
     )
-    if len(rows) < len(used):
-        share = sum(used[node] for node in rows) / total
-        text += f" Shown: the busiest {len(rows)} of {len(used):,} nodes, with {share:.0%} of these node-hours."
-    return text
-
-
-def _draw_rows(gantt: Gantt, rows: Mapping[Node, int], spans: Iterable[Span], seconds_of: Mapping[str, float]) -> str:
-    pitch = min(max(720 / len(rows), 6.0), 18.0)
-    bar = px(pitch - (1 if pitch < 10 else 2))
-    frame = Frame(gantt.window, 0, len(rows), pitch * len(rows) + 48, left=118.0, top=8.0)
-    parts = [frame.time_axis()]
-    every = math.ceil(_LABEL_PX / pitch)
-    for node, i in rows.items():
-        if i % every == 0:
-            y = frame.top + pitch * i + pitch / 2 + 3
-            parts.append(f'<text class="end small" x="110" y="{px(y)}">{escape(shortened(node, 20))}</text>')
-    paths: defaultdict[str, list[str]] = defaultdict(list)
-    ticks = []
-    for span in spans:
-        row = px(frame.top + pitch * rows[span.node])
-        x, end = px(frame.x(span.start)), frame.x(span.end)
-        # A hair's breadth at least, or a short span would not be seen at all.
-        wide = px(max(end - float(x), 0.3))
-        paths[span.trainer].append(f"M{x} {row}h{wide}v{bar}h-{wide}z")
-        if span.preempted and end - float(x) >= _LEAST_TICKED_PX:
-            ticks.append(f"M{px(min(end, WIDTH - frame.right))} {row}v{bar}")
-    for trainer, path in paths.items():
-        words = f"{shortened(trainer)}: {seconds_of[trainer] / 3600:,.1f} node-hours in this window"
-        fill = colour(gantt.places[trainer])
-        parts.append(f'<path fill="{fill}" d="{"".join(path)}"><title>{escape(words)}</title></path>')
-    parts.append(f'<path class="tick" d="{"".join(ticks)}"/>')
-    return picture(frame.height, f"Which trainer ran on which node, {gantt.window} UTC", parts)
+    return f"{text} Shown: {rows:,} of {len(used):,} nodes, evenly spread." if rows < len(used) else text

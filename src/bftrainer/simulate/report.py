@@ -1,11 +1,14 @@
 """The page of a simulation: figures, charts and tables in one HTML file that needs nothing else, online or off.
 
-`bftrainer simulate --report` calls `write_report` with a replay and its metrics. Charts are inline SVG (`charts.py`,
-`gantt.py`); every text that comes from outside is escaped here or there.
+`bftrainer simulate --report` calls `write_report` with a replay and its metrics. It looks like the live page and takes
+that page's style and drawing code in (`dashboard`), with its data as JSON; other charts are inline SVG (`charts.py`).
+Every text that comes from outside is escaped here or there.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,9 +16,10 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from bftrainer.core.trace import utc
-from bftrainer.simulate.charts import draw_breakdown, draw_efficiency, draw_pool, parts_of_bound, printed
-from bftrainer.simulate.gantt import Gantt, draw_gantt
+from bftrainer.core.trace import Trace, utc
+from bftrainer.dashboard import files
+from bftrainer.simulate.charts import draw_breakdown, draw_efficiency, parts_of_bound, pool_data, pool_words, printed
+from bftrainer.simulate.gantt import Gantt, gantt_data, what_is_shown
 from bftrainer.simulate.metrics import Metrics
 from bftrainer.simulate.replay import Replay, TrainerRow
 from bftrainer.simulate.svg import escape, shortened
@@ -35,35 +39,59 @@ def write_report(
     settings: Mapping[str, str],
     provenance: Mapping[str, Any],
     notes: Sequence[str] = (),
+    idle: Trace | None = None,
 ) -> None:
-    """Write the page to `path`, whole or not at all."""
+    """Write the page to `path`, whole or not at all. With the trace, `idle`, it shows when nodes were free too."""
+    data = {
+        "pool": pool_data(replay),
+        "gantt": gantt_data(gantt, replay.timeline, idle) if gantt is not None and gantt.spans else None,
+    }
+    drawn = data["gantt"]
     sections = [
         _section("figures", "Figures", _figures(replay, metrics)),
         _section("efficiency", "Efficiency over time", draw_efficiency(replay, metrics)),
-        _section("pool", "Pool and nodes used", draw_pool(replay, metrics)),
+        _section("pool", "Pool and nodes used", _canvas("pool", pool_words(replay, metrics), data["pool"] is not None)),
         _section("losses", "Where the distance from the bound goes", _losses(metrics)),
         _section("runs", "Run times", _runs(replay.trainers)),
     ]
     if gantt is not None:
-        sections.append(_section("gantt", "Trainers on nodes", draw_gantt(gantt)))
+        words = what_is_shown(gantt, len(drawn["nodes"]) if drawn else 0)
+        sections.append(_section("gantt", "Trainers on nodes", _canvas("gantt", words, drawn is not None)))
     sections.append(_section("settings", "How this was made", _settings(settings, provenance)))
     remarks = "".join(f'<p class="note">{escape(note)}</p>\n' for note in notes)
+    code = files.script()
+    only = f"sha256-{base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()}"
     page = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
         '<meta name="color-scheme" content="light dark"/>\n'
-        f"<title>{escape(title)}</title>\n<style>{_CSS}</style>\n</head>\n<body>\n<main>\n"
-        f"<header><h1>{escape(title)}</h1>\n"
+        '<meta http-equiv="Content-Security-Policy" '
+        f"content=\"default-src 'none'; style-src 'unsafe-inline'; script-src '{only}'\"/>\n"
+        f"<title>{escape(title)}</title>\n<style>{files.style()}</style>\n</head>\n<body>\n"
+        f'<header class="bar"><h1>{escape(title)}</h1><span class="push"></span>'
+        '<button type="button" class="plain" id="theme">Colours</button></header>\n'
+        '<main class="report">\n<div class="lead">'
         f"<p>{utc(replay.start)} to {utc(replay.end)} UTC, {metrics.hours:,.1f} hours</p>\n"
-        f"{_ending(replay)}{remarks}</header>\n{''.join(sections)}</main>\n</body>\n</html>\n"
+        f"{_ending(replay)}{remarks}</div>\n{''.join(sections)}</main>\n"
+        f'<script type="application/json" id="data">{files.as_data(data)}</script>\n<script>{code}</script>\n'
+        "</body>\n</html>\n"
     )
     with writing(path, "wb") as out:
         # A file name of the command line may hold what is no text; it must not cost the report.
         out.write(page.encode("utf-8", "replace"))
 
 
+def _canvas(name: str, words: str, drawn: bool) -> str:
+    """Words, and below them the place of a picture that the page's script draws."""
+    picture = (
+        f'<div class="chart"><canvas id="{name}-canvas" role="img" aria-label="{escape(words)}"></canvas>'
+        f'<div class="tip" hidden="hidden"></div></div>\n<ul class="legend" id="{name}-legend"></ul>\n'
+    )
+    return f"<p>{escape(words)}</p>\n{picture if drawn else ''}"
+
+
 def _section(name: str, heading: str, body: str) -> str:
-    return f'<section id="{name}">\n<h2>{escape(heading)}</h2>\n{body}</section>\n'
+    return f'<section class="card" id="{name}">\n<h2>{escape(heading)}</h2>\n{body}</section>\n'
 
 
 def _ending(replay: Replay) -> str:
@@ -202,48 +230,3 @@ def _amount(samples: float | None) -> str:
         if abs(samples) >= size:
             return f"{samples / size:,.2f} {name}"
     return f"{samples:,.0f}"
-
-
-_CSS = """
-:root { --paper: #fff; --ink: #1c2430; --soft: #5d6775; --rule: #dfe3e8; --tile: #f5f7f9; --u: #2f6fb3;
-  --pool: #2f6fb3; --orange: #d0661a; --waiting: #8a8f98; --rescale: #d9a514; --preemption: #c0392b;
-  --allocation: #8660bd; --good: #e3f3e6; --warn: #fdf0d5; --on: #fff; }
-@media (prefers-color-scheme: dark) { :root { --paper: #12161c; --ink: #e4e8ee; --soft: #9aa5b3; --rule: #2c343f;
-  --tile: #1b2129; --u: #4d8fd6; --pool: #5b9ee6; --orange: #f08c46; --waiting: #8b939f; --rescale: #e0b43a;
-  --preemption: #e2604f; --allocation: #a585dd; --good: #1d3324; --warn: #3b2f14; --on: #fff; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-main { max-width: 1088px; margin: 0 auto; padding: 24px; }
-h1 { font-size: 26px; line-height: 1.2; margin: 0 0 4px; overflow-wrap: anywhere; }
-h2 { font-size: 18px; margin: 36px 0 8px; padding-top: 10px; border-top: 1px solid var(--rule); }
-p { margin: 0 0 8px; color: var(--soft); max-width: 90ch; }
-header .done, header .cut, header .note { color: var(--ink); padding: 8px 12px; border-radius: 6px; max-width: none;
-  background: var(--tile); overflow-wrap: anywhere; }
-header .done { background: var(--good); } header .cut { background: var(--warn); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(220px, 1fr)); gap: 10px; margin: 0; }
-.tiles div { background: var(--tile); border-radius: 6px; padding: 10px 12px; }
-.tiles dt { color: var(--soft); font-size: 13px; } .tiles dd { margin: 0; font-size: 22px; font-weight: 600; }
-.tiles small { display: block; font-size: 12px; font-weight: 400; color: var(--soft); line-height: 1.35; }
-.tiles div:first-child dd { color: var(--u); } .tiles div:first-child small { color: var(--soft); }
-.wide { overflow-x: auto; } svg { display: block; width: 100%; height: auto; }
-.wide svg { min-width: 720px; }
-svg text { font-size: 12px; fill: var(--soft); } svg .mid { text-anchor: middle; } svg .end { text-anchor: end; }
-svg .small { font-size: 9.5px; } svg .on { fill: var(--on); font-size: 14px; font-weight: 600; }
-.grid { stroke: var(--rule); fill: none; } .u { fill: var(--u); } .u:hover { opacity: .75; }
-.bound, .mean { fill: none; stroke-width: 1.5; } .bound { stroke: var(--orange); }
-.mean { stroke: var(--ink); stroke-dasharray: 5 4; } .zoom { fill: var(--tile); }
-.tick { stroke: var(--ink); fill: none; }
-.pool { --c: var(--pool); } .used { --c: var(--orange); } .band { fill: var(--c); opacity: .25; }
-.area { fill: var(--c); opacity: .55; }
-.line { fill: none; stroke: var(--c); stroke-width: 1.3; }
-.legend { list-style: none; display: flex; flex-wrap: wrap; gap: 2px 18px; margin: 0 0 6px; padding: 0;
-  font-size: 13px; }
-.legend i, td i { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin-right: 7px; }
-table { border-collapse: collapse; font-size: 13.5px; font-variant-numeric: tabular-nums; margin: 6px 0 10px; }
-th, td { text-align: left; padding: 3px 18px 3px 0; border-bottom: 1px solid var(--rule); vertical-align: top;
-  overflow-wrap: anywhere; }
-th { color: var(--soft); font-weight: 500; } .n { text-align: right; white-space: nowrap; }
-tfoot td { font-weight: 600; border-bottom: 0; } tbody td:first-child { min-width: 9em; }
-details { margin: 8px 0; } summary { cursor: pointer; color: var(--soft); }
-"""

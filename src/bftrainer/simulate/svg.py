@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bftrainer.core.trace import Floats, Window, utc
+from bftrainer.core.trace import Window, utc
 
 WIDTH = 1040
 _TIME_STEPS_S = (60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, *(86400 * d for d in (1, 2, 4, 7, 14, 28)))
@@ -89,26 +89,6 @@ class Frame:
     def across(self, value: float, style: str) -> str:
         """A level line from side to side."""
         return f'<path class="{style}" d="M{px(self.left)} {px(self.y(value))}H{px(WIDTH - self.right)}"/>'
-
-    def steps(self, edges: Floats, values: Floats) -> str:
-        """The path of a line of steps."""
-        return _staircase(self, edges, values, "M")
-
-    def band(self, edges: Floats, low: Floats, high: Floats) -> str:
-        """The path around the area between two lines of steps."""
-        return f"{_staircase(self, edges, high, 'M')}{_staircase(self, edges[::-1], low[::-1], 'L')}Z"
-
-
-def _staircase(frame: Frame, edges: Floats, values: Floats, begin: str) -> str:
-    parts = [f"{begin}{px(frame.x(edges[0]))} {px(frame.y(values[0]))}"]
-    level = parts[0].split(" ")[1]
-    for i, value in enumerate(values.tolist()):
-        height = px(frame.y(value))
-        if height != level:
-            parts.append(f"H{px(frame.x(edges[i]))}V{height}")
-            level = height
-    parts.append(f"H{px(frame.x(edges[-1]))}")
-    return "".join(parts)
 
 
 def picture(height: float, label: str, parts: Iterable[str], kind: str = "wide") -> str:

@@ -1,0 +1,277 @@
+"""What the page's pictures are made of, read from the controller's database: which nodes were there, who was on them.
+
+Read-only and beside the controller, on a connection of its own, so that it may take place in another thread. What can
+be left to SQLite is: it lets other threads run meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from bftrainer.cluster.database import Database
+from bftrainer.cluster.launchers.base import HEAD
+from bftrainer.errors import InputError
+
+MOST_DECISIONS = 200
+MOST_LOOKED_AT = 2000
+"""Decisions that a question goes through: each holds where every trainer was."""
+MOST_ROWS = 1_000_000
+"""Of a window, before it is cut down to a picture: a busy week of a thousand nodes."""
+
+
+class Held(NamedTuple):
+    """A worker on a node. There may be a hundred thousand: a tuple is made the fastest."""
+
+    trainer: int
+    node: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A trainer's name and whose it is."""
+
+    name: str
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """All of a window."""
+
+    start: float
+    end: float
+    present: tuple[tuple[str, float, float], ...]
+    """Node, from, to; cut to the window."""
+    held: tuple[Held, ...]
+    taken: tuple[tuple[float, str, int], ...]
+    """Time, node and trainer where a node left with a worker on it."""
+    rescales: tuple[tuple[float, int, str], ...]
+    """Time, trainer and why."""
+    trainers: dict[int, Known]
+
+
+_COUNT = """
+SELECT (SELECT count(*) FROM events
+        WHERE kind IN ('node.joined', 'node.leaving', 'node.left', 'rescale') AND seq >= ?1 AND seq < ?2)
+     + (SELECT count(*) FROM workers WHERE (ended IS NULL OR ended > ?3) AND started < ?4)
+     + (SELECT count(*) FROM trainers WHERE (ended IS NULL OR ended > ?3) AND submitted < ?4)
+"""
+_NEXT = """
+SELECT node, kind, min(seq) FROM events
+WHERE kind IN ('node.joined', 'node.leaving', 'node.left') AND seq >= ? GROUP BY node
+"""  # SQLite takes the kind from the row that has the lowest number
+
+
+def read_past(db: Database, start: float, end: float) -> Past:
+    """What happened from `start` to `end`."""
+    with db.transaction():
+        first, after = _first_since(db, start), _first_since(db, end)
+        ((count,),) = db.rows(_COUNT, (first, after, start, end))
+        if count > MOST_ROWS:
+            raise InputError(
+                f"too much happened in {end - start:,.0f} seconds to be drawn ({count:,} changes, at most "
+                f"{MOST_ROWS:,}); ask for a shorter window"
+            )
+        changes = [
+            (seq, time, kind, node)
+            for kind in ("node.joined", "node.leaving", "node.left")
+            for seq, time, node in db.rows(
+                "SELECT seq, time, node FROM events WHERE kind = ? AND seq >= ? AND time < ?", (kind, first, end)
+            )
+        ]
+        stayed = [node for node, kind, _ in db.rows(_NEXT, (after,)) if kind != "node.joined"]
+        here = db.rows("SELECT node, joined, leaving FROM nodes WHERE left IS NULL AND node <> ?", (HEAD,))
+        workers = db.rows(
+            "SELECT trainer, node, max(started, ?), min(ifnull(ended, ?), ?) FROM workers "
+            "WHERE (ended IS NULL OR ended > ?) AND started < ? AND node <> ?",
+            (start, end, end, start, end, HEAD),
+        )
+        rescales = db.rows(
+            "SELECT time, trainer, ifnull(json_extract(data, '$.why'), '') FROM events "
+            "WHERE kind = 'rescale' AND seq >= ? AND time < ?",
+            (first, end),
+        )
+        known = db.rows(
+            "SELECT number, name, owner FROM trainers WHERE (ended IS NULL OR ended > ?) AND submitted < ?",
+            (start, end),
+        )
+    held = tuple(map(Held._make, workers))
+    present = _present(sorted(changes), here, stayed, start, end)
+    return Past(
+        start,
+        end,
+        present,
+        held,
+        _taken(present, held, end),
+        tuple((time, int(trainer[1:]), why) for time, trainer, why in rescales if trainer[1:].isdigit()),
+        {number: Known(name, owner) for number, name, owner in known},
+    )
+
+
+def _first_since(db: Database, time: float) -> int:
+    """The number of the first event at or after a time. Numbers have no gaps and times rise with them."""
+    ((low, high),) = db.rows("SELECT ifnull(min(seq), 1), ifnull(max(seq), 0) + 1 FROM events")
+    while low < high:
+        middle = (low + high) // 2
+        row = db.row("SELECT time FROM events WHERE seq = ?", (middle,))
+        if row is None or row[0] < time:
+            low = middle + 1
+        else:
+            high = middle
+    return int(low)
+
+
+def _present(
+    changes: Sequence[tuple[int, float, str, str]],
+    here: Sequence[tuple[Any, ...]],
+    stayed: Sequence[str],
+    start: float,
+    end: float,
+) -> tuple[tuple[str, float, float], ...]:
+    """When nodes were in the pool. One that leaves without having come in the window was there from its start.
+
+    `here`: the nodes of today. `stayed`: those of which the first thing heard after the window is that they leave.
+    """
+    found = []
+    since: dict[str, float] = {}
+    gone: set[str] = set()
+    for _, time, kind, node in changes:
+        if kind == "node.joined":
+            since[node] = time
+            gone.discard(node)
+        elif node not in gone:
+            began = since.pop(node, start)
+            gone.add(node)  # `leaving` is followed by `left`
+            if time > began:
+                found.append((node, max(began, start), min(time, end)))
+    for node, joined, leaving in here:
+        if node not in gone and joined < end and leaving is None:
+            since.setdefault(node, max(joined, start))
+    for node in stayed:
+        if node not in gone:
+            since.setdefault(node, start)
+    found += [(node, max(began, start), end) for node, began in since.items() if began < end]
+    return tuple(found)
+
+
+def _taken(
+    present: Sequence[tuple[str, float, float]], held: Sequence[Held], end: float
+) -> tuple[tuple[float, str, int], ...]:
+    by_node: dict[str, list[Held]] = {}
+    for one in held:
+        by_node.setdefault(one.node, []).append(one)
+    for list_ in by_node.values():
+        list_.sort(key=lambda one: one.start)
+    found = []
+    for node, _, left in present:
+        spans = by_node.get(node)
+        if left >= end or not spans:
+            continue
+        at = bisect_left(spans, left, key=lambda one: one.start) - 1
+        if at >= 0 and spans[at].end >= left:
+            found.append((left, node, spans[at].trainer))
+    return tuple(sorted(found))
+
+
+_DECISION = """
+SELECT seq, time, json_extract(data, '$.pool'), json_extract(data, '$.horizon_s'), json_extract(data, '$.changes'),
+    json_extract(data, '$.reasons'), json_extract(data, '$.waiting'), json_extract(data, '$.ms')
+FROM events WHERE kind = 'decision' AND seq < ? AND seq >= ? AND json_array_length(data, '$.changes') > 0
+"""
+_ABOUT = """
+AND EXISTS (SELECT 1 FROM json_each(data, '$.changes') AS change WHERE json_extract(change.value, '$.trainer') IN (
+    SELECT 't' || number FROM trainers WHERE owner = ?))
+"""
+
+
+def read_decisions(db: Database, before: int, limit: int, owner: str | None) -> tuple[list[dict[str, Any]], int | None]:
+    """Decisions that changed something, newest first; to an owner, what they meant for the owner's trainers.
+
+    So many are looked at and no more, whatever is found among them. Also: what to ask for next, if there may be more.
+    """
+    with db.transaction():
+        row = db.row(
+            "SELECT seq FROM events WHERE kind = 'decision' AND seq < ? ORDER BY seq DESC LIMIT 1 OFFSET ?",
+            (before, MOST_LOOKED_AT - 1),
+        )
+        floor = int(row[0]) if row is not None else 0
+        about, whose = (_ABOUT, (owner,)) if owner is not None else ("", ())
+        sql = f"{_DECISION} {about} ORDER BY seq DESC LIMIT ?"
+        rows = db.rows(sql, (before, floor, *whose, limit))
+        mine = None
+        if owner is not None:
+            mine = {trainer for (trainer,) in db.rows("SELECT 't' || number FROM trainers WHERE owner = ?", (owner,))}
+    following = rows[-1][0] if len(rows) == limit else floor or None
+    return [_decision(row, mine) for row in rows], following
+
+
+def _decision(row: tuple[Any, ...], mine: set[str] | None) -> dict[str, Any]:
+    seq, time, pool, horizon_s, changes, reasons, waiting, ms = row
+    shown = [
+        {**change, "reason": reason}
+        for change, reason in zip(json.loads(changes), json.loads(reasons or "[]"), strict=False)
+        if mine is None or change["trainer"] in mine
+    ]
+    return {
+        "seq": seq,
+        "time": time,
+        "pool": pool,
+        "horizon_s": horizon_s,
+        "changes": shown,
+        "waiting": waiting if mine is None else None,
+        "ms": ms,
+    }
+
+
+def read_points(db: Database, trainer: int) -> list[dict[str, Any]]:
+    """What a trainer reported over time."""
+    rows = db.rows("SELECT time, samples, metrics FROM points WHERE trainer = ? ORDER BY time", (trainer,))
+    return [{"time": time, "samples": samples, "metrics": json.loads(metrics)} for time, samples, metrics in rows]
+
+
+def read_rescales(db: Database, trainer: str, limit: int) -> list[dict[str, Any]]:
+    """The newest rescales of a trainer, with what they cost."""
+    rows = db.rows(
+        "SELECT time, data FROM events WHERE trainer = ? AND +kind = 'rescale' ORDER BY seq DESC LIMIT ?",
+        (trainer, limit),
+    )
+    keys = ("why", "world_before", "world", "pause_s", "form_s", "sync_s")
+    return [
+        {"time": time, **{key: found.get(key) for key in keys}} for time, data in rows for found in (json.loads(data),)
+    ]
+
+
+def read_costs(db: Database, start: float) -> dict[str, float]:
+    """Samples not made because members paused: at each rescale, the pause times the rate at the size before.
+
+    What had to be made again is not in it: it is counted for the whole of a training, and nobody knows when it was.
+    """
+    with db.transaction():
+        first = _first_since(db, start)
+        rows = db.rows(
+            "SELECT trainer, json_extract(data, '$.why'), json_extract(data, '$.world_before'), "
+            "json_extract(data, '$.pause_s') FROM events WHERE kind = 'rescale' AND seq >= ?",
+            (first,),
+        )
+        rates = {
+            f"t{number}": {int(size): float(rate) for size, rate in json.loads(in_use or "{}").items()}
+            for number, in_use in db.rows("SELECT number, json_extract(learned, '$.in_use') FROM trainers")
+        }
+    costs = {"preemption": 0.0, "rescale": 0.0}
+    for trainer, why, size, pause_s in rows:
+        if why != "start" and size and pause_s:
+            costs["preemption" if why == "preempt" else "rescale"] += pause_s * _rate(rates.get(trainer, {}), int(size))
+    return costs
+
+
+def _rate(rates: dict[int, float], size: int) -> float:
+    if size in rates:
+        return rates[size]
+    near = min(rates, key=lambda other: abs(other - size), default=None)
+    return rates[near] * size / near if near else 0.0

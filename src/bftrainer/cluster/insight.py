@@ -1,0 +1,121 @@
+"""How efficient the last day was: worked out beside the controller, never in it.
+
+The figures are those of `bftrainer report` for the last 24 hours (`accounting.py`, `excerpt.py`). Looking back means to
+replay the run, which may take many seconds of a core. A process of low priority does it (`python -m
+bftrainer.cluster.insight`), at most once a minute and for at most a twentieth of the time, and only while a page is
+open that asks for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bftrainer.cluster.database import Database
+from bftrainer.cluster.history_rows import read_costs
+from bftrainer.cluster.settings import Config, PolicySettings
+from bftrainer.cluster.store import Store
+from bftrainer.elastic.processes import dying_with
+from bftrainer.errors import BFTrainerError
+
+WINDOW_S = 86400.0
+EVERY_S = 60.0
+SHARE = 0.05
+"""Of the time, at most, in which such a process runs."""
+MOST_S = 120.0
+MOST_EVENTS = 300_000
+
+Insight = dict[str, Any]
+
+
+class Insights:
+    """The newest look back, and when to look again."""
+
+    def __init__(self, path: Path, policy: PolicySettings) -> None:
+        self._path = path
+        self._policy = policy
+        self._found: Insight | None = None
+        self._due = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    def newest(self) -> Insight | None:
+        """What was found last, if anything; a new look begins if it is time."""
+        if time.monotonic() >= self._due and (self._task is None or self._task.done()):
+            self._due = time.monotonic() + EVERY_S
+            self._task = asyncio.get_running_loop().create_task(self._look())
+        return self._found
+
+    async def _look(self) -> None:
+        policy = self._policy
+        words = [str(self._path), policy.allocator, policy.objective, str(policy.horizon_s), str(policy.max_parallel)]
+        began = time.monotonic()
+        process = await asyncio.create_subprocess_exec(
+            *dying_with(os.getpid(), [sys.executable, "-m", __name__, *words]),
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            said, _ = await asyncio.wait_for(process.communicate(), MOST_S)
+            self._found = json.loads(said) if process.returncode == 0 else self._found
+        except (TimeoutError, ValueError):
+            pass
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        took_s = time.monotonic() - began
+        self._due = time.monotonic() + max(EVERY_S, took_s / SHARE)
+
+
+def look_back(path: Path, policy: PolicySettings, now: float, window_s: float = WINDOW_S) -> Insight:
+    """Efficiency and bound of the last day, and what was lost in it."""
+    # Imported here: the controller needs none of it.
+    from bftrainer.cluster.accounting import account
+    from bftrainer.cluster.excerpt import efficiency_of
+    from bftrainer.cluster.service import policy_of
+
+    db = Database.open(path, read_only=True)
+    try:
+        with Store.open(path, read_only=True) as store:
+            started = db.row("SELECT min(time) FROM events")
+            since = max(started[0] or now, now - window_s) if started else now
+            found: Insight = {"computed": now, "since": since, "efficiency": None, "bound": None, "why": ""}
+            found["lost"] = read_costs(db, since)
+            if store.event_span().count > MOST_EVENTS:
+                return {**found, "why": "the log is too long to be replayed every minute"}
+            try:
+                day = account(store, since, now, now=now)
+            except BFTrainerError as problem:
+                return {**found, "why": str(problem)}
+            judged = efficiency_of(store, day, policy_of(Config(policy=policy)), at_any_cost=True)
+            return {**found, "efficiency": judged.efficiency, "bound": judged.bound, "why": judged.why}
+    finally:
+        db.close()
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Look back once and print what was found."""
+    parser = argparse.ArgumentParser()
+    for name in ("path", "allocator", "objective", "horizon_s", "max_parallel"):
+        parser.add_argument(name)
+    asked = parser.parse_args(words)
+    os.nice(19)
+    policy = PolicySettings(
+        allocator=asked.allocator,
+        objective=asked.objective,
+        horizon_s=None if asked.horizon_s == "None" else float(asked.horizon_s),
+        max_parallel=None if asked.max_parallel == "None" else int(asked.max_parallel),
+    )
+    print(json.dumps(look_back(Path(asked.path), policy, time.time()), allow_nan=False))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""What a trainer reported over time: its samples and metrics at a few hundred moments, however long it trains.
+
+`Live` notes a point whenever it stores progress. When there are too many, every second one goes and the next ones come
+half as often, so that the points stay spread over the whole training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bftrainer.cluster.store import Store
+
+MOST = 400
+MOST_METRICS = 12
+"""Of a point; a page can show no more."""
+LEAST_S = 2.0
+
+
+class Points:
+    """The points of one trainer."""
+
+    __slots__ = ("_at", "_count", "_every_s", "_last", "_trainer")
+
+    def __init__(self, trainer: str) -> None:
+        self._trainer = trainer
+        self._count = -1
+        self._at = 0.0
+        self._every_s = LEAST_S
+        self._last: tuple[int, Mapping[str, float]] = (0, {})
+
+    def note(self, store: Store, now: float, samples: int, metrics: Mapping[str, float], *, last: bool = False) -> None:
+        """Keep what is reported now, unless nothing is new or it is too soon; never too soon is the `last`."""
+        if self._last == (samples, metrics):
+            return
+        if self._count < 0:
+            self._count, first, self._at = store.point_span(self._trainer)
+            # After a restart: as often as before it.
+            while self._count and self._every_s * MOST / 2 < self._at - first:
+                self._every_s *= 2
+        if 0 <= now - self._at < self._every_s and not last:
+            return
+        kept = dict(sorted(metrics.items())[:MOST_METRICS])
+        store.add_point(self._trainer, now, samples, kept)
+        self._count, self._at, self._last = self._count + 1, now, (samples, dict(metrics))
+        if self._count > MOST:
+            self._count = store.thin_points(self._trainer)
+            self._every_s *= 2

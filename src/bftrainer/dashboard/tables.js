@@ -1,0 +1,192 @@
+// The tables of the page. Rows are updated in place, so that focus and selection stay where they are.
+
+import { colourOf, css } from "./draw.js";
+import { amount, clock, make, NONE, percent, say, short, span, whole } from "./format.js";
+
+const MOST_ROWS = 300;
+const MOST_NODES = 1000;
+const OVER = ["done", "failed", "cancelled"];
+const folded = new Map();
+let latest = null;
+
+// Nothing of one user for the next.
+export function forget() {
+  folded.clear();
+  latest = null;
+}
+
+export function tiles(list, entries) {
+  entries.forEach(([name, value, words], i) => {
+    const tile = list.children[i] ?? list.appendChild(make("div", {}, make("dt"), make("dd", {}, make("span"), make("small"))));
+    say(tile.querySelector("dt"), name);
+    say(tile.querySelector("span"), value);
+    say(tile.querySelector("small"), words);
+  });
+  while (list.children.length > entries.length) list.lastElementChild.remove();
+}
+
+// Make a table body's rows those with these keys, in this order; each is made once and then updated.
+function sync(body, items, keyOf, create, update) {
+  const focused = body.contains(document.activeElement) ? document.activeElement : null;
+  const wanted = new Map(items.map((item) => [keyOf(item), item]));
+  // Those that are gone go first: otherwise all rows below them would move.
+  for (const row of [...body.children]) if (!wanted.has(row.dataset.key)) row.remove();
+  const known = new Map([...body.children].map((row) => [row.dataset.key, row]));
+  let place = body.firstElementChild;
+  for (const [key, item] of wanted) {
+    let row = known.get(key);
+    if (!row) {
+      row = create(item);
+      row.dataset.key = key;
+    }
+    update(row, item);
+    if (row === place) place = place.nextElementSibling;
+    else body.insertBefore(row, place);
+  }
+  // A row that moves loses the focus.
+  if (focused?.isConnected && document.activeElement !== focused) focused.focus({ preventScroll: true });
+}
+
+export function metricsText(metrics) {
+  const known = Object.entries(metrics ?? {}).filter(([, value]) => value !== null);
+  return known.slice(0, 3).map(([name, value]) => `${short(name, 18)} ${amount(value)}`).join(", ") || NONE;
+}
+
+export function showTrainers(body, words, rows, open) {
+  latest = { body, words, rows, open };
+  drawTrainers();
+}
+
+function drawTrainers() {
+  const { body, words, rows, open } = latest;
+  const order = [...rows].sort((a, b) => (OVER.includes(a.state) - OVER.includes(b.state)) || (OVER.includes(a.state) ? b.ended - a.ended : a.submitted - b.submitted));
+  const groups = new Map();
+  for (const row of order) if (row.group) groups.set(row.group, [...(groups.get(row.group) ?? []), row]);
+  const items = [];
+  const told = new Set();
+  for (const row of order) {
+    const members = row.group ? groups.get(row.group) : [];
+    if (members.length < 2) {
+      items.push({ row });
+    } else if (!told.has(row.group)) {
+      told.add(row.group);
+      if (!folded.has(row.group)) folded.set(row.group, members.length > 6);
+      items.push({ group: row.group, members });
+      if (!folded.get(row.group)) items.push(...members.map((member) => ({ row: member, member: true })));
+    }
+  }
+  sync(body, items.slice(0, MOST_ROWS), (item) => (item.group ? `g ${item.group}` : item.row.id),
+    (item) => (item.group ? groupRow(item.group) : trainerRow(item.row, open)), update);
+  const active = rows.filter((row) => !OVER.includes(row.state)).length;
+  const left = Math.max(0, items.length - MOST_ROWS);
+  say(words, `${active} active, ${rows.length - active} finished in the last hour${left ? `; ${left} rows are not shown` : ""}`);
+}
+
+function trainerRow(row, open) {
+  const mark = make("i", { cls: "swatch" });
+  mark.style.background = css(colourOf(Number(row.id.slice(1))));
+  const button = make("button", { cls: "link", type: "button" });
+  button.addEventListener("click", () => open(row.id));
+  return make("tr", {},
+    make("th", { scope: "row" }, make("span", { cls: "name" }, mark, make("span", {}, button, make("small")))),
+    make("td", {}, make("span", { cls: "state" }), make("span", { cls: "reason" })),
+    make("td", {}, make("span", { cls: "progress" }, make("progress", { max: 1 }), make("span"))),
+    make("td", { cls: "n" }), make("td", { cls: "n" }), make("td", { cls: "n" }), make("td", { cls: "metrics" }), make("td", { cls: "n" }));
+}
+
+function groupRow(group) {
+  const button = make("button", { cls: "link", type: "button" });
+  button.addEventListener("click", () => {
+    folded.set(group, !folded.get(group));
+    drawTrainers();
+  });
+  return make("tr", { cls: "group" }, make("th", { scope: "row" }, button), make("td"),
+    make("td", {}, make("span", { cls: "progress" }, make("progress", { max: 1 }), make("span"))),
+    make("td", { cls: "n" }), make("td", { cls: "n" }), make("td"), make("td"), make("td", { cls: "n" }));
+}
+
+function update(tr, item) {
+  const cells = tr.children;
+  if (item.group) {
+    const { members } = item;
+    const shut = folded.get(item.group);
+    const button = tr.querySelector("button");
+    say(button, `${shut ? "▸" : "▾"} ${item.group} (${members.length})`);
+    button.setAttribute("aria-expanded", String(!shut));
+    const states = new Map();
+    for (const one of members) states.set(one.state, (states.get(one.state) ?? 0) + 1);
+    say(cells[1], [...states].map(([state, count]) => `${count} ${state}`).join(", "));
+    bar(cells[2], members.reduce((sum, one) => sum + (one.progress ?? 0), 0) / members.length);
+    const sum = (key) => members.reduce((total, one) => total + (one[key] ?? 0), 0);
+    say(cells[3], whole(members.reduce((total, one) => total + one.nodes.length, 0)));
+    say(cells[4], sum("rate") ? amount(sum("rate")) : NONE);
+    say(cells[7], amount(sum("node_seconds") / 3600));
+    return;
+  }
+  const row = item.row;
+  tr.classList.toggle("member", Boolean(item.member));
+  say(tr.querySelector("button"), row.name);
+  say(tr.querySelector("small"), `${row.id} · ${row.owner}`);
+  const state = tr.querySelector(".state");
+  say(state, row.state);
+  state.className = `state ${row.state}`;
+  const reason = tr.querySelector(".reason");
+  say(reason, OVER.includes(row.state) || row.state === "waiting" || row.state === "queued" ? short(row.reason ?? "", 120) : "");
+  bar(cells[2], row.progress);
+  say(cells[3], row.nodes.length ? `${row.nodes.length} of ${row.max_nodes}` : NONE);
+  say(cells[4], row.rate ? amount(row.rate) : NONE);
+  say(cells[5], row.eta_s === null ? NONE : span(row.eta_s));
+  say(cells[6], metricsText(row.metrics));
+  say(cells[7], amount(row.node_seconds / 3600));
+}
+
+function bar(cell, share) {
+  const element = cell.querySelector("progress");
+  if (share === null || share === undefined) element.removeAttribute("value");
+  else element.value = share;
+  element.hidden = share === null || share === undefined;
+  say(cell.querySelector("span span"), share === null || share === undefined ? NONE : percent(share, share < 0.1 ? 1 : 0));
+}
+
+export function showDecisions(body, decisions, nameOf, open) {
+  const items = decisions.flatMap((decision) => decision.changes.map((change, i) => ({ decision, change, first: i === 0 })));
+  sync(body, items, ({ decision, change }) => `${decision.seq} ${change.trainer}`, () => make("tr", {},
+    make("td"), make("td", { cls: "n" }), make("td"), make("td", { cls: "n" }), make("td", { cls: "why" }), make("td", { cls: "n" }), make("td", { cls: "n" })),
+  (tr, { decision, change, first }) => {
+    const cells = tr.children;
+    // The date is needed once a time is no longer today's; all else stays as it was decided.
+    say(cells[0], first ? clock(decision.time, { date: Date.now() / 1000 - decision.time > 43200 }) : "");
+    if (cells[4].textContent) return;
+    tr.classList.toggle("inner", !first);
+    cells[0].title = `${clock(decision.time, { date: true })}, decided in ${decision.ms} ms, horizon ${span(decision.horizon_s)}`;
+    say(cells[1], first ? whole(decision.pool) : "");
+    const name = nameOf(change);
+    const button = make("button", { cls: "link", type: "button", text: short(name, 30) });
+    button.addEventListener("click", () => open(change.trainer));
+    cells[2].replaceChildren(button);
+    const grows = change.after > change.before;
+    cells[3].replaceChildren(make("span", { cls: grows ? "up" : "down", text: `${change.before} → ${change.after} ${grows ? "▲" : "▼"}` }));
+    say(cells[4], reasonText(change, name));
+    say(cells[5], amount(change.gain));
+    say(cells[6], change.cost ? amount(change.cost) : NONE);
+  });
+}
+
+// The reason begins with the trainer's name, which has its own column.
+function reasonText(change, name) {
+  const text = change.reason ?? change.action;
+  return (text.startsWith(name) ? text.slice(name.length) : text).replace(/^[\s:,]+/, "") || change.action;
+}
+
+export function showNodes(body, words, nodes) {
+  const shown = nodes.slice(0, MOST_NODES);
+  words.hidden = shown.length === nodes.length;
+  say(words, `${whole(shown.length)} of ${whole(nodes.length)} nodes are listed`);
+  sync(body, shown, (node) => node.node, () => make("tr", {}, make("th", { scope: "row" }), make("td"), make("td"), make("td")),
+    (tr, node) => {
+      say(tr.children[0], node.node);
+      say(tr.children[1], node.state);
+      say(tr.children[2], node.trainer ?? (node.state === "assigned" ? "someone else" : NONE));
+      say(tr.children[3], clock(node.since, { date: true }));
+    });
+}

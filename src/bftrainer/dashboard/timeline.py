@@ -1,0 +1,165 @@
+"""Who was on which node when, and how large the pool was, cut down to what a picture of some width can show.
+
+The controller (`cluster/history.py`) and the simulation report hand in intervals; out come the values that `draw.js`
+draws. However long the window and however large the machine, the answer is bounded.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+MOST_CELLS = 2000
+MOST_ROWS = 1500
+MOST_RUNS = 150_000
+MOST_TAKEN = 4000
+"""Marks on single nodes; the newest ones stay."""
+
+ABSENT, FREE = -1, 0
+"""In a grid; trainers follow from 1."""
+
+
+class Interval(NamedTuple):
+    """Something that held on a node for a while. There may be a hundred thousand: a tuple is made the fastest."""
+
+    node: str
+    start: float
+    end: float
+    who: int = FREE
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """A window cut into equal cells: the pixels of a picture."""
+
+    start: float
+    end: float
+    count: int
+
+    @property
+    def seconds(self) -> float:
+        """How long one of them is."""
+        return (self.end - self.start) / self.count
+
+    def at(self, time: float) -> int:
+        """The cell in which a time lies; a time outside counts to the nearest."""
+        return min(max(int((time - self.start) / self.seconds), 0), self.count - 1)
+
+    def edges(self) -> Floats:
+        """Where they begin, and where the last one ends."""
+        return np.linspace(self.start, self.end, self.count + 1)
+
+
+def gantt(
+    cells: Cells,
+    present: Iterable[Interval],
+    used: Iterable[Interval],
+    nodes: Sequence[str] = (),
+    most_runs: int = MOST_RUNS,
+) -> dict[str, Any]:
+    """A row for each node (of very many: for every second, third, …), with who was on it as runs of cells.
+
+    A cell shows what held in its middle: of what is too short for a pixel, the right share is seen. `nodes` gives the
+    order of rows where there is one.
+    """
+    layers = [list(present), list(used)]
+    seen = {interval.node for layer in layers for interval in layer}
+    names = [node for node in nodes if node in seen] if nodes else sorted(seen, key=by_number)
+    stride = math.ceil(len(names) / MOST_ROWS) or 1
+    shown = names[::stride]
+    row = {node: i for i, node in enumerate(shown)}
+    count = min(cells.count, MOST_CELLS)
+    while True:
+        cells = Cells(cells.start, cells.end, count)
+        grid = np.full((len(shown), count), ABSENT, dtype=np.int32)
+        for layer in layers:
+            _paint(grid, cells, layer, row)
+        first, length, who, ends = _runs(grid)
+        if len(first) <= most_runs or count <= 16:
+            break
+        count = max(16, int(0.7 * count))
+    columns = np.stack((first, length, who), axis=1).ravel().tolist()
+    return {
+        "start": cells.start,
+        "end": cells.end,
+        "cells": count,
+        "nodes": shown,
+        "of_nodes": len(names),
+        "runs": [columns[3 * a : 3 * b] for a, b in zip([0, *ends[:-1]], ends, strict=True)] if shown else [],
+    }
+
+
+def _paint(grid: npt.NDArray[np.int32], cells: Cells, layer: Sequence[Interval], row: dict[str, int]) -> None:
+    columns = np.array([(row.get(node, -1), start, end, who) for node, start, end, who in layer], dtype=np.float64)
+    columns = columns.reshape(-1, 4)[columns.reshape(-1, 4)[:, 0] >= 0]
+    # From the first middle of a cell that is not before the start, up to the first that is not before the end.
+    inside = np.clip(np.ceil((columns[:, 1:3] - cells.start) / cells.seconds - 0.5), 0, cells.count).astype(np.int64)
+    length = np.maximum(inside[:, 1] - inside[:, 0], 0)
+    first = columns[:, 0].astype(np.int64) * cells.count + inside[:, 0]
+    # All cells of all spans at once; of two spans in one cell the later one counts.
+    before = np.cumsum(length) - length
+    at = np.repeat(first - before, length) + np.arange(int(length.sum()))
+    grid.ravel()[at] = np.repeat(columns[:, 3].astype(np.int32), length)
+
+
+def _runs(
+    grid: npt.NDArray[np.int32],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any], list[int]]:
+    """Stretches of equal cells, row after row, without the absent; and after each row, how many there are so far."""
+    rows, count = grid.shape
+    if not rows:
+        none = np.zeros(0, dtype=np.int64)
+        return none, none, none, []
+    begins = np.ones(grid.shape, dtype=bool)
+    begins[:, 1:] = grid[:, 1:] != grid[:, :-1]
+    at = np.flatnonzero(begins.ravel())
+    length = np.diff(np.append(at, rows * count))
+    who = grid.ravel()[at]
+    there = who != ABSENT
+    at, length, who = at[there], length[there], who[there]
+    ends = np.searchsorted(at, np.arange(1, rows + 1) * count).tolist()
+    return at % count, length, who, ends
+
+
+def series(cells: Cells, starts: Floats, ends: Floats) -> dict[str, list[float]]:
+    """How many intervals hold at a time: lowest, mean and highest of each cell."""
+    times = np.concatenate((starts, ends))
+    deltas = np.concatenate((np.ones(len(starts)), -np.ones(len(ends))))
+    order = np.argsort(times, kind="stable")
+    times, levels = times[order], np.cumsum(deltas[order])
+    edges = cells.edges()
+    moments = np.unique(np.concatenate((times[(times > edges[0]) & (times < edges[-1])], edges)))
+    # Of several changes at one instant the last is what held.
+    found = np.searchsorted(times, moments[:-1], "right") - 1
+    value = np.where(found >= 0, levels[found], 0.0) if len(levels) else np.zeros(len(moments) - 1)
+    first = np.searchsorted(moments, edges[:-1])
+    mean = np.add.reduceat(value * np.diff(moments), first) / np.diff(edges)
+    return lines(np.minimum.reduceat(value, first), mean, np.maximum.reduceat(value, first))
+
+
+def lines(low: Floats, mean: Floats, high: Floats) -> dict[str, list[float]]:
+    """The three lines of a series, in as few characters as do."""
+    return {"low": np.round(low, 2).tolist(), "mean": np.round(mean, 2).tolist(), "high": np.round(high, 2).tolist()}
+
+
+def counted(cells: Cells, times: Iterable[float]) -> list[list[int]]:
+    """Cells in which something happened, each with how often."""
+    found: dict[int, int] = {}
+    for time in times:
+        if cells.start <= time <= cells.end:
+            at = cells.at(time)
+            found[at] = found.get(at, 0) + 1
+    return [[at, found[at]] for at in sorted(found)]
+
+
+def by_number(name: str) -> tuple[tuple[str, int], ...]:
+    """A key that puts node2 before node10."""
+    return tuple((text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d{0,18})", name) if text or digits)

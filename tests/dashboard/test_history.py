@@ -1,0 +1,398 @@
+"""What the page is told of the past, and by whom it may be seen."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from bench import Bench
+from bftrainer.cluster import api, history, history_rows, page
+from bftrainer.cluster.controller import Controller
+from bftrainer.cluster.database import Database
+from bftrainer.cluster.history import Asked, History, Viewer, nodes_over_time, pool_over_time
+from bftrainer.cluster.history_rows import read_costs, read_past
+from bftrainer.cluster.insight import look_back
+from bftrainer.cluster.logbook import Logbook
+from bftrainer.cluster.points import MOST, Points
+from bftrainer.cluster.pools.base import Office
+from bftrainer.cluster.settings import Config, PolicySettings, Server
+from bftrainer.cluster.store import Store
+from bftrainer.errors import InputError
+
+
+class NoPool:
+    """A pool without nodes."""
+
+    async def open(self, office: Office) -> None: ...
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def close(self, *, drain: bool) -> None: ...
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"kind": "none"}
+
+
+Scene = Callable[[httpx.AsyncClient, dict[str, dict[str, str]]], Awaitable[None]]
+
+
+def play(bench: Bench, scene: Scene) -> None:
+    """Ask the API of a bench as its users, `ann` and `someone`, and as an admin."""
+
+    async def run() -> None:
+        by = {}
+        for name, role in (("ann", "user"), ("someone", "user"), ("root", "admin")):
+            token = bench.store.create_token(name=name, owner=name, role=role, time=1.0)
+            by[name] = {"Authorization": f"Bearer {token}"}
+        config = replace(Config(), server=Server(state=bench.folder))
+        logbook = lambda trainer: Logbook(bench.folder / trainer, 1 << 20)  # noqa: E731
+        controller = Controller(bench.cluster, NoPool(), config, logbook, {})
+        transport = httpx.ASGITransport(api.build(controller, "s"), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            await scene(client, by)
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Any:
+    found = Bench(tmp_path)
+    yield found
+    found.store.close()
+
+
+def story(bench: Bench) -> None:
+    """Two trainers on four nodes, of which one is taken from under its worker."""
+    bench.join("n1", "n2", "n3", "n10")
+    bench.submit("1-2", name="mine")
+    bench.submit("1-2", name="other")
+    bench.now += 100
+    bench.take("n1")
+    bench.now += 100
+
+
+def past_of(bench: Bench, seconds: float = 300.0, end: float | None = None) -> Any:
+    end = bench.now if end is None else end
+    db = Database.open(bench.store.path, read_only=True)
+    try:
+        return read_past(db, end - seconds, end)
+    finally:
+        db.close()
+
+
+def test_the_past_has_the_nodes_the_workers_and_what_was_taken(bench: Bench) -> None:
+    story(bench)
+    past = past_of(bench)
+    assert sorted(past.present) == [
+        ("n1", 1000.0, 1100.0), ("n10", 1000.0, 1200.0), ("n2", 1000.0, 1200.0), ("n3", 1000.0, 1200.0),
+    ]  # fmt: skip
+    assert [(time, node) for time, node, _ in past.taken] == [(1100.0, "n1")]
+    assert {known.name for known in past.trainers.values()} == {"mine", "other"}
+    pool = pool_over_time(past, 30, Viewer(None))
+    assert pool["pool"]["high"][:10] == [0] * 10
+    assert (pool["pool"]["mean"][15], pool["pool"]["mean"][25]) == (4, 3)
+    assert pool["used"]["mean"][15] == 4
+    assert pool["node_hours"] == pytest.approx(700 / 3600)
+    assert pool["preemptions"] == 1
+    nodes = nodes_over_time(past, 30, Viewer(None))
+    assert nodes["nodes"] == ["n1", "n2", "n3", "n10"]
+    assert len(nodes["taken"]) == 1
+
+
+def test_nodes_that_came_before_the_window_are_there_from_its_start(bench: Bench) -> None:
+    story(bench)
+    past = past_of(bench, 150.0)  # from 1050
+    assert ("n1", 1050.0, 1100.0) in past.present
+    assert ("n2", 1050.0, 1200.0) in past.present
+    assert [node for _, node, _ in past.taken] == ["n1"]
+    assert len(past_of(bench, 60.0).present) == 3  # n1 was gone before
+
+
+def test_a_window_of_the_past_has_the_nodes_that_were_there_all_the_time(bench: Bench) -> None:
+    bench.join("left", "back", "stays")
+    bench.now = 2000.0
+    bench.take("left", "back")
+    bench.now = 3000.0
+    bench.join("back", "late")
+    assert sorted(past_of(bench, 100.0, end=1500.0).present) == [
+        (node, 1400.0, 1500.0) for node in ("back", "left", "stays")
+    ]
+    assert past_of(bench, 100.0, end=2500.0).present == (("stays", 2400.0, 2500.0),)
+
+
+def test_a_window_with_too_much_in_it_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    story(bench)
+    monkeypatch.setattr(history_rows, "MOST_ROWS", 5)
+    with pytest.raises(InputError, match=r"at most 5\); ask for a shorter window"):
+        past_of(bench)
+    assert past_of(bench, 60.0, end=900.0).present == ()
+
+
+def test_a_user_sees_the_names_of_their_own_trainers_only(bench: Bench) -> None:
+    story(bench)
+    past = past_of(bench)
+    number = next(number for number, known in past.trainers.items() if known.name == "mine")
+    past.trainers[number] = replace(past.trainers[number], owner="ann")
+    seen = nodes_over_time(past, 30, Viewer("ann"))["who"]
+    assert sorted(one["name"] for one in seen) == ["mine", "someone else"]
+    assert [one["id"] for one in seen if one["name"] == "someone else"] == [None]
+    assert len(nodes_over_time(past, 30, Viewer("eve"))["who"]) == 1
+    assert len(nodes_over_time(past, 30, Viewer(None))["who"]) == 2
+
+
+def test_what_is_asked_again_at_once_is_not_read_again(bench: Bench) -> None:
+    story(bench)
+
+    async def scene() -> None:
+        past = History(bench.store.path, lambda: bench.now)
+        first = await past.nodes(Asked(300, 30), Viewer(None))
+        bench.join("n11")
+        assert await past.nodes(Asked(300, 30), Viewer(None)) == first
+        bench.now += 60
+        assert json.loads((await past.nodes(Asked(300, 30), Viewer(None))).plain)["of_nodes"] == 5
+
+    asyncio.run(scene())
+
+
+def test_few_pasts_are_kept_and_not_for_long(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    story(bench)
+    monkeypatch.setattr(history, "_PAST_KEPT_S", 0.05)
+
+    async def scene() -> None:
+        kept = History(bench.store.path, lambda: bench.now)
+        for seconds in range(60, 70):
+            await kept.pool(Asked(float(seconds), 30, end=bench.now), Viewer(None))
+        assert not kept._pasts
+        for seconds in range(60, 70):
+            await kept.pool(Asked(float(seconds), 30), Viewer(None))
+            assert len(kept._pasts) <= 2
+        async with asyncio.timeout(10):
+            while kept._pasts:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(scene())
+
+
+def test_a_long_answer_is_compressed_once_for_all(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.join(*(f"node-{i}" for i in range(30)))
+    monkeypatch.setattr(history, "_PACKED_FROM", 100)
+    packed: list[bytes] = []
+    real = gzip.compress
+
+    def compress(body: bytes, level: int) -> bytes:
+        packed.append(body)
+        return real(body, level)
+
+    monkeypatch.setattr(gzip, "compress", compress)
+
+    async def scene(client: httpx.AsyncClient, by: dict[str, dict[str, str]]) -> None:
+        plain = await client.get("/v1/history/nodes", headers={**by["root"], "Accept-Encoding": "identity"})
+        assert "content-encoding" not in plain.headers
+        for _ in range(2):
+            answer = await client.get("/v1/history/nodes", headers=by["root"])
+            assert answer.headers["content-encoding"] == "gzip"
+            assert answer.json() == plain.json()
+
+    play(bench, scene)
+    assert len(packed) == 1
+
+
+def test_every_route_needs_a_token_but_the_page(bench: Bench) -> None:
+    async def scene(client: httpx.AsyncClient, by: dict[str, dict[str, str]]) -> None:
+        paths = ["history/pool", "history/nodes", "decisions", "insight", "stream", "trainers/t1/history"]
+        for path in paths:
+            for headers in ({}, {"Authorization": "Bearer wrong"}):
+                assert (await client.get(f"/v1/{path}", headers=headers)).status_code == 401
+        for path in ("/", "/static/app.js", "/static/style.css", "/static/plotly.min.js"):
+            answer = await client.get(path)
+            assert answer.status_code == 200
+            assert answer.headers["content-security-policy"] == page.POLICY
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["referrer-policy"] == "no-referrer"
+        again = await client.get("/", headers={"If-None-Match": (await client.get("/")).headers["etag"]})
+        assert again.status_code == 304
+
+    play(bench, scene)
+
+
+def test_only_the_files_of_the_page_are_given_out(bench: Bench) -> None:
+    async def scene(client: httpx.AsyncClient, by: dict[str, dict[str, str]]) -> None:
+        names = [
+            "files.py",
+            "index.html",
+            "..",
+            "%2e%2e%2fcluster%2fapi.py",
+            "..%2f__init__.py",
+            "app.js%00",
+            "x" * 5000,
+        ]
+        for name in names:
+            answer = await client.get(f"/static/{name}")
+            assert answer.status_code in (200, 404), name
+            assert answer.status_code == 404 or "<title>BFTrainer</title>" in answer.text
+
+    play(bench, scene)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "seconds=0",
+        "seconds=nan",
+        "seconds=inf",
+        "seconds=1e99",
+        "cells=0",
+        "cells=1000000",
+        "cells=x",
+        "end=-1",
+        "end=nan",
+    ],
+)
+def test_a_window_that_makes_no_sense_is_refused(bench: Bench, query: str) -> None:
+    async def scene(client: httpx.AsyncClient, by: dict[str, dict[str, str]]) -> None:
+        answer = await client.get(f"/v1/history/nodes?{query}", headers=by["root"])
+        assert answer.status_code == 422
+        assert query.split("=")[0] in answer.json()["error"]
+
+    play(bench, scene)
+
+
+def test_decisions_are_told_with_reasons_and_users_see_their_part(bench: Bench) -> None:
+    story(bench)
+
+    async def scene(client: httpx.AsyncClient, by: dict[str, dict[str, str]]) -> None:
+        found = (await client.get("/v1/decisions", headers=by["root"])).json()["decisions"]
+        assert {change["trainer"] for one in found for change in one["changes"]} == {"t1", "t2"}
+        assert [one["seq"] for one in found] == sorted((one["seq"] for one in found), reverse=True)
+        assert all(
+            change["reason"] and change["before"] != change["after"] for one in found for change in one["changes"]
+        )
+        older = await client.get(f"/v1/decisions?before={found[0]['seq']}&limit=1", headers=by["root"])
+        assert older.json()["decisions"] == found[1:2]
+        assert (await client.get("/v1/decisions", headers=by["ann"])).json()["decisions"] == []
+        assert (await client.get("/v1/decisions", headers=by["someone"])).json()["decisions"][0]["changes"]
+        assert (await client.get("/v1/trainers/t1/history", headers=by["ann"])).status_code == 404
+        assert (await client.get("/v1/trainers/t1/history", headers=by["someone"])).status_code == 200
+
+    play(bench, scene)
+
+
+def test_the_stream_tells_the_status_and_ends_with_the_token(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    story(bench)
+    monkeypatch.setattr(page, "STREAM_EVERY_S", 0.01)
+    monkeypatch.setattr(page, "_CHECK_S", 0.0)
+    good = iter([True, False])
+
+    async def scene(client: httpx.AsyncClient, by: dict[str, dict[str, str]]) -> None:
+        monkeypatch.setattr(Store, "check_token", _until(bench.store, good))
+        answer = await client.get("/v1/stream", headers=by["root"])
+        told = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert {row["name"] for row in told[0]["trainers"]} == {"mine", "other"}
+
+    play(bench, scene)
+
+
+def test_one_owner_cannot_take_all_streams(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "MOST_STREAMS_EACH", 0)
+
+    async def scene(client: httpx.AsyncClient, by: dict[str, dict[str, str]]) -> None:
+        answer = await client.get("/v1/stream", headers=by["ann"])
+        assert answer.status_code == 503
+        assert "0 of your pages" in answer.json()["error"]
+
+    play(bench, scene)
+
+    async def count() -> None:
+        feed = page._Feed(lambda caller: {})
+        row = next(row for row in bench.store.tokens() if row.owner == "ann")
+        streams = [feed.events(row, lambda: True) for _ in range(2)]
+        for stream in streams:
+            await anext(stream)
+        assert feed.open == {"ann": 2}
+        for stream in streams:
+            await stream.aclose()
+        assert feed.open == {}
+
+    asyncio.run(count())
+
+
+def _until(store: Store, good: Any) -> Any:
+    real = store.check_token
+
+    def check(self: Store, token: str, time: float | None = None) -> Any:
+        return real(token, time) if time is not None or next(good) else None
+
+    return check
+
+
+def test_points_stay_few_and_spread_over_the_whole_training(bench: Bench) -> None:
+    bench.submit()
+    points = Points("t1")
+    for step in range(5000):
+        points.note(bench.store, 2.0 * step, step, {"loss": 1 / (1 + step)})
+        if step == 3000:
+            points = Points("t1")  # the controller was restarted
+    points.note(bench.store, 9999.0, 5000, {"loss": float("nan")}, last=True)
+    rows = bench.store._db.rows("SELECT time, metrics FROM points WHERE trainer = 1 ORDER BY time")
+    assert MOST / 4 < len(rows) <= MOST + 1
+    assert rows[-1] == (9999.0, '{"loss":null}')
+    assert max(after[0] - before[0] for before, after in pairwise(rows)) < 200
+
+
+def test_a_trainer_without_metrics_has_points_too(bench: Bench) -> None:
+    bench.submit()
+    points = Points("t1")
+    for step in range(3):
+        points.note(bench.store, 1000.0 + 10 * step, 5 * step, {})
+    assert bench.store.points("t1") == [(1010.0, 5), (1020.0, 10)]
+
+
+def test_what_pauses_cost_is_counted_at_the_rate_before_them(bench: Bench) -> None:
+    trainer = bench.submit()
+    bench.store.update_trainer(trainer, learned={"in_use": {"2": 100.0}}, samples_redone=(1 << 63) - 1)
+    for why, size in (("grow", 2), ("preempt", 4), ("start", 2)):
+        bench.store.log(bench.now, "rescale", trainer=trainer, data={"why": why, "world_before": size, "pause_s": 0.5})
+    db = Database.open(bench.store.path, read_only=True)
+    try:
+        assert read_costs(db, bench.now - 10) == {"preemption": 100.0, "rescale": 50.0}
+        assert read_costs(db, bench.now + 10)["rescale"] == 0
+    finally:
+        db.close()
+
+
+@pytest.mark.parametrize("window_s", [86400.0, 120.0])
+def test_looking_back_says_how_efficient_it_was_or_why_it_cannot(bench: Bench, window_s: float) -> None:
+    policy = PolicySettings()
+    assert look_back(bench.store.path, policy, bench.now)["why"]
+    story(bench)
+    for trainer in ("t1", "t2"):
+        bench.store.update_trainer(trainer, samples=500, started=1000.0)
+    bench.store.log(bench.now, "trainer.note")
+    found = look_back(bench.store.path, policy, bench.now, window_s)
+    assert found["why"] == ""
+    assert 0 < found["bound"] <= 1.5
+    assert found["efficiency"] > 0
+    assert found["since"] == max(bench.now - window_s, 1000.0)
+
+
+def test_what_was_made_before_the_last_day_does_not_count_in_it(bench: Bench) -> None:
+    bench.join("n1", "n2")
+    trainer = bench.submit("1-2", name="silent")  # no metrics, and no end that it tells
+    bench.now += 3000
+    bench.store.update_trainer(trainer, samples=3000, started=1000.0)
+    bench.store.log(bench.now, "trainer.note")
+    whole, third = (look_back(bench.store.path, PolicySettings(), bench.now, seconds) for seconds in (3000.0, 1000.0))
+    assert (whole["why"], third["why"]) == ("", "")
+    assert third["efficiency"] == pytest.approx(whole["efficiency"], rel=0.05)
