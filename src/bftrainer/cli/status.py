@@ -12,6 +12,7 @@ from rich.text import Text
 
 from bftrainer.cli.live import Json, JsonLines, Patient, State, Url, connect, printable, say, say_json, screen
 from bftrainer.cli.output import print_json
+from bftrainer.cli.show_groups import folded, group_of, groups_table, members_table
 from bftrainer.cli.show_live import detail, duration, figure, header, nodes_table, trainers_table
 from bftrainer.errors import InputError
 
@@ -20,28 +21,49 @@ _MOST_EVENTS = 1000
 
 def status(
     ref: Annotated[str | None, typer.Argument(metavar="[REF]", help="A trainer's id or name: all about it.")] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The trainers of a sweep or study, with what was chosen for each."),
+    ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Also trainers that finished long ago.")] = False,
     url: Url = None,
     state: State = None,
     as_json: Json = False,
 ) -> None:
     """Show the pool and the trainers, or one trainer in detail with the curve that was learned."""
-    if ref is not None and all_:
-        raise InputError("--all shows all trainers; leave out REF")
+    if ref is not None and (all_ or group is not None):
+        what = "--all shows all trainers" if all_ else "--group shows the trainers of a group"
+        raise InputError(f"{what}; leave out REF")
     with connect(url, state) as client:
         found = client.status() if ref is None else client.trainer(ref)
         if all_:
             found = {**found, "trainers": client.trainers(all=True)}
+        if group is not None:
+            # Of a group all are meant, however long ago they finished.
+            rows = [row for row in client.trainers(all=True) if group_of(row) == group]
+            if not rows:
+                raise InputError(f"there is no group {group!r:.80}: `bftrainer status` lists those there are")
+            found = {**found, "trainers": rows}
     if as_json:
         print_json(found)
         return
     console = screen()
+    if group is not None:
+        console.print(groups_table(found["trainers"], console))
+        console.print()
+        console.print(members_table(found["trainers"]))
+        return
     if ref is not None:
         console.print(detail(found, console))
         return
     console.print(header(found, console), soft_wrap=True)
     console.print()
-    console.print(trainers_table(found["trainers"], console))
+    shown = folded(found["trainers"])
+    if any(group_of(row) for row in found["trainers"]):
+        console.print(groups_table(found["trainers"], console))
+        console.print()
+    if shown or not found["trainers"]:
+        console.print(trainers_table(shown, console))
     totals, last = found.get("totals") or {}, found.get("last_decision")
     if totals:
         share = totals["used_node_seconds"] / totals["node_seconds"] if totals.get("node_seconds") else 0.0

@@ -11,11 +11,12 @@ import typer
 from typer.core import TyperCommand
 
 from bftrainer.cli.control import follow
-from bftrainer.cli.live import Json, Patient, State, Url, connect, live_packages, printable, say
+from bftrainer.cli.live import FINISHED, Json, Patient, State, Url, connect, live_packages, printable, say
 from bftrainer.cli.output import print_json
 from bftrainer.errors import BFTrainerError, InputError
 
 if TYPE_CHECKING:
+    from bftrainer.cluster.client import ApiClient
     from bftrainer.cluster.spec import TrainerSpec
 
 
@@ -47,8 +48,15 @@ def submit(
     spec: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Instead: trainers described in a .toml or .yaml file.")
     ] = None,
+    array: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A sweep: a trainer for each choice of the values in a .toml or .yaml file."),
+    ] = None,
     nodes: Annotated[str | None, typer.Option(metavar="N|A-B", help="How many nodes: exactly N, or A to B.")] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Its name; else made of the script's.")] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What it belongs to; of a sweep, else the file's name.")
+    ] = None,
     weight: Annotated[float | None, typer.Option(metavar="W", help="Priority; 1 if not given.")] = None,
     env: Annotated[
         list[str] | None,
@@ -79,23 +87,26 @@ def submit(
     """Queue a training script. Options of submit come before the script, as they do for python.
 
     bftrainer submit --nodes 1-8 train.py --epochs 3
+    bftrainer submit --array grid.yaml
     """
     given: dict[str, Any] = {"nodes": nodes, "name": name, "weight": weight, "env": env or None, "cwd": cwd}
     given |= {"python": python, "launcher": launcher, "curve": curve, "up_s": up_s, "down_s": down_s}
-    given |= {"work": work, "model": model, "max_restarts": max_restarts}
+    given |= {"work": work, "model": model, "max_restarts": max_restarts, "group": group}
     said = {key: value for key, value in given.items() if value is not None}
     with live_packages():
         from bftrainer.cluster.spec_file import check_here, load_spec
-    if (spec is None) == (not script):
-        raise InputError("submit needs either a script or --spec FILE (see: bftrainer submit --help)")
-    if spec is not None:
+    if array is not None:
+        specs = _from_array(array, spec, script or [], said)
+    elif (spec is None) == (not script):
+        raise InputError("submit needs either a script or --spec FILE, or --array FILE (see: bftrainer submit --help)")
+    elif spec is not None:
         if said:
             option = next(iter(said)).replace("_", "-")
             raise InputError(f"--{option} belongs into {spec}: beside --spec there are only --wait and --json")
         specs = load_spec(spec)
     else:
         specs = [_from_options(script or [], said)]
-    for one in specs:
+    for one in specs[:1] if array is not None else specs:  # those of a sweep differ in what only the script can check
         check_here(one)
     rows = _queue(specs, url, state, quiet=as_json)
     failed = False
@@ -104,29 +115,47 @@ def submit(
             rows = follow(controller, [row["id"] for row in rows], quiet=as_json)
         failed = any(row["state"] != "done" for row in rows)
     if as_json:
-        print_json(rows[0] if spec is None else {"trainers": rows})
+        print_json(rows[0] if spec is None and array is None else {"trainers": rows})
     if failed:
         raise typer.Exit(1)
+
+
+def _from_array(path: Path, spec: Path | None, words: Sequence[str], said: dict[str, Any]) -> list[TrainerSpec]:
+    """The trainers of a sweep; the script may stand in its file or on the command line."""
+    from bftrainer.cluster.sweep import load_sweep
+
+    if spec is not None:
+        raise InputError("--spec and --array both describe all that is submitted: give one of them")
+    if "name" in said:
+        raise InputError("--name is for one trainer: name a sweep with --group")
+    return load_sweep(path, _values(words, said), Path.cwd())
 
 
 def _from_options(words: Sequence[str], said: dict[str, Any]) -> TrainerSpec:
     """The spec that a command line describes."""
     from bftrainer.cluster.spec import parse_spec
-    from bftrainer.cluster.spec_file import load_curve, located
+    from bftrainer.cluster.spec_file import located
 
-    if words[0] == "-m":
+    # The script is meant from here, as a shell would; `cwd` is where it will run.
+    return located(parse_spec(_values(words, said)), Path.cwd())
+
+
+def _values(words: Sequence[str], said: dict[str, Any]) -> dict[str, Any]:
+    """What a command line says, as a file would."""
+    from bftrainer.cluster.spec_file import load_curve
+
+    values = dict(said)
+    if words and words[0] == "-m":
         if len(words) < 2:
             raise InputError("-m must be followed by the name of a module")
-        script, args = f"-m {words[1]}", words[2:]
-    else:
-        script, args = words[0], words[1:]
-    values: dict[str, Any] = {**said, "script": script, "args": list(args)}
+        values |= {"script": f"-m {words[1]}", "args": list(words[2:])}
+    elif words:
+        values |= {"script": words[0], "args": list(words[1:])}
     if "env" in said:
         values["env"] = dict(_variable(text) for text in said["env"])
     if "curve" in said:
         values["curve"] = load_curve(said["curve"], said.get("model", "")).model_dump()
-    # The script is meant from here, as a shell would; `cwd` is where it will run.
-    return located(parse_spec(values), Path.cwd())
+    return values
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -143,19 +172,41 @@ def _queue(specs: Sequence[TrainerSpec], url: str | None, state: Path | None, *,
     """Submit them in order; their rows."""
     rows: list[dict[str, Any]] = []
     with connect(url, state) as client:
+        if any(spec.params for spec in specs):
+            _check_free(client, specs)
         for spec in specs:
             try:
                 row = client.submit(spec.as_json())
             except BFTrainerError as problem:
                 if not rows:
                     raise
-                done = ", ".join(f"{row['id']}" for row in rows)
+                done = (
+                    ", ".join(row["id"] for row in rows) if len(rows) < 10 else f"{rows[0]['id']} to {rows[-1]['id']}"
+                )
                 told = BFTrainerError(f"{spec.name or spec.script}: {problem}; submitted before it: {done}")
                 raise told from None
             rows.append(row)
             if not quiet:
-                say(f"submitted {row['id']} {printable(row['name'])}")
+                chosen = " ".join(f"{name}={printable(value)}" for name, value in spec.params.items())
+                say(f"submitted {row['id']} {printable(row['name'])} {chosen}".rstrip())
     return rows
+
+
+def _check_free(client: ApiClient, specs: Sequence[TrainerSpec]) -> None:
+    """None of a sweep is queued if one cannot be."""
+    me = client.me()
+    most, have = me["limits"]["max_trainers"], me["use"]["trainers"]
+    if most is not None and have + len(specs) > most:
+        raise InputError(
+            f"{me['owner']} may have {most} trainers that are not finished, and has {have}: {len(specs)} are too many"
+        )
+    mine = (row for row in client.trainers() if row["owner"] == me["owner"])
+    taken = {row["name"] for row in mine if row["state"] not in FINISHED}
+    clash = [spec for spec in specs if spec.name in taken]
+    if clash:
+        what = f"{len(clash)} of {len(specs)} names are those of trainers that are not finished"
+        how = "give this sweep another --group, or end those with `bftrainer cancel`"
+        raise InputError(f"{what}, such as {clash[0].name!r}: {how}")
 
 
 def register(app: typer.Typer) -> None:

@@ -29,6 +29,7 @@ MOST_NODES = 100_000
 MOST_ENV_BYTES = MOST_ARG_BYTES = 100_000
 """Beyond some 128 kB Linux refuses to start a program."""
 DEFAULT_MAX_NODES = 64
+MOST_PARAMS, MOST_PARAM_BYTES = 100, 10_000
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -55,6 +56,8 @@ _RULES: Mapping[str, str] = MappingProxyType(
         "work": "a whole number of samples above 0",
         "model": "a label of at most 200 characters",
         "max_restarts": "a whole number, 0 or more",
+        "group": "a name as a trainer's, or empty",
+        "params": "a mapping of at most 100 names to texts",
     }
 )
 """What each key must be; messages are made of these."""
@@ -98,6 +101,10 @@ class TrainerSpec(BaseModel):
     model: str = Field("", max_length=200)
     max_restarts: int = Field(5, ge=0, le=1_000_000)
     """How often the script may fail by itself before the trainer has failed; preemptions do not count."""
+    group: str = ""
+    """What it belongs to: the trainers of one sweep or study are shown together."""
+    params: dict[str, str] = Field(default_factory=dict)
+    """What a sweep or a study chose for it. Shown beside it; the script gets its choice by `args`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -111,7 +118,7 @@ class TrainerSpec(BaseModel):
         least, most = node_range(given["nodes"])
         return {**rest, "min_nodes": least, "max_nodes": most}
 
-    @field_validator("args", "env", mode="before")
+    @field_validator("args", "env", "params", mode="before")
     @classmethod
     def _numbers_as_texts(cls, given: Any) -> Any:
         """In a file `["--epochs", 3]` is as good as `["--epochs", "3"]`."""
@@ -125,6 +132,22 @@ class TrainerSpec(BaseModel):
         if name is not None and not NAME.fullmatch(name):
             raise ValueError(f"name must be {_RULES['name']}, but got {_short(name)}")
         return name
+
+    @field_validator("group")
+    @classmethod
+    def _a_good_group(cls, group: str) -> str:
+        if group and not NAME.fullmatch(group):
+            raise ValueError(f"group must be {_RULES['name']}, but got {_short(group)}")
+        return group
+
+    @field_validator("params")
+    @classmethod
+    def _some_params(cls, params: dict[str, str]) -> dict[str, str]:
+        size = sum(len(name.encode()) + len(value.encode()) for name, value in params.items())
+        if len(params) > MOST_PARAMS or size > MOST_PARAM_BYTES:
+            most = f"at most {MOST_PARAMS} names and {MOST_PARAM_BYTES:,} bytes"
+            raise ValueError(f"params must be {most}, but got {len(params):,} names and {size:,} bytes")
+        return params
 
     @field_validator("script")
     @classmethod

@@ -24,7 +24,7 @@ from bftrainer.errors import InputError
 from bftrainer.suggest import closest, unknown
 
 _MOST_BYTES = 4 << 20
-_MOST_TRAINERS = 10_000
+MOST_TRAINERS = 10_000
 _MOST_SCRIPT_BYTES = 16 << 20
 _DEFAULTS = tuple(key for key in KEYS if key != "name")
 
@@ -44,9 +44,9 @@ def load_spec(path: Path) -> list[TrainerSpec]:
 
     Paths in it are relative to its folder, which is also where the scripts run unless `cwd` says otherwise.
     """
-    top = _read(path)
+    top = read_mapping(path)
     if "trainers" not in top and "defaults" not in top:
-        return [_one(top, path, str(path))]
+        return [one_spec(top, path, str(path))]
     for key in top:
         if key not in ("trainers", "defaults"):
             hint = f"{key!r} belongs into `defaults`" if key in _DEFAULTS else unknown("key", key, top_keys())
@@ -59,15 +59,15 @@ def load_spec(path: Path) -> list[TrainerSpec]:
             raise InputError(f"{path}: defaults: {unknown('key', key, _DEFAULTS)}")
     if not isinstance(entries, list) or not entries:
         raise InputError(f"{path}: trainers must be a list with at least one trainer, but got {entries!r:.80}")
-    if len(entries) > _MOST_TRAINERS:
-        raise InputError(f"{path}: there must be at most {_MOST_TRAINERS:,} trainers, but got {len(entries):,}")
+    if len(entries) > MOST_TRAINERS:
+        raise InputError(f"{path}: there must be at most {MOST_TRAINERS:,} trainers, but got {len(entries):,}")
     specs: list[TrainerSpec] = []
     seen: dict[str, int] = {}
     for number, entry in enumerate(entries, 1):
         where = f"{path}: trainer {number}"
         if not isinstance(entry, Mapping):
             raise InputError(f"{where} must be a mapping of keys, but got {entry!r:.80}")
-        spec = _one(_merged(defaults, entry), path, where)
+        spec = one_spec(_merged(defaults, entry), path, where)
         if spec.name is not None and seen.setdefault(spec.name, number) != number:
             raise InputError(f"{where}: name must be unique, but trainer {seen[spec.name]} is {spec.name!r} too")
         specs.append(spec)
@@ -92,7 +92,8 @@ def _merged(defaults: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, 
     return both
 
 
-def _one(given: Mapping[str, Any], path: Path, where: str) -> TrainerSpec:
+def one_spec(given: Mapping[str, Any], path: Path, where: str) -> TrainerSpec:
+    """One trainer of a file; `where` begins messages."""
     folder = path.absolute().parent
     values = dict(given)
     if isinstance(values.get("curve"), str):
@@ -103,7 +104,7 @@ def _one(given: Mapping[str, Any], path: Path, where: str) -> TrainerSpec:
     return located(parse_spec(values, where), folder)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_mapping(path: Path) -> dict[str, Any]:
     """The mapping in a file, by its ending."""
     kind = path.suffix.lower()
     if kind not in (".toml", ".yaml", ".yml"):

@@ -1,0 +1,80 @@
+"""Sweeps and studies as people read them in a terminal: a line a group, and what its trainers were given and made."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from bftrainer.cli.live import FINISHED, printable
+from bftrainer.cli.show_live import STYLES, figure, metrics, progress
+
+Row = Mapping[str, Any]
+
+_MOST_SHOWN = 1000
+_UNDER_WAY = ("starting", "running", "rescaling", "waiting")
+
+
+def group_of(row: Row) -> str:
+    """The group of a trainer; empty if it is in none."""
+    return str(row.get("group") or "")
+
+
+def folded(rows: Sequence[Row]) -> list[Row]:
+    """Without the trainers of groups that there is little to say of: those that have not begun, or ended well."""
+    return [row for row in rows if not group_of(row) or row["state"] in (*_UNDER_WAY, "failed")]
+
+
+def groups_table(rows: Sequence[Row], console: Console) -> RenderableType:
+    """A line a group."""
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", expand=False)
+    table.add_column("group", no_wrap=True, overflow="ellipsis", max_width=30)
+    for title in ("trainers", "queued", "running", "done", "cancelled", "failed", "nodes"):
+        table.add_column(title, no_wrap=True, justify="right")
+    table.add_column("progress", no_wrap=True)
+    table.add_column("samples/s", no_wrap=True, justify="right")
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        if group_of(row):
+            groups.setdefault(group_of(row), []).append(row)
+    for name, members in groups.items():
+        states = Counter("running" if row["state"] in _UNDER_WAY else row["state"] for row in members)
+        shares = [1.0 if row["state"] in FINISHED else row.get("progress") or 0.0 for row in members]
+        rate = sum(row.get("rate") or 0.0 for row in members)
+        table.add_row(
+            printable(name),
+            str(len(members)),
+            *(str(states[state] or "") for state in ("queued", "running", "done", "cancelled")),
+            Text(str(states["failed"] or ""), style=STYLES["failed"]),
+            str(sum(len(row.get("nodes") or ()) for row in members)),
+            progress(sum(shares) / len(shares), 0, console, 14),
+            figure(rate) if rate else "",
+        )
+    return table
+
+
+def members_table(rows: Sequence[Row]) -> RenderableType:
+    """The trainers of one group: what was chosen for each, and what came of it."""
+    names = list(dict.fromkeys(name for row in rows for name in row.get("params") or ()))
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", expand=False)
+    for title in ("id", "name", "state"):
+        table.add_column(title, no_wrap=True, overflow="ellipsis")
+    for name in names:
+        table.add_column(Text(printable(name)), no_wrap=True, overflow="ellipsis", max_width=20)
+    table.add_column("metrics", no_wrap=True, overflow="ellipsis")
+    for row in rows[:_MOST_SHOWN]:
+        chosen = row.get("params") or {}
+        table.add_row(
+            printable(row["id"]),
+            Text(printable(row["name"])),
+            Text(row["state"], style=STYLES.get(row["state"], "")),
+            *(Text(printable(chosen.get(name, ""))) for name in names),
+            Text(metrics(row.get("metrics") or {})),
+        )
+    if len(rows) > _MOST_SHOWN:
+        table.add_row("…", f"and {len(rows) - _MOST_SHOWN:,} more")
+    return table

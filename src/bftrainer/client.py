@@ -1,0 +1,385 @@
+"""Python's way to a running controller: submit trainers, follow what they report, end them.
+
+`Client` blocks and `AsyncClient` awaits; they say the same. Trainers are named by id, by name, or by the row that
+describes one. A controller that is away for a while, being restarted for instance, is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+from bftrainer.cluster.client import ApiClient, RefusedError, UnreachableError, find_controller
+from bftrainer.cluster.config import load_config
+from bftrainer.cluster.conversations import (
+    Ask,
+    Item,
+    LogLine,
+    Patience,
+    Pause,
+    Point,
+    Row,
+    Talk,
+    patiently,
+    reading,
+    reporting,
+    waiting,
+)
+from bftrainer.cluster.spec import TrainerSpec, parse_spec
+from bftrainer.cluster.spec_file import check_here, located
+from bftrainer.errors import BFTrainerError, InputError
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "LogLine",
+    "Point",
+    "RefusedError",
+    "Row",
+    "TrainerFailedError",
+    "UnreachableError",
+    "describe",
+]
+
+Ref = str | Mapping[str, Any]
+"""A trainer: its id, its name, or its row."""
+T = TypeVar("T")
+
+PATIENCE_S = 120.0
+POLL_S = 1.0
+"""Workers report about once a second."""
+
+_log = logging.getLogger(__name__)
+
+
+class TrainerFailedError(BFTrainerError):
+    """A trainer that was waited for is not done: it failed or was cancelled."""
+
+    def __init__(self, row: Row) -> None:
+        reason = f": {row['reason']}" if row.get("reason") else ""
+        super().__init__(f"trainer {row['name']} ({row['id']}) {row['state']}{reason}")
+        self.row = row
+
+
+def describe(
+    script: str | Path,
+    args: Sequence[object] = (),
+    *,
+    nodes: str | int | None = None,
+    name: str | None = None,
+    group: str = "",
+    **options: Any,
+) -> TrainerSpec:
+    """The checked description of a trainer, with paths from here on made absolute. Raises `InputError`.
+
+    `options` are the other keys of a description in a file: weight, env, cwd, python, launcher, curve, work, …
+    """
+    if isinstance(args, str) or not isinstance(args, Sequence):
+        raise InputError(f"args must be a list of texts, but got {args!r:.80}")
+    values = {"script": str(script), "args": list(args), "nodes": nodes, "name": name, "group": group, **options}
+    spec = located(parse_spec({key: value for key, value in values.items() if value is not None}), Path.cwd())
+    check_here(spec)
+    return spec
+
+
+class _Session:
+    """The connection to a controller, made anew when it was lost: after a restart its port may be another."""
+
+    def __init__(self, url: str | None, token: str | None, state: str | Path | None, patience_s: float) -> None:
+        if not patience_s >= 0:
+            raise InputError(f"patience_s must be a number of seconds, 0 or more, but got {patience_s!r}")
+        self._where = (url, token, None if state is None else Path(state))
+        self._api: ApiClient | None = None
+        self._met = False
+        self.patience = Patience(lambda: patience_s if self._met else 0.0, time.monotonic, _log.warning)
+
+    def answer(self, question: Callable[[ApiClient], T]) -> T:
+        try:
+            if self._api is None:
+                url, token, state = self._where
+                folder = load_config(overrides={"server.state": state}).state
+                self._api = ApiClient(find_controller(folder, url, token))
+            found = question(self._api)
+        except UnreachableError:
+            self.close()
+            raise
+        self._met = True
+        return found
+
+    def close(self) -> None:
+        if self._api is not None:
+            self._api.close()
+            self._api = None
+
+
+class Client:
+    """A controller, for programs that block. Use it in a `with`, or close it; from one thread at a time.
+
+    Without arguments it is the controller that the commands find: `BFTRAINER_URL` and `BFTRAINER_TOKEN`, else the
+    state folder. `patience_s`: how long a controller that has answered before may be away.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        state: str | Path | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._session = _Session(url, token, state, patience_s)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._session.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def submit(
+        self,
+        script: str | Path,
+        args: Sequence[object] = (),
+        *,
+        nodes: str | int | None = None,
+        name: str | None = None,
+        group: str = "",
+        **options: Any,
+    ) -> Row:
+        """Queue a training script (see `describe`); its row. Asked once: it is never queued twice."""
+        return self.submit_spec(describe(script, args, nodes=nodes, name=name, group=group, **options))
+
+    def submit_spec(self, spec: TrainerSpec) -> Row:
+        """Queue a trainer that is described already; its row."""
+        return self._session.answer(lambda c: c.submit(spec.as_json()))
+
+    def cancel(self, ref: Ref) -> Row:
+        """End a trainer; one that is finished stays as it is."""
+        return self._carry_out(patiently(lambda c: c.cancel(_named(ref)), self._session.patience))
+
+    def trainer(self, ref: Ref) -> Row:
+        """All about a trainer."""
+        return self._carry_out(patiently(lambda c: c.trainer(_named(ref)), self._session.patience))
+
+    def trainers(self, *, group: str | None = None, state: str = "", all: bool = False) -> list[Row]:  # noqa: A002
+        """Trainers that are not finished, or were not an hour ago; with `all`, all. Of one group, or of all."""
+        rows = self._carry_out(patiently(lambda c: c.trainers(state=state, all=all), self._session.patience))
+        return _of(group, rows)
+
+    def status(self) -> dict[str, Any]:
+        """The pool, the policy, the trainers and the totals."""
+        return self._carry_out(patiently(lambda c: c.status(), self._session.patience))
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """The nodes that are here."""
+        return self._carry_out(patiently(lambda c: c.nodes(), self._session.patience))
+
+    def wait(self, ref: Ref, *, timeout_s: float | None = None, check: bool = False, poll_s: float = POLL_S) -> Row:
+        """Wait until a trainer is finished; its last row. See `wait_all`."""
+        return self.wait_all([ref], timeout_s=timeout_s, check=check, poll_s=poll_s)[0]
+
+    def wait_all(
+        self, refs: Iterable[Ref], *, timeout_s: float | None = None, check: bool = False, poll_s: float = POLL_S
+    ) -> list[Row]:
+        """Wait until trainers are finished; their last rows.
+
+        Raises `TimeoutError` after `timeout_s`, and with `check` `TrainerFailedError` if one is not done.
+        """
+        talk = waiting([_named(ref) for ref in refs], self._session.patience, poll_s, timeout_s)
+        return _checked(self._carry_out(talk), check)
+
+    def metrics(self, ref: Ref, *, poll_s: float = POLL_S) -> Iterator[Point]:
+        """What a trainer reports, as it comes, until it is finished. What changes faster than `poll_s` is skipped."""
+        return self._listen(reporting(_named(ref), self._session.patience, poll_s))
+
+    def logs(
+        self, ref: Ref, *, tail: int | None = None, follow: bool = False, poll_s: float = POLL_S
+    ) -> Iterator[LogLine]:
+        """What a trainer's workers printed: all, or the last lines; with `follow`, until it is finished."""
+        return self._listen(reading(_named(ref), self._session.patience, poll_s, tail, follow))
+
+    def _carry_out(self, talk: Talk[T]) -> T:
+        """Have a conversation that tells nothing in between; what it ends with."""
+        try:
+            step = next(talk)
+            while True:
+                step = self._take(talk, step)
+        except StopIteration as end:
+            return cast(T, end.value)
+
+    def _listen(self, talk: Talk[None]) -> Iterator[Any]:
+        with contextlib.closing(talk), contextlib.suppress(StopIteration):
+            step = next(talk)
+            while True:
+                if isinstance(step, Item):
+                    yield step.value
+                step = self._take(talk, step)
+
+    def _take(self, talk: Talk[Any], step: Ask | Pause | Item) -> Ask | Pause | Item:
+        """The step after this one."""
+        if isinstance(step, Ask):
+            try:
+                answer = self._session.answer(step.question)
+            except BFTrainerError as problem:
+                return talk.throw(problem)
+            return talk.send(answer)
+        if isinstance(step, Pause):
+            time.sleep(step.seconds)
+        return next(talk)
+
+
+class AsyncClient:
+    """A controller, for programs that await. Use it in an `async with`, or `await` its `close`. As `Client`."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        state: str | Path | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._session = _Session(url, token, state, patience_s)
+        # One thread: questions are short, and the connection is used by one at a time.
+        self._thread = ThreadPoolExecutor(1, "bftrainer-client")
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        await self._in_thread(self._session.close)
+        self._thread.shutdown(wait=False)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def submit(
+        self,
+        script: str | Path,
+        args: Sequence[object] = (),
+        *,
+        nodes: str | int | None = None,
+        name: str | None = None,
+        group: str = "",
+        **options: Any,
+    ) -> Row:
+        """Queue a training script (see `describe`); its row. Asked once: it is never queued twice."""
+        return await self.submit_spec(describe(script, args, nodes=nodes, name=name, group=group, **options))
+
+    async def submit_spec(self, spec: TrainerSpec) -> Row:
+        """Queue a trainer that is described already; its row."""
+        return await self._answer(lambda c: c.submit(spec.as_json()))
+
+    async def cancel(self, ref: Ref) -> Row:
+        """End a trainer; one that is finished stays as it is."""
+        return await self._carry_out(patiently(lambda c: c.cancel(_named(ref)), self._session.patience))
+
+    async def trainer(self, ref: Ref) -> Row:
+        """All about a trainer."""
+        return await self._carry_out(patiently(lambda c: c.trainer(_named(ref)), self._session.patience))
+
+    async def trainers(self, *, group: str | None = None, state: str = "", all: bool = False) -> list[Row]:  # noqa: A002
+        """Trainers that are not finished, or were not an hour ago; with `all`, all. Of one group, or of all."""
+        rows = await self._carry_out(patiently(lambda c: c.trainers(state=state, all=all), self._session.patience))
+        return _of(group, rows)
+
+    async def status(self) -> dict[str, Any]:
+        """The pool, the policy, the trainers and the totals."""
+        return await self._carry_out(patiently(lambda c: c.status(), self._session.patience))
+
+    async def nodes(self) -> list[dict[str, Any]]:
+        """The nodes that are here."""
+        return await self._carry_out(patiently(lambda c: c.nodes(), self._session.patience))
+
+    async def wait(
+        self, ref: Ref, *, timeout_s: float | None = None, check: bool = False, poll_s: float = POLL_S
+    ) -> Row:
+        """Wait until a trainer is finished; its last row. See `Client.wait_all`."""
+        return (await self.wait_all([ref], timeout_s=timeout_s, check=check, poll_s=poll_s))[0]
+
+    async def wait_all(
+        self, refs: Iterable[Ref], *, timeout_s: float | None = None, check: bool = False, poll_s: float = POLL_S
+    ) -> list[Row]:
+        """Wait until trainers are finished; their last rows. See `Client.wait_all`."""
+        talk = waiting([_named(ref) for ref in refs], self._session.patience, poll_s, timeout_s)
+        return _checked(await self._carry_out(talk), check)
+
+    def metrics(self, ref: Ref, *, poll_s: float = POLL_S) -> AsyncIterator[Point]:
+        """What a trainer reports, as it comes, until it is finished. What changes faster than `poll_s` is skipped."""
+        return self._listen(reporting(_named(ref), self._session.patience, poll_s))
+
+    def logs(
+        self, ref: Ref, *, tail: int | None = None, follow: bool = False, poll_s: float = POLL_S
+    ) -> AsyncIterator[LogLine]:
+        """What a trainer's workers printed: all, or the last lines; with `follow`, until it is finished."""
+        return self._listen(reading(_named(ref), self._session.patience, poll_s, tail, follow))
+
+    async def _carry_out(self, talk: Talk[T]) -> T:
+        """Have a conversation that tells nothing in between; what it ends with."""
+        found: list[T] = []
+        async for _ in self._listen(_keeping(talk, found)):
+            pass
+        return found[0]
+
+    async def _listen(self, talk: Talk[None]) -> AsyncIterator[Any]:
+        with contextlib.closing(talk):
+            step = next(talk, None)
+            while step is not None:
+                if isinstance(step, Item):
+                    yield step.value
+                step = await self._take(talk, step)
+
+    async def _take(self, talk: Talk[None], step: Ask | Pause | Item) -> Ask | Pause | Item | None:
+        """The step after this one; None at the end. (A coroutine must not raise StopIteration.)"""
+        answer: Any = None
+        try:
+            if isinstance(step, Ask):
+                try:
+                    answer = await self._answer(step.question)
+                except BFTrainerError as problem:
+                    return talk.throw(problem)
+            elif isinstance(step, Pause):
+                await asyncio.sleep(step.seconds)
+            return talk.send(answer)
+        except StopIteration:
+            return None
+
+    async def _answer(self, question: Callable[[ApiClient], T]) -> T:
+        return await self._in_thread(lambda: self._session.answer(question))
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _keeping(talk: Talk[T], found: list[T]) -> Talk[None]:
+    found.append((yield from talk))
+
+
+def _named(ref: Ref) -> str:
+    return ref if isinstance(ref, str) else str(ref["id"])
+
+
+def _of(group: str | None, rows: list[Row]) -> list[Row]:
+    return rows if group is None else [row for row in rows if row.get("group", "") == group]
+
+
+def _checked(rows: list[Row], check: bool) -> list[Row]:
+    for row in rows:
+        if check and row["state"] != "done":
+            raise TrainerFailedError(row)
+    return rows

@@ -1,0 +1,192 @@
+"""What a program that follows trainers asks a controller, and in which order; without a network and without sleeping.
+
+A conversation is a generator: it yields a question, a pause or something for the caller, and is sent the answers.
+`bftrainer.client` carries conversations out, blocking or awaiting, so that their rules are written once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from bftrainer.cluster.client import ApiClient, RefusedError, UnreachableError
+
+Row = dict[str, Any]
+"""A trainer as the HTTP API describes it."""
+T = TypeVar("T")
+
+FINISHED = ("done", "failed", "cancelled")
+"""States that a trainer never leaves."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
+_PAGE_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A question to the controller; its answer is sent back, or its error thrown."""
+
+    question: Callable[[ApiClient], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Time to let pass."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Something for whoever listens."""
+
+    value: Any
+
+
+Talk = Generator[Ask | Pause | Item, Any, T]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What a trainer had reported at one moment."""
+
+    epoch: int
+    step: int
+    samples: int
+    metrics: Mapping[str, float]
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line that a worker printed."""
+
+    time: str
+    """When, in UTC, as `bftrainer logs` shows it."""
+    worker: str
+    node: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How to bear a controller that is away: for how long, by which clock, and whom to tell."""
+
+    seconds: Callable[[], float]
+    """0 as long as no controller was ever met: then there is none to wait for."""
+    clock: Callable[[], float]
+    tell: Callable[[str], None]
+
+
+def is_away(problem: BaseException) -> bool:
+    """Whether the same question may be answered later: nobody answers, or the controller is in trouble."""
+    return isinstance(problem, UnreachableError) or (isinstance(problem, RefusedError) and problem.status >= 500)
+
+
+def patiently(question: Callable[[ApiClient], T], patience: Patience) -> Talk[T]:
+    """An answer, also if the controller is away for a while. For questions that may be asked twice."""
+    lost_at: float | None = None
+    pause = _FIRST_PAUSE_S
+    while True:
+        try:
+            found: T = yield Ask(question)
+        except (UnreachableError, RefusedError) as problem:
+            if not is_away(problem):
+                raise
+            if lost_at is None:
+                lost_at = patience.clock()
+                if patience.seconds() > 0:
+                    patience.tell(f"{problem} (waiting for it)")
+            left = patience.seconds() - (patience.clock() - lost_at)
+            if left <= 0:
+                raise
+            yield Pause(min(pause, left))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+        else:
+            if lost_at is not None:
+                patience.tell("the controller is back")
+            return found
+
+
+def waiting(refs: Sequence[str], patience: Patience, poll_s: float, timeout_s: float | None) -> Talk[list[Row]]:
+    """The last rows of trainers, once all of them are finished. Raises TimeoutError."""
+    begun = patience.clock()
+    rows: dict[str, Row] = {}
+    ids = []
+    for ref in refs:
+        found = yield from patiently(lambda c: c.trainer(ref), patience)  # noqa: B023 - asked before the next
+        # By id from now on: another trainer may get the name of one that is finished.
+        ids.append(found["id"])
+        rows[found["id"]] = found
+    while pending := [ref for ref in rows if rows[ref]["state"] not in FINISHED]:
+        left = math.inf if timeout_s is None else timeout_s - (patience.clock() - begun)
+        if left <= 0:
+            names = ", ".join(rows[ref]["name"] for ref in pending[:5]) + (", …" if len(pending) > 5 else "")
+            raise TimeoutError(f"not finished after {timeout_s:g} s: {names}")
+        yield Pause(min(poll_s, left))
+        rows |= yield from _look_again(pending, patience)
+    return [rows[ref] for ref in ids]
+
+
+def _look_again(ids: Sequence[str], patience: Patience) -> Talk[dict[str, Row]]:
+    """Rows of trainers. One question for several, where it can be."""
+    listed: dict[str, Row] = {}
+    if len(ids) > 1:
+        listed = {row["id"]: row for row in (yield from patiently(lambda c: c.trainers(), patience))}
+    found = {}
+    for ref in ids:
+        # Those that finished long ago are not listed; and the last word on a trainer is the detailed one.
+        if ref not in listed or listed[ref]["state"] in FINISHED:
+            found[ref] = yield from patiently(lambda c: c.trainer(ref), patience)  # noqa: B023
+        else:
+            found[ref] = listed[ref]
+    return found
+
+
+def reporting(ref: str, patience: Patience, poll_s: float) -> Talk[None]:
+    """A `Point` whenever a trainer has reported something new, until it is finished."""
+    row = yield from patiently(lambda c: c.trainer(ref), patience)
+    ref, before = row["id"], None
+    while True:
+        point = as_point(row)
+        known = (point.epoch, point.step, point.metrics)
+        if point.metrics and known != before:
+            yield Item(point)
+            before = known
+        if row["state"] in FINISHED:
+            return
+        yield Pause(poll_s)
+        row = (yield from _look_again([ref], patience))[ref]
+
+
+def as_point(row: Mapping[str, Any]) -> Point:
+    """What a row says of the training."""
+    metrics = {name: math.nan if value is None else float(value) for name, value in (row["metrics"] or {}).items()}
+    return Point(row["epoch"], row["step"], row["samples"], metrics, row["state"])
+
+
+def reading(ref: str, patience: Patience, poll_s: float, tail: int | None, follow: bool) -> Talk[None]:
+    """A `LogLine` for each line of a trainer's log: the last ones or all, and with `follow` those to come."""
+    ref = (yield from patiently(lambda c: c.trainer(ref), patience))["id"]
+    offset = 0
+    if tail is not None:
+        page = yield from patiently(lambda c: c.logs(ref, tail=tail), patience)
+        offset = page["offset"]
+        yield from _lines(page)
+        if not follow:
+            return
+    while True:
+        start = offset
+        page = yield from patiently(lambda c: c.logs(ref, offset=start, limit=_PAGE_BYTES), patience)  # noqa: B023
+        offset = page["offset"]
+        yield from _lines(page)
+        if offset == start:  # only an empty page says that the end was reached
+            if not follow or page["finished"]:
+                return
+            yield Pause(poll_s)
+
+
+def _lines(page: Mapping[str, Any]) -> Talk[None]:
+    for line in page["lines"]:
+        yield Item(LogLine(line["time"], line["worker"], line["node"], line["text"]))

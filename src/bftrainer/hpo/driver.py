@@ -1,0 +1,267 @@
+"""The loop of a search: begin trials while there is room, look at their trainers, tell the study what came of them.
+
+Everything that must outlive this process is written to the study before it is done (`ledger`), and trainers are found
+by their names: nothing is trained twice, whenever the driver or the controller was killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial
+
+from bftrainer.client import Client, RefusedError, describe
+from bftrainer.cluster.conversations import FINISHED, Row, is_away
+from bftrainer.cluster.spec import TrainerSpec, default_name, parse_spec
+from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.hpo.ledger import HELD, NAME, PRUNED, TRAINER, Ledger, attribute
+from bftrainer.hpo.plan import Outcome, Rules, number, outcome, tidy, trainer_name
+
+Space = Callable[[optuna.Trial], Sequence[object]]
+Callback = Callable[[optuna.Study, FrozenTrial], object]
+
+_TELL_AGAIN_S = 60.0
+# A child of Optuna's logger: shown as its own lines are, and silenced with them.
+_log = logging.getLogger("optuna.bftrainer")
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a search did, counted over all of its drivers."""
+
+    complete: int
+    pruned: int
+    failed: int
+    node_seconds: float
+    """What its trainers held."""
+    pool_node_seconds: float
+    """What the pool had from the beginning of the study to now."""
+
+    @property
+    def share(self) -> float:
+        """The share of the pool's node-time that the trials held."""
+        return self.node_seconds / self.pool_node_seconds if self.pool_node_seconds > 0 else 0.0
+
+    def __str__(self) -> str:
+        trials = f"{self.complete} trials complete, {self.pruned} pruned, {self.failed} failed"
+        held = f"{self.node_seconds / 3600:.2f} of {self.pool_node_seconds / 3600:.2f} idle node-hours"
+        return f"{trials}; they held {held} ({self.share:.0%})"
+
+
+@dataclass(slots=True)
+class _Going:
+    """A trial under way."""
+
+    trial: optuna.Trial
+    spec: TrainerSpec
+    maybe_there: bool
+    """Its trainer may have been submitted already."""
+    submitted: bool = False
+    """Its trainer is known to be there."""
+    reported: int = 0
+    """How far it was when its metric was last given to the pruner."""
+
+    @property
+    def name(self) -> str:
+        assert self.spec.name is not None
+        return self.spec.name
+
+
+class Driver:
+    """One search on one controller."""
+
+    def __init__(
+        self, study: optuna.Study, space: Space, client: Client, rules: Rules, callbacks: Sequence[Callback] = ()
+    ) -> None:
+        self._study, self._space, self._client, self._rules = study, space, client, rules
+        self._callbacks = callbacks
+        self._going: list[_Going] = []
+        self._failures = 0
+        self._last_reason = ""
+        self._stopping = False
+        self._told_at = -_TELL_AGAIN_S
+
+    def run(self, script: str | Path, nodes: str | int, group: str | None, options: Mapping[str, Any]) -> Summary:
+        """Search until all trials have ended."""
+        for key in ("name", "params"):
+            if key in options:
+                raise InputError(f"{key} is chosen for each trial: leave it out")
+        describe(script, nodes=nodes, group=group or "", **options)  # what is wrong for all trials, before the first
+        status = self._client.status()
+        self._ledger = Ledger(self._study)
+        named = tidy(self._study.study_name, 56) if self._ledger.is_named else ""
+        self._group = group or named or f"{default_name(str(script))[:40]}-{self._ledger.tag}"
+        self._base = describe(script, nodes=nodes, group=self._group, **options)
+        begun = time.monotonic()
+        pool_before = self._ledger.pool_at_start(status["totals"]["node_seconds"])
+        try:
+            self._pick_up()
+            while True:
+                late = self._rules.timeout_s is not None and time.monotonic() - begun > self._rules.timeout_s
+                if not late and not self._stopping:
+                    self._begin(self._rules.parallel(status))
+                if not self._going:
+                    break
+                self._submit()
+                time.sleep(self._rules.poll_s)
+                status = self._client.status()
+                self._look({row["name"]: row for row in status["trainers"]})
+        except KeyboardInterrupt:
+            _log.warning("interrupted: trainers of group %s go on; started again, so does this search", self._group)
+            raise
+        if self._failures >= self._rules.max_failures:
+            raise BFTrainerError(f"{self._failures} trials in a row failed; the last one: {self._last_reason}")
+        return Summary(
+            **self._ledger.ends(),
+            node_seconds=self._ledger.node_seconds(),
+            pool_node_seconds=max(0.0, status["totals"]["node_seconds"] - pool_before),
+        )
+
+    # Trials begin.
+
+    def _pick_up(self) -> None:
+        left = self._ledger.left()
+        if left:
+            _log.info("going on with %d trials that are under way", len(left))
+        for trial in left:
+            self._prepare(trial, earlier=True)
+
+    def _begin(self, parallel: int) -> None:
+        room = min(parallel - len(self._going), self._rules.n_trials - self._ledger.count())
+        for _ in range(room):
+            self._prepare(self._ledger.ask(), earlier=False)
+
+    def _prepare(self, trial: optuna.Trial, *, earlier: bool) -> None:
+        """Choose a trial's parameters and its trainer's name. For one that has them already they are the same."""
+        try:
+            args = self._space(trial)
+            if isinstance(args, str) or not isinstance(args, Sequence):
+                raise InputError(f"space must return a list of arguments, but returned {args!r:.80}")
+            name = attribute(trial, NAME) or trainer_name(self._group, self._ledger.tag, trial.number)
+            spec = self._spec(name, [*self._base.args, *args], trial.params)
+        except optuna.TrialPruned:
+            self._end(trial, Outcome("pruned"))
+            return
+        except Exception as problem:
+            self._end(trial, Outcome("failed", reason=f"{type(problem).__name__}: {problem}"))
+            raise
+        if attribute(trial, NAME) is None:
+            trial.set_user_attr(NAME, name)
+        self._going.append(_Going(trial, spec, maybe_there=earlier, reported=self._ledger.reached(trial)))
+
+    def _spec(self, name: str, args: Sequence[object], params: Mapping[str, Any]) -> TrainerSpec:
+        shown = {key: value if isinstance(value, int | float | str) else repr(value) for key, value in params.items()}
+        texts = {key: str(value)[:200] for key, value in list(shown.items())[:100]}
+        return parse_spec({**self._base.model_dump(), "name": name, "args": list(args), "params": texts})
+
+    def _submit(self) -> None:
+        """Have trainers for all trials; whatever cannot be submitted now is tried again at the next look."""
+        for going in [going for going in self._going if not going.submitted]:
+            # An earlier driver, or a request whose answer was lost, may have made it.
+            row = self._find(going.name) if going.maybe_there else None
+            if row is None and attribute(going.trial, TRAINER) is not None:
+                self._gone(going)
+                continue
+            if row is None:
+                going.maybe_there = True
+                try:
+                    row = self._client.submit_spec(going.spec)
+                except BFTrainerError as problem:
+                    # 409: the name is taken, by this very trainer; or no more trainers are taken for now.
+                    if not is_away(problem) and getattr(problem, "status", 0) != 409:
+                        self._going.remove(going)
+                        self._end(going.trial, Outcome("failed", reason=str(problem)))
+                        raise
+                    self._say(f"no trainer can be submitted for trial {going.trial.number} now: {problem}")
+                    return
+            going.submitted = True
+            going.trial.set_user_attr(TRAINER, row["id"])
+
+    def _find(self, name: str) -> Row | None:
+        try:
+            return self._client.trainer(name)
+        except RefusedError as problem:
+            if problem.status != 404:
+                raise
+            return None
+
+    def _say(self, what: str) -> None:
+        if time.monotonic() - self._told_at >= _TELL_AGAIN_S:
+            self._told_at = time.monotonic()
+            _log.warning("%s", what)
+
+    # Trials go on and end.
+
+    def _look(self, rows: Mapping[str, Row]) -> None:
+        for going in list(self._going):
+            if not going.submitted:
+                continue
+            row = rows.get(going.name)
+            if row is None or row["state"] in FINISHED:
+                row = self._find(going.name)  # those that finished long ago are not listed
+            if row is None:
+                self._gone(going)
+            elif row["state"] in FINISHED:
+                self._settle(going, row)
+            elif attribute(going.trial, PRUNED) or self._should_prune(going, row):
+                going.trial.set_user_attr(PRUNED, True)  # before: one that is cancelled without is a failure
+                row = self._client.cancel(row["id"])
+                if row["state"] in FINISHED:
+                    self._settle(going, row)
+
+    def _should_prune(self, going: _Going, row: Row) -> bool:
+        # One that has trained to its end costs nothing any more.
+        trains = (row.get("progress") or 0.0) < 1.0
+        return self._report(going, row) and trains and going.trial.should_prune()
+
+    def _report(self, going: _Going, row: Row) -> bool:
+        """Give the pruner what is new. False if nothing is, or the study has several objectives."""
+        place = self._rules.place(row)
+        value = number(row, self._rules.metrics[0])
+        if len(self._rules.metrics) > 1 or value is None or place <= going.reported:
+            return False
+        going.trial.report(value, place)
+        going.reported = place
+        return True
+
+    def _settle(self, going: _Going, row: Row) -> None:
+        """The trainer is finished."""
+        going.trial.set_user_attr(HELD, row["node_seconds"])
+        # One that was done before it could be cancelled is as good as any.
+        found = outcome(
+            row, self._rules.metrics, pruned=bool(attribute(going.trial, PRUNED)) and row["state"] != "done"
+        )
+        if found.end == "complete":
+            self._report(going, row)
+        self._going.remove(going)
+        self._end(going.trial, found)
+
+    def _gone(self, going: _Going) -> None:
+        self._going.remove(going)
+        reason = f"its trainer {going.name} is not known to the controller any more: was its state folder replaced?"
+        self._end(going.trial, Outcome("failed", reason=reason))
+
+    def _end(self, trial: optuna.Trial, found: Outcome) -> None:
+        told = self._ledger.tell(trial, found)
+        if found.end == "failed":
+            self._failures, self._last_reason = self._failures + 1, found.reason
+            self._stopping = self._stopping or self._failures >= self._rules.max_failures
+            _log.warning("Trial %d failed: %s", trial.number, found.reason)
+        else:
+            if self._failures < self._rules.max_failures:
+                self._failures = 0
+            shown = ", ".join(
+                f"{name} {value:.6g}" for name, value in zip(self._rules.metrics, found.values, strict=False)
+            )
+            _log.info(
+                "Trial %d %s%s, parameters %s", trial.number, found.end, f": {shown}" if shown else "", trial.params
+            )
+        for callback in self._callbacks:
+            if callback(self._study, told) is True:
+                self._stopping = True

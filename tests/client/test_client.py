@@ -1,0 +1,282 @@
+"""The Python client against a fake controller: what it asks, what it yields, and how it bears one that is away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bftrainer
+from bftrainer.client import (
+    AsyncClient,
+    Client,
+    LogLine,
+    Point,
+    RefusedError,
+    TrainerFailedError,
+    UnreachableError,
+    describe,
+)
+from bftrainer.cluster import conversations
+from bftrainer.cluster.conversations import Ask, Patience, Pause, patiently
+from bftrainer.errors import InputError
+from fake_api import TOKEN, Book, make_app, serving
+
+QUICK = {"poll_s": 0.001}
+
+
+@pytest.fixture
+def book() -> Book:
+    return Book()
+
+
+@pytest.fixture
+def url(book: Book) -> Iterator[str]:
+    with serving(make_app(book)) as url:
+        yield url
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    with Client(url, TOKEN) as client:
+        yield client
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train.py"
+    path.write_text("print('hello')\n")
+    return path
+
+
+def progressing(book: Book, *, end: str = "done", reason: str = "") -> None:
+    """A trainer makes an epoch whenever it is asked for, and ends after three."""
+
+    def on_ask(path: str) -> None:
+        for row in book.trainers.values():
+            if path.startswith("/v1/trainers") and row["state"] not in conversations.FINISHED:
+                row.update(
+                    state="running", epoch=row["epoch"] + 1, step=row["step"] + 10, metrics={"loss": row["epoch"]}
+                )
+                if row["epoch"] == 3:
+                    row.update(state=end, reason=reason)
+
+    book.on_ask = on_ask
+
+
+def test_importing_the_package_loads_no_client_until_one_is_asked_for() -> None:
+    code = "import bftrainer, sys; assert 'bftrainer.client' not in sys.modules; assert 'httpx' not in sys.modules\n"
+    code += "assert {'Client', 'AsyncClient'} <= set(dir(bftrainer)); bftrainer.Client; assert 'httpx' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert bftrainer.Client is Client
+    assert bftrainer.AsyncClient is AsyncClient
+    with pytest.raises(AttributeError, match="Cleint"):
+        bftrainer.Cleint  # type: ignore[attr-defined] # noqa: B018
+
+
+def test_without_the_packages_of_the_live_system_it_says_what_to_install() -> None:
+    code = "import sys; sys.modules['httpx'] = None\nimport bftrainer\n"
+    code += "try: bftrainer.Client\nexcept ImportError as problem: print(problem)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
+    assert done.stdout == "bftrainer.Client needs the package httpx: pip install 'bftrainer[live]'\n"
+
+
+def test_a_script_is_submitted_with_what_the_command_would_send(client: Client, book: Book, script: Path) -> None:
+    row = client.submit("train.py", ["--lr", 1e-4], nodes="1-8", name="a", group="g", weight=2, env={"K": 3})
+    assert (row["id"], row["name"]) == ("t1", "a")
+    (spec,) = book.specs
+    assert (spec["script"], spec["cwd"], spec["args"]) == (str(script), str(script.parent), ["--lr", "0.0001"])
+    assert (spec["min_nodes"], spec["max_nodes"], spec["weight"], spec["env"]) == (1, 8, 2.0, {"K": "3"})
+    assert spec["group"] == "g"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"args": "--lr 3"}, "args must be a list"),
+        ({"nodes": "8-1"}, "nodes must be a range"),
+        ({"wieght": 1}, "did you mean 'weight'"),
+        ({"group": "a/b"}, "group must be"),
+        ({"script": "trian.py"}, "did you mean 'train.py'"),
+        ({"params": {"a": ["b"]}}, "params must be a mapping"),
+        ({"params": {str(i): "" for i in range(101)}}, "at most 100 names"),
+    ],
+)
+def test_what_is_wrong_is_said_before_it_is_sent(
+    client: Client, book: Book, script: Path, given: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InputError, match=says):
+        client.submit(**{"script": "train.py", **given})
+    assert book.asked == []
+    assert describe("train.py", nodes=4).min_nodes == 4
+
+
+def test_waiting_ends_with_the_last_rows(client: Client, book: Book) -> None:
+    first, second = book.add(), book.add()
+    progressing(book)
+    row = client.wait(first, **QUICK)
+    assert (row["id"], row["state"], row["epoch"]) == ("t1", "done", 3)
+    assert [row["id"] for row in client.wait_all([second, "job1", "t2"], **QUICK)] == ["t2", "t1", "t2"]
+    assert client.wait_all([]) == []
+
+
+def test_waiting_for_many_asks_once_a_look(client: Client, book: Book) -> None:
+    rows = [book.add() for _ in range(20)]
+    progressing(book)
+    book.asked.clear()
+    client.wait_all(rows, **QUICK)
+    assert len(book.asked) <= 2 * len(rows) + 3  # each at first and at its end, and the list in between
+
+
+def test_a_trainer_that_fails_is_an_error_if_asked_for(client: Client, book: Book) -> None:
+    book.add()
+    progressing(book, end="failed", reason="no data")
+    assert client.wait("job1", **QUICK)["state"] == "failed"
+    with pytest.raises(TrainerFailedError, match=r"trainer job1 \(t1\) failed: no data") as caught:
+        client.wait("job1", check=True)
+    assert caught.value.row["epoch"] == 3
+
+
+def test_waiting_has_a_limit(client: Client, book: Book) -> None:
+    book.add(state="running")
+    with pytest.raises(TimeoutError, match="not finished after 0.01 s: job1"):
+        client.wait("t1", timeout_s=0.01, **QUICK)
+
+
+def test_metrics_come_as_they_are_reported(client: Client, book: Book) -> None:
+    book.add()
+    progressing(book)
+    points = list(client.metrics("job1", **QUICK))
+    assert [(point.epoch, point.step, point.metrics["loss"]) for point in points] == [
+        (1, 10, 0),
+        (2, 20, 1),
+        (3, 30, 2),
+    ]
+    assert points[-1].state == "done"
+    assert list(client.metrics("job1")) == [Point(3, 30, 0, {"loss": 2.0}, "done")]
+
+
+def test_logs_are_read_to_their_end(client: Client, book: Book) -> None:
+    row = book.add(state="running")
+    for number in range(8):
+        book.log("t1", "t1-1", f"line {number}")
+    assert [line.text for line in client.logs("job1")] == [f"line {number}" for number in range(8)]
+    assert [line.text for line in client.logs("job1", tail=2)] == ["line 6", "line 7"]
+    more = ["line 8", "line 9"]
+
+    def on_ask(path: str) -> None:
+        if path.endswith("/logs") and more:
+            book.log("t1", "t1-1", more.pop(0))
+        elif path.endswith("/logs"):
+            row["state"] = "done"
+
+    book.on_ask = on_ask
+    lines = list(client.logs(row, tail=1, follow=True, **QUICK))
+    assert [line.text for line in lines] == ["line 8", "line 9"]
+    assert isinstance(lines[0], LogLine)
+
+
+def test_the_rest_of_what_can_be_asked(client: Client, book: Book) -> None:
+    book.add(group="g")
+    book.add()
+    assert [row["id"] for row in client.trainers()] == ["t1", "t2"]
+    assert [row["id"] for row in client.trainers(group="g")] == ["t1"]
+    assert client.status()["policy"]["max_parallel"] == 10
+    assert client.nodes() == []
+    assert client.cancel("job2")["state"] == "cancelled"
+    assert client.trainer("t2")["state"] == "cancelled"
+    with pytest.raises(RefusedError, match="no trainer"):
+        client.trainer("t9")
+    with pytest.raises(InputError, match="id or its name"):
+        client.trainer("../x")
+
+
+def test_it_finds_a_controller_that_comes_back_elsewhere(
+    book: Book, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("BFTRAINER_URL", "BFTRAINER_TOKEN", "BFTRAINER_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "client.json").write_text("{}")
+    book.add()
+
+    def at(url: str) -> None:
+        (tmp_path / "client.json").write_text(json.dumps({"url": url, "token": TOKEN}))
+
+    with Client(state=tmp_path) as client:
+        with serving(make_app(book)) as first:
+            at(first)
+            assert client.trainer("t1")["id"] == "t1"
+        with serving(make_app(book)) as second:
+            real = conversations.Pause
+
+            def moved(seconds: float) -> Pause:  # while it waits, the controller writes where it is now
+                at(second)
+                return real(0.0)
+
+            monkeypatch.setattr(conversations, "Pause", moved)
+            assert client.trainer("t1")["id"] == "t1"
+    nowhere = Client(state=tmp_path / "nothing")
+    with pytest.raises(UnreachableError, match="bftrainer serve"):
+        nowhere.status()
+
+
+def test_patience_backs_off_and_ends() -> None:
+    now, told, pauses = [0.0], [], []
+    patience = Patience(lambda: 40.0, lambda: now[0], told.append)
+    talk = patiently(lambda c: c.status(), patience)
+    step = next(talk)
+    while now[0] < 40:
+        assert isinstance(step, Ask)
+        step = talk.throw(RefusedError(507, "the disk is full"))
+        assert isinstance(step, Pause)
+        pauses.append(step.seconds)
+        now[0] += step.seconds
+        step = next(talk)
+    with pytest.raises(RefusedError, match="disk"):
+        talk.throw(RefusedError(507, "the disk is full"))
+    assert pauses == [0.5, 1, 2, 4, 8, 15, 9.5]
+    assert told == ["the disk is full (waiting for it)"]
+    talk = patiently(lambda c: c.status(), patience)
+    next(talk)
+    with pytest.raises(RefusedError):  # being refused is no reason to wait
+        talk.throw(RefusedError(404, "there is no trainer"))
+
+
+def test_the_async_client_says_the_same(book: Book, url: str, script: Path) -> None:
+    async def scene() -> None:
+        async with AsyncClient(url, TOKEN) as client:
+            row = await client.submit("train.py", nodes="1-2", name="a")
+            book.log("t1", "t1-1", "hello")
+            assert [line.text async for line in client.logs(row)] == ["hello"]
+            progressing(book)
+            points, last = await asyncio.gather(collect(client, "a"), client.wait("t1", **QUICK))
+            assert last["state"] == points[-1].state == "done"
+            assert [row["id"] for row in await client.trainers(all=True)] == ["t1"]
+            assert (await client.trainer("a"))["id"] == (await client.cancel(row))["id"] == "t1"
+            assert (await client.status())["paused"] is False
+            assert await client.nodes() == []
+            with pytest.raises(RefusedError, match="no trainer"):
+                await client.trainer("t9")
+            book.add(state="running")
+            book.on_ask = lambda path: None
+            with pytest.raises(TimeoutError):
+                await client.wait("t2", timeout_s=0.01, **QUICK)
+            task = asyncio.create_task(client.wait("t2", poll_s=60))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            async for _ in client.metrics("a"):
+                break  # a stream may be left
+
+    async def collect(client: AsyncClient, ref: str) -> list[Point]:
+        return [point async for point in client.metrics(ref, **QUICK)]
+
+    asyncio.run(scene())
