@@ -20,7 +20,9 @@ from bftrainer.traces.source import opened
 
 def allocate(
     file: Annotated[Path, typer.Argument(metavar="PROBLEM.json", help="Pool, horizon and trainers.")],
-    allocator: Annotated[str, typer.Option(metavar="|".join(ALLOCATORS), help="How to solve it.")] = "exact",
+    allocator: Annotated[
+        str, typer.Option(metavar="NAME", help=f"How to solve it: {', '.join(ALLOCATORS)} or module:name.")
+    ] = "exact",
     time_limit: Annotated[
         float,
         typer.Option(metavar="SECONDS", min=0, help="For the MILP allocators: the best found by then."),

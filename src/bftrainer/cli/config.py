@@ -17,7 +17,6 @@ from bftrainer.cli.output import print_json
 from bftrainer.cluster.config import Row, describe, load_config
 from bftrainer.cluster.settings import Config
 from bftrainer.errors import InputError
-from bftrainer.suggest import unknown
 
 
 def config(
@@ -37,9 +36,11 @@ def config(
     rows = [row for row in describe(found) if row.key == "pool.kind" or not row.key.startswith("pool.")]
     rows += _pool_rows(found)
     if check:
+        from bftrainer.allocate.registry import make_allocator
         from bftrainer.core.objective import find_objective
 
         find_objective(found.policy.objective)
+        make_allocator(found.policy.allocator)
     if as_json:
         print_json({"file": None if found.file is None else str(found.file), "keys": [asdict(row) for row in rows]})
     elif check:
@@ -50,14 +51,16 @@ def config(
 
 def _pool_rows(found: Config) -> list[Row]:
     """What can be set for the pool that was chosen. A setting that is not among it, or wrong, is an error."""
-    from bftrainer.cluster.pools.registry import SETTINGS, read_settings  # loads all that pools need
+    from bftrainer.cluster.pools.registry import read_settings, settings_of  # loads all that pools need
 
     kind, given = found.pool.kind, found.pool.settings
-    if kind not in SETTINGS:
-        raise InputError(f"{found.sources.get('pool.kind', 'pool.kind')}: {unknown('kind of pool', kind, SETTINGS)}")
+    try:
+        known = settings_of(kind)
+    except InputError as problem:
+        raise InputError(f"{found.sources.get('pool.kind', 'pool.kind')}: {problem}") from None
     checked = read_settings(kind, given)
     rows: list[Row] = []
-    for one in fields(SETTINGS[kind]):
+    for one in fields(known):
         default = one.default_factory() if one.default_factory is not MISSING else one.default
         source = found.sources.get(f"pool.{one.name}", "default")
         value = getattr(checked, one.name)

@@ -33,7 +33,9 @@ Nodes = Annotated[str | None, typer.Option("--nodes", metavar="N|A:B", help="Onl
 From = Annotated[str | None, typer.Option("--from", metavar="TIME", help="Start of the window.")]
 To = Annotated[str | None, typer.Option("--to", metavar="TIME", help="End of the window.")]
 Zone = Annotated[str, typer.Option("--tz", metavar="ZONE", help="Zone of times that name none.")]
-AllocatorName = Annotated[str, typer.Option("--allocator", metavar="|".join(ALLOCATORS), help="Who decides.")]
+AllocatorName = Annotated[
+    str, typer.Option("--allocator", metavar="NAME", help=f"Who decides: {', '.join(ALLOCATORS)} or module:name.")
+]
 ObjectiveName = Annotated[
     str, typer.Option("--objective", metavar="NAME", help="throughput, efficiency, weighted, … or module:function.")
 ]
@@ -121,6 +123,7 @@ def simulate_command(
             gantt=recorder.finish(results[0].replay),
             settings={name: "auto" if value is None else str(value) for name, value in asdict(study).items()},
             provenance=origin,
+            idle=trace,
         )
     if as_json_:
         print_json({**_json([as_json(r.metrics, r.replay) for r in results]), "provenance": origin})

@@ -6,13 +6,13 @@ the cost of rescaling. Anyone may bring one: a function from a trainer to a `Cur
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from bftrainer.core.curve import Curve
 from bftrainer.core.trainer import Trainer
 from bftrainer.errors import InputError
+from bftrainer.named import find_named, is_named, said
 
 Objective = Callable[[Trainer], Curve]
 
@@ -59,20 +59,11 @@ def find_objective(name: str) -> Objective:
     """A built-in objective by its name, or a user's own as `module:function`."""
     if name in OBJECTIVES:
         return OBJECTIVES[name]
-    module_name, colon, attribute = name.partition(":")
-    if not (colon and module_name and attribute):
+    if not is_named(name):
         raise InputError(f"objective must be one of {', '.join(OBJECTIVES)} or module:function, but got {name!r}")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as problem:
-        raise InputError(f"objective {name!r}: {problem}. Is its folder on PYTHONPATH?") from None
-    except Exception as problem:  # whatever a user's module may do wrong
-        raise InputError(f"objective {name!r}: module {module_name} cannot be imported: {_said(problem)}") from problem
-    found = getattr(module, attribute, None)
-    if found is None:
-        raise InputError(f"objective {name!r}: module {module_name} has no {attribute}")
+    found = find_named(name, "objective")
     if not callable(found):
-        raise InputError(f"objective {name!r}: {attribute} is not a function")
+        raise InputError(f"objective {name!r}: {name.partition(':')[2]} is not a function")
     return _checked(found, name)
 
 
@@ -83,14 +74,9 @@ def _checked(objective: Objective, name: str) -> Objective:
         try:
             curve = objective(trainer)
         except Exception as problem:  # whatever a user's function may do wrong
-            raise InputError(f"objective {name!r} failed for trainer {trainer.name!r}: {_said(problem)}") from problem
+            raise InputError(f"objective {name!r} failed for trainer {trainer.name!r}: {said(problem)}") from problem
         if not isinstance(curve, Curve):
             raise InputError(f"objective {name!r}: must return a Curve for trainer {trainer.name!r}, but got {curve!r}")
         return Curve.through(curve.nodes, curve.rates, f"objective {name!r} for trainer {trainer.name!r}")
 
     return check
-
-
-def _said(problem: Exception) -> str:
-    """An exception in one line, by its kind and its words."""
-    return f"{type(problem).__name__}: {problem}".splitlines()[0].rstrip(": ")

@@ -1,14 +1,14 @@
 """The kinds of pools by name: `make_pool` turns a kind and settings, as a configuration file has them, into a pool.
 
-The controller calls it. `SETTINGS` holds what can be set for each kind, with a line of documentation a field, for
-`bftrainer config`.
+The controller calls it. `settings_of` gives what can be set for a kind, with a line of documentation a field, for
+`bftrainer config`. A user's own kind is a class, named `module:name`, with its settings as the attribute `Settings`.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -17,27 +17,51 @@ from bftrainer.cluster.pools.local import LocalPool, LocalSettings
 from bftrainer.cluster.pools.script import ScriptPool, ScriptSettings
 from bftrainer.cluster.pools.slurm import SlurmPool
 from bftrainer.cluster.pools.slurm_settings import SlurmSettings
-from bftrainer.errors import InputError
+from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.named import find_named, is_named, said
 from bftrainer.suggest import unknown
 
 SETTINGS: Mapping[str, type[Any]] = {"local": LocalSettings, "script": ScriptSettings, "slurm": SlurmSettings}
-"""For each kind the dataclass of its settings; `field.metadata["doc"]` says what a field means."""
+"""For each kind of ours the dataclass of its settings."""
 
 _POOLS: Mapping[str, Any] = {"local": LocalPool, "script": ScriptPool, "slurm": SlurmPool}
+_METHODS = ("open", "pause", "resume", "close", "describe")
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def make_pool(kind: str, settings: Mapping[str, Any], folder: Path) -> Pool:
     """A pool of that kind, which keeps its files in `folder`."""
-    if kind not in SETTINGS:
+    read = read_settings(kind, settings)
+    if kind in _POOLS:
+        pool: Pool = _POOLS[kind](read, folder)
+        return pool
+    try:
+        theirs: Pool = find_named(kind, "pool")(read, folder)
+    except BFTrainerError:
+        raise
+    except Exception as problem:  # whatever a user's class may do wrong
+        raise InputError(f"pool {kind!r} cannot be made: {said(problem)}") from problem
+    missing = [name for name in _METHODS if not callable(getattr(theirs, name, None))]
+    if missing:
+        raise InputError(f"pool {kind!r} must have a method {missing[0]}, as all pools have (see pools/base.py)")
+    return theirs
+
+
+def settings_of(kind: str) -> type[Any]:
+    """The dataclass of the settings of a kind; `field.metadata["doc"]` says what a field means."""
+    if kind in SETTINGS:
+        return SETTINGS[kind]
+    if not is_named(kind):
         raise InputError(unknown("kind of pool", kind, SETTINGS))
-    pool: Pool = _POOLS[kind](read_settings(kind, settings), folder)
-    return pool
+    found = getattr(find_named(kind, "pool"), "Settings", None)
+    if not isinstance(found, type) or not is_dataclass(found):
+        raise InputError(f"pool {kind!r} must have a dataclass of its settings as its attribute Settings")
+    return found
 
 
 def read_settings(kind: str, settings: Mapping[str, Any]) -> Any:
     """The settings of a kind of pool, checked. Numbers may be texts, as environment variables are."""
-    known = SETTINGS[kind]
+    known = settings_of(kind)
     hints = get_type_hints(known)
     names = [field.name for field in fields(known)]
     values = {}
@@ -49,6 +73,8 @@ def read_settings(kind: str, settings: Mapping[str, Any]) -> Any:
         return known(**values)
     except InputError as problem:
         raise InputError(f"pool {kind}: {problem}") from None
+    except Exception as problem:  # one that must be given is missing, or a check of the user's own
+        raise InputError(f"pool {kind}: {said(problem)}") from None
 
 
 def _read(kind: str, name: str, value: Any, wanted: Any) -> Any:
