@@ -3,6 +3,7 @@
 # make setup  build .venv only
 # make soak   set up, then disturb an elastic job for half an hour (MINUTES=30)
 # make soak-live  the same for the whole live system: nodes, agents, workers and the controller are killed
+# make docs   set up, then build the documentation into site/, to be read offline
 # make format rewrite the code in the project's style
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
@@ -12,7 +13,7 @@ JOBS ?= auto
 
 MINUTES ?= 30
 
-.PHONY: help setup demo test check soak soak-live format clean
+.PHONY: help setup demo test check soak soak-live docs format clean
 
 help:
 	@sed -n 's/^# make /make /p' Makefile
@@ -38,9 +39,13 @@ soak: setup
 soak-live: setup
 	PYTHONPATH=tests/elastic $(BIN)/python tests/cluster/chaos.py --minutes $(MINUTES)
 
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo 'open site/index.html'
+
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv demo site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -37,7 +37,14 @@ if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then
 fi
 say "building .venv (a minute or two the first time)"
 "$python" -m venv --clear .venv
-.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[dev,examples,fast,live,torch]' 2>&1 |
+.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[dev,docs,examples,fast,live,optuna,torch]' 2>&1 |
   { grep -v '^WARNING: Location .* is ignored' || true; } >&2
 .venv/bin/bftrainer --version >/dev/null
+
+# The tests of the dashboard look at it in a browser; without one they are skipped, and say so.
+if as_root && command -v apt-get >/dev/null && ! command -v chromium >/dev/null; then
+  say "installing chromium"
+  get=(env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium)
+  { "${get[@]}" || { apt-get update -qq && "${get[@]}"; }; } >/dev/null 2>&1 || say "chromium cannot be installed"
+fi
 printf '%s' "$want" >"$stamp"

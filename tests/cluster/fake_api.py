@@ -32,6 +32,7 @@ class Book:
     logs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     specs: list[dict[str, Any]] = field(default_factory=list)
     paused: bool = False
+    max_trainers: int | None = None
     asked: list[str] = field(default_factory=list)
     on_ask: Callable[[str], None] = lambda path: None
     refuse: tuple[int, str] | None = None
@@ -92,6 +93,11 @@ def make_app(book: Book) -> FastAPI:
     def health() -> Any:
         return {"ok": True, "version": "0.1.0"}
 
+    @app.get("/v1/me")
+    def me() -> Any:
+        unfinished = sum(row["state"] not in ("done", "failed", "cancelled") for row in book.trainers.values())
+        return {"owner": "alice", "limits": {"max_trainers": book.max_trainers}, "use": {"trainers": unfinished}}
+
     @app.get("/v1/status")
     def status() -> Any:
         decisions = [e for e in book.events if e["kind"] == "decision"]
@@ -126,7 +132,8 @@ def make_app(book: Book) -> FastAPI:
         except InputError as problem:
             raise AnswerError(422, str(problem)) from None
         name = spec.name or default_name(spec.script)
-        if any(row["name"] == name and row["state"] not in FINISHED for row in book.trainers.values()):
+        mine = [row for row in book.trainers.values() if row["owner"] == "alice"]
+        if any(row["name"] == name and row["state"] not in FINISHED for row in mine):
             raise AnswerError(409, f"there is a trainer called {name!r} already")
         book.specs.append(body)
         return book.add(name=name, script=spec.script, min_nodes=spec.min_nodes, max_nodes=spec.max_nodes)

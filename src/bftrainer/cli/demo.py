@@ -48,6 +48,8 @@ def demo(
             say(f"{nodes} virtual nodes come and go as on Summit, {speed:g} times as fast; three models train on them.")
         with running.controller(state, nodes, speed, seed) as process:
             running.await_client(state, process)
+            if not as_json:
+                say(f"watch it in a browser: {running.page(state)}")
             _watch(state, running.specs(state), console, seconds, quiet=as_json)
         summary = running.summarise(state)
         if as_json:

@@ -40,7 +40,7 @@ PATIENCE_S = 120.0
 """How long a command that follows something waits for a controller that is being restarted."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[@-~]")
-_PACKAGES = ("fastapi", "httpx", "pydantic", "uvicorn", "websockets")
+_PACKAGES = ("fastapi", "httpx", "prometheus_client", "pydantic", "uvicorn", "websockets")
 _WIDTH = 120
 """Of tables that no terminal shows."""
 

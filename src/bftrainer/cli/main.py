@@ -24,7 +24,8 @@ COMMANDS = {
     **{name: name for name in ("demo", "serve", "agent", "submit", "status", "logs", "watch")},
     **dict.fromkeys(("nodes", "events"), "status"),
     **dict.fromkeys(("cancel", "wait", "pause", "resume"), "control"),
-    **{name: name for name in ("config", "token", "doctor", "slurm")},
+    **{name: name for name in ("config", "token", "owner", "doctor", "slurm")},
+    "report": "report_live",
 }
 """Commands and the modules of this package that they are in; each adds its own to an app with `register`."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -48,6 +47,7 @@ def serve_command(
     """
     with live_packages():
         from bftrainer.cluster.config import load_config
+        from bftrainer.cluster.logs import to_stderr
         from bftrainer.cluster.service import Running, serve
     overrides: dict[str, object] = {
         "server.state": state,
@@ -62,9 +62,7 @@ def serve_command(
             raise typer.BadParameter(f"must be SECTION.KEY=VALUE, but got {given!r}", param_hint="--set")
         overrides[key.strip()] = value
     found = load_config(config, overrides={key: value for key, value in overrides.items() if value is not None})
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    to_stderr(found.log, verbose=verbose)
 
     def up(running: Running) -> None:
         what = "dry run: nothing is started" if dry_run else f"pool {running.pool}"

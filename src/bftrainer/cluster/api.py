@@ -9,7 +9,7 @@ as JSON. Errors are `{"error": "one line"}`.
 import hmac
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any
 
 from fastapi import Body, Depends, FastAPI, HTTPException, Query, Request, WebSocket, WebSocketDisconnect
@@ -18,15 +18,15 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as AnyHTTPException
 
 from bftrainer import __version__
-from bftrainer.cluster import views, wire
+from bftrainer.cluster import operations, owners, page, views, wire
 from bftrainer.cluster.controller import Controller
 from bftrainer.cluster.database import DiskFullError
+from bftrainer.cluster.guard import NO_TOKEN, Guard, bearer
 from bftrainer.cluster.schema import TokenRow, TrainerRow
 from bftrainer.cluster.spec import parse_spec
 from bftrainer.cluster.workers import FINISHED
 from bftrainer.errors import BFTrainerError, InputError
 
-MOST_BODY_BYTES = 1 << 20
 RECENT_S = 3600.0
 
 _log = logging.getLogger(__name__)
@@ -39,10 +39,10 @@ def build(controller: Controller, secret: str) -> FastAPI:
     store = cluster.store
 
     async def who(request: Request) -> TokenRow:
-        token = _bearer(request.headers.get("authorization"))
+        token = bearer(request.headers.get("authorization"))
         found = store.check_token(token, time.time()) if token else None
         if found is None:
-            raise HTTPException(401, "the token is missing, wrong or revoked (BFTRAINER_TOKEN or client.json)")
+            raise HTTPException(401, NO_TOKEN)
         return found
 
     Caller = Annotated[TokenRow, Depends(who)]  # noqa: N806 - a type
@@ -55,8 +55,10 @@ def build(controller: Controller, secret: str) -> FastAPI:
     Admin = Annotated[TokenRow, Depends(admin)]  # noqa: N806
 
     def find(ref: str, caller: TokenRow) -> TrainerRow:
-        row = store.trainer(ref) if len(ref) <= 64 else None
-        if row is None or (caller.role != "admin" and row.owner != caller.owner):
+        row = store.trainer(ref, owner=caller.owner) if len(ref) <= 64 else None
+        if row is None and len(ref) <= 64 and caller.role == "admin":
+            row = store.trainer(ref)  # one's own first: others may use the same names
+        if row is None:
             raise HTTPException(404, f"there is no trainer {ref[:64]!r}")
         return row
 
@@ -64,17 +66,16 @@ def build(controller: Controller, secret: str) -> FastAPI:
         return views.trainer(row, cluster.trainers.get(row.id), time.time())
 
     def rows(caller: TokenRow, *, everything: bool) -> list[TrainerRow]:
-        found = store.trainers(ended_after=None if everything else time.time() - RECENT_S, brief=True)
-        return [row for row in found if caller.role == "admin" or row.owner == caller.owner]
+        whose = None if caller.role == "admin" else caller.owner
+        return store.trainers(ended_after=None if everything else time.time() - RECENT_S, brief=True, owner=whose)
 
     @app.get("/v1/health")
     async def health() -> dict[str, Any]:
         """Whether the controller is up."""
         return {"ok": not controller.failed.done(), "version": __version__}
 
-    @app.get("/v1/status")
-    async def status(caller: Caller) -> dict[str, Any]:
-        """The pool, the trainers and the last decision."""
+    def status_of(caller: TokenRow) -> dict[str, Any]:
+        """The status as a caller may see it."""
         now = time.time()
         mine = [show(row) for row in rows(caller, everything=False)]
         policy = controller.config.policy
@@ -88,6 +89,7 @@ def build(controller: Controller, secret: str) -> FastAPI:
             "pool": {**controller.pool.describe(), **views.pool(cluster)},
             "policy": {
                 "allocator": policy.allocator,
+                "decided_by": (last or {}).get("allocator") or policy.allocator,
                 "objective": policy.objective,
                 "horizon_s": policy.horizon_s,
                 "max_parallel": policy.max_parallel,
@@ -96,6 +98,11 @@ def build(controller: Controller, secret: str) -> FastAPI:
             "totals": views.totals(cluster, mine, now),
             "last_decision": last and {"time": last["time"], "reasons": last["reasons"] if is_admin else []},
         }
+
+    @app.get("/v1/status")
+    async def status(caller: Caller) -> dict[str, Any]:
+        """The pool, the trainers and the last decision."""
+        return status_of(caller)
 
     @app.get("/v1/trainers")
     async def trainers(
@@ -113,7 +120,7 @@ def build(controller: Controller, secret: str) -> FastAPI:
         if controller.draining:
             raise HTTPException(409, "the controller is ending and takes no more trainers")
         spec = parse_spec(given)
-        if spec.name is not None and cluster.is_taken(spec.name):
+        if spec.name is not None and cluster.is_taken(spec.name, caller.owner):
             raise HTTPException(409, f"there is a trainer {spec.name!r} already, and it is not finished")
         found = store.trainer(controller.submit(spec, caller.owner))
         assert found is not None
@@ -156,7 +163,7 @@ def build(controller: Controller, secret: str) -> FastAPI:
         found = [views.node(view, cluster, time.time()) for view in cluster.nodes.values()]
         for row in found:
             if caller.role != "admin" and row["owner"] != caller.owner:
-                row["trainer"] = row["worker"] = None  # whose it is, is nobody else's business
+                row["trainer"] = row["owner"] = row["worker"] = None  # whose it is, is nobody else's business
         return {"nodes": found}
 
     @app.get("/v1/events")
@@ -178,6 +185,22 @@ def build(controller: Controller, secret: str) -> FastAPI:
         ]
         return {"events": shown, "last": shown[-1]["seq"] if shown else after or 0}
 
+    @app.get("/v1/me")
+    async def me(caller: Caller) -> dict[str, Any]:
+        """Who asks, what they may have and what they have."""
+        cluster.rules.read()
+        mine = owners.as_json(caller.owner, cluster, store.past_use(caller.owner), time.time())
+        return {**mine, "role": caller.role, "token": caller.name}
+
+    @app.get("/v1/owners")
+    async def all_owners(caller: Admin) -> dict[str, Any]:
+        """All who have trainers or of whom something was said, what they may have and what they have."""
+        cluster.rules.read()
+        past = store.past_use()
+        names = {*past, *(row.owner for row in cluster.rules.rows), *(one.owner for one in cluster.trainers.values())}
+        now = time.time()
+        return {"owners": [owners.as_json(name, cluster, past, now) for name in sorted(names)]}
+
     @app.post("/v1/pause")
     async def pause(caller: Admin) -> dict[str, Any]:
         """Stop harvesting at once: all nodes are given back."""
@@ -198,14 +221,17 @@ def build(controller: Controller, secret: str) -> FastAPI:
 
     @app.websocket(wire.PATH)
     async def agents(socket: WebSocket) -> None:
-        token = _bearer(socket.headers.get("authorization"))
+        token = bearer(socket.headers.get("authorization"))
         if not token or not hmac.compare_digest(token.encode(), secret.encode()):
             await socket.close(1008)  # before it is accepted: the agent is answered 403
             return
         await socket.accept()
         await controller.serve_agent(_frames(socket), socket.send_text)
 
+    page.add(app, controller, who, status_of, find)
     _add_errors(app)
+    app.state.readiness = operations.add(app, controller)
+    app.add_middleware(Guard, known=lambda token: bool(token) and store.check_token(token) is not None)
     return app
 
 
@@ -217,19 +243,16 @@ async def _frames(socket: WebSocket) -> AsyncIterator[str]:
         return
 
 
-def _bearer(header: str | None) -> str:
-    kind, _, token = (header or "").partition(" ")
-    return token.strip() if kind.lower() == "bearer" else ""
-
-
 def _add_errors(app: FastAPI) -> None:
-    def answer(status: int, message: str) -> JSONResponse:
-        headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-        return JSONResponse({"error": " ".join(message.split())}, status, headers)
+    def answer(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+        headers = {**(headers or {}), **({"WWW-Authenticate": "Bearer"} if status == 401 else {})}
+        # What was asked may be repeated in it, and may hold what is no character.
+        said = message.encode(errors="backslashreplace").decode()
+        return JSONResponse({"error": " ".join(said.split())}, status, headers)
 
     @app.exception_handler(AnyHTTPException)
     async def refused(request: Request, problem: AnyHTTPException) -> JSONResponse:
-        return answer(problem.status_code, str(problem.detail))
+        return answer(problem.status_code, str(problem.detail), problem.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, problem: RequestValidationError) -> JSONResponse:
@@ -241,18 +264,11 @@ def _add_errors(app: FastAPI) -> None:
     async def ours(request: Request, problem: BFTrainerError) -> JSONResponse:
         if isinstance(problem, DiskFullError):
             return answer(507, str(problem))
+        if isinstance(problem, owners.QuotaError):
+            return answer(409, str(problem))
         return answer(422 if isinstance(problem, InputError) else 503, str(problem))
 
     @app.exception_handler(Exception)
     async def bug(request: Request, problem: Exception) -> JSONResponse:
         _log.error("%s %s failed", request.method, request.url.path, exc_info=problem)
         return answer(500, "the controller failed to answer; its log says why")
-
-    @app.middleware("http")
-    async def bounded(request: Request, call_next: Any) -> Any:
-        length = request.headers.get("content-length")
-        if request.method == "POST" and (length is None or not length.isdigit() or int(length) > MOST_BODY_BYTES):
-            if length is None and request.headers.get("transfer-encoding") is None:
-                return await call_next(request)
-            return answer(413, f"a request may have {MOST_BODY_BYTES:,} bytes, and must say how many it has")
-        return await call_next(request)

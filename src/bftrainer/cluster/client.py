@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from bftrainer.cluster import wire
+from bftrainer.cluster import tls, wire
 from bftrainer.errors import BFTrainerError, InputError
 
 TOKEN = "BFTRAINER_TOKEN"  # noqa: S105 - the name of a variable, not a token
@@ -33,6 +34,10 @@ _ANSWER_S = 30.0
 
 class UnreachableError(BFTrainerError):
     """No controller answers, for now: one that is being started again may later."""
+
+
+class UntrustedError(BFTrainerError):
+    """Something answers, and cannot show that it is the controller."""
 
 
 class RefusedError(BFTrainerError):
@@ -52,6 +57,12 @@ class Address:
     token: str = field(default="", repr=False)
     source: str = ""
     """Where the URL came from, for messages."""
+    authority: str = ""
+    """A file of certificates by which to know it, where it is reached by https; empty: the system's."""
+
+    def verification(self) -> ssl.SSLContext | bool:
+        """What an HTTP client needs to know the controller by: httpx's `verify`."""
+        return tls.client_context(self.authority, tls.CA) if self.url.startswith("https:") else True
 
 
 def find_controller(
@@ -64,13 +75,14 @@ def find_controller(
     env = os.environ if env is None else env
     chosen, source = (url, "--url") if url else (env.get(wire.URL), f"${wire.URL}")
     token = token or env.get(TOKEN) or ""
+    authority = env.get(tls.CA) or ""
     path = state / CLIENT_FILE
-    if chosen and token:
-        return Address(_checked(chosen, source), token, source)
+    if chosen and token and (authority or not chosen.startswith("https:")):
+        return Address(_checked(chosen, source), token, source, authority)
     try:
         found = json.loads(path.read_text())
-        file_url, file_token = found["url"], found["token"]
-        if not (isinstance(file_url, str) and isinstance(file_token, str)):
+        file_url, file_token, file_authority = found["url"], found["token"], found.get("authority", "")
+        if not (isinstance(file_url, str) and isinstance(file_token, str) and isinstance(file_authority, str)):
             raise TypeError
     except FileNotFoundError:
         if not chosen:
@@ -78,16 +90,18 @@ def find_controller(
                 f"no controller is known in {state}: start one with `bftrainer serve`, or say where it is with --url "
                 f"or --state"
             ) from None
-        return Address(_checked(chosen, source), token, source)
+        return Address(_checked(chosen, source), token, source, authority)
     except OSError as problem:
         if chosen:
-            return Address(_checked(chosen, source), token, source)
+            return Address(_checked(chosen, source), token, source, authority)
         raise BFTrainerError(f"{path}: {problem.strerror or problem}; is it another user's?") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
+        if chosen and token:
+            return Address(_checked(chosen, source), token, source, authority)
         raise BFTrainerError(f"{path}: is damaged: remove it and restart `bftrainer serve`, which writes it") from None
     if not chosen or chosen.rstrip("/") == file_url.rstrip("/"):
-        return Address(_checked(file_url, str(path)), token or file_token, str(path))
-    return Address(_checked(chosen, source), token, source)
+        return Address(_checked(file_url, str(path)), token or file_token, str(path), authority or file_authority)
+    return Address(_checked(chosen, source), token, source, authority)
 
 
 def _checked(url: str, source: str) -> str:
@@ -112,6 +126,7 @@ class ApiClient:
                 headers=headers,
                 timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S),
                 trust_env=False,
+                verify=address.verification(),
                 follow_redirects=False,
             )
         except (httpx.InvalidURL, ValueError) as problem:
@@ -136,6 +151,10 @@ class ApiClient:
     def status(self) -> dict[str, Any]:
         """The pool, the policy, the trainers and the totals."""
         return self._ask("GET", "/v1/status")
+
+    def me(self) -> dict[str, Any]:
+        """Who asks, what they may have and what they have."""
+        return self._ask("GET", "/v1/me")
 
     def trainers(self, *, state: str = "", all: bool = False) -> list[dict[str, Any]]:  # noqa: A002 - the API's word
         """Rows of the trainers that are not finished, or were not an hour ago; of all that ever were with `all`."""
@@ -199,7 +218,12 @@ class ApiClient:
             raise InputError("what is sent must be valid Unicode") from None
         return self._read(answer)
 
-    def _nobody(self, problem: httpx.TransportError) -> UnreachableError:
+    def _nobody(self, problem: httpx.TransportError) -> BFTrainerError:
+        if wrong := tls.untrusted(problem):
+            return UntrustedError(
+                f"the certificate of the controller at {self._where()} is not to be trusted: {wrong}; set {tls.CA} to "
+                "the file of its authority (api.authority)"
+            )
         what = "" if isinstance(problem, httpx.ConnectError) else f" ({' '.join(str(problem).split())[:120]})"
         return UnreachableError(f"no controller answers at {self._where()}{what}: start one with `bftrainer serve`")
 

@@ -11,7 +11,7 @@ import math
 import time as clock
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from bftrainer.cluster import facts
@@ -19,6 +19,7 @@ from bftrainer.cluster.job import Job
 from bftrainer.cluster.launchers.base import HEAD, Launcher, Place
 from bftrainer.cluster.learning import Learned, Prior
 from bftrainer.cluster.live import PROGRESS_EVERY_S, ClusterSettings, Live, NodeView
+from bftrainer.cluster.owners import Rules
 from bftrainer.cluster.quiet_job import QuietJob
 from bftrainer.cluster.spec import TrainerSpec, default_name
 from bftrainer.cluster.store import Store
@@ -57,6 +58,8 @@ class Cluster:
         """Trainer by the node that it was given last."""
         self.occupied: dict[str, str] = {}
         """Worker by node."""
+        self.rules = Rules(store)
+        self._obey_rules()
         self._later: dict[str, None] | None = None
         """Trainers to which something happened, while it is gathered (`together`)."""
 
@@ -266,8 +269,11 @@ class Cluster:
     # Trainers.
 
     def submit(self, spec: TrainerSpec, owner: str, now: float) -> str:
-        """Queue a trainer; its id."""
-        name = spec.name or self._free_name(spec)
+        """Queue a trainer; its id. Raises `QuotaError` if its owner may not have it."""
+        self.rules.read()
+        unfinished = sum(live.owner == owner and live.job.outcome is None for live in self.trainers.values())
+        self.rules.check(owner, spec, unfinished)
+        name = spec.name or self._free_name(spec, owner)
         row = self.store.add_trainer(name=name, owner=owner, spec=spec.as_json(), time=now)
         live = self.make_live(row.id, name, owner, now, spec, None)
         self.trainers[row.id] = live
@@ -318,13 +324,14 @@ class Cluster:
         rates = (rate / size for live in self.trainers.values() for size, rate in live.learned.measured.items())
         return max(rates, default=1.0)
 
-    def is_taken(self, name: str) -> bool:
-        """Whether a trainer that is not finished has this name."""
-        return any(live.name == name and live.job.outcome is None for live in self.trainers.values())
+    def is_taken(self, name: str, owner: str) -> bool:
+        """Whether a trainer of an owner that is not finished has this name."""
+        mine = (live for live in self.trainers.values() if live.owner == owner and live.name == name)
+        return any(live.job.outcome is None for live in mine)
 
-    def _free_name(self, spec: TrainerSpec) -> str:
+    def _free_name(self, spec: TrainerSpec, owner: str) -> str:
         base = default_name(spec.script)
-        taken = {live.name for live in self.trainers.values()}
+        taken = {live.name for live in self.trainers.values() if live.owner == owner}
         name, number = base, 1
         while name in taken:
             number += 1
@@ -382,6 +389,17 @@ class Cluster:
 
     # Decisions.
 
+    def _obey_rules(self) -> None:
+        self.scheduler.policy = replace(self.scheduler.policy, quotas=self.rules.quotas)
+
+    def look_at_rules(self, now: float) -> None:
+        """What owners may have is changed from outside; a decision follows where it matters to it."""
+        self.rules.read()
+        if self.rules.quotas != self.scheduler.policy.quotas:
+            self._obey_rules()
+            self.store.log(now, "owners.changed", data={"owners": [asdict(row) for row in self.rules.rows]})
+            self.undecided = True
+
     def decide(self, now: float) -> None:
         """Ask the scheduler, if anything happened since the last time, and set about what it says."""
         if not self.undecided:
@@ -417,6 +435,7 @@ class Cluster:
 
     def tick(self, now: float) -> None:
         """Time has passed."""
+        self.look_at_rules(now)
         head = self.nodes.get(HEAD)
         if head is not None and head.here and head.leave_by is None and not self._on_head():
             head.leave_by = now
@@ -434,6 +453,8 @@ class Cluster:
             due = live.job.due
             if due is not None and now >= due:
                 self._after(live.id, now)
+            elif live.counted_nodes:
+                live.save(self.store, now)  # also of those who report nothing: node time shall not be lost with us
 
     def _keep_totals(self, now: float) -> None:
         self._totals_at = now

@@ -23,6 +23,8 @@ CONFIG = "BFTRAINER_CONFIG"
 _PREFIX = "BFTRAINER_"
 _SYSTEM_FILE = Path("/etc/bftrainer.toml")
 _MOST_BYTES = 1 << 20
+_PATHS = ("server.state", "policy.placement", "api.certificate", "api.key", "api.authority", "log.file")
+_NO_PATHS = (*PLACEMENTS, "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +131,8 @@ def _tables(file: Path) -> dict[str, dict[str, Any]]:
 
 def _beside(file: Path, section: str, key: str, value: object) -> object:
     """Paths in a file are relative to its folder, wherever a daemon happens to be started."""
-    path = isinstance(value, str) and value and (section, key) in (("server", "state"), ("policy", "placement"))
-    if not path or value in PLACEMENTS:
+    path = isinstance(value, str) and value and f"{section}.{key}" in _PATHS
+    if not path or value in _NO_PATHS:
         return value
     return str(file.absolute().parent / os.path.expanduser(str(value)))  # noqa: PTH111 - pathlib's may raise
 

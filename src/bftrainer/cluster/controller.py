@@ -95,6 +95,9 @@ class Controller:
         self._filled = asyncio.Event()
         self._reports: dict[str, dict[str, Mapping[str, Any]]] = {}
         """By node and worker, those that came since the last tick: a thousand beats are not a thousand transactions."""
+        self.on_decision: Callable[[float], None] = lambda waited_s: None
+        """Called after every decision with the seconds since the first of the events that it is about."""
+        self._asked_at: float | None = None
         self._curious, self._learned_at = False, 0.0
         """Whether something was learned that a decision may follow; when one last did."""
         self._collector = gc.get_threshold()
@@ -181,6 +184,7 @@ class Controller:
             if connection is not None:
                 connection.send(message)
         if self.cluster.undecided:
+            self._asked_at = self._asked_at or time.monotonic()
             self._wake.set()
 
     async def _keep_listening(self) -> None:
@@ -198,6 +202,9 @@ class Controller:
             self._wake.clear()
             with self._happening() as cluster:
                 cluster.decide(time.time())
+            asked, self._asked_at = self._asked_at, time.monotonic() if self.cluster.undecided else None
+            if asked is not None:
+                self.on_decision(time.monotonic() - asked)
 
     async def _keep_ticking(self) -> None:
         collected = trimmed = time.monotonic()

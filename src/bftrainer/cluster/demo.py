@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import signal
 import statistics
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bftrainer.cluster.client import CLIENT_FILE
 from bftrainer.cluster.judgement import Judgement, judge
 from bftrainer.cluster.service import policy_of
 from bftrainer.cluster.settings import Config, PolicySettings
@@ -113,10 +115,16 @@ def controller(folder: Path, nodes: int, speed: float, seed: int) -> Iterator[su
             process.wait()
 
 
+def page(folder: Path) -> str:
+    """The address of the controller's page, for whoever started the demo: with the token."""
+    found = json.loads((folder / CLIENT_FILE).read_text())
+    return f"{found['url']}/#token={found['token']}"
+
+
 def await_client(folder: Path, process: subprocess.Popen[bytes], timeout_s: float = 60.0) -> None:
     """Wait until the controller can be found."""
     deadline = time.monotonic() + timeout_s
-    while not (folder / "client.json").is_file():
+    while not (folder / CLIENT_FILE).is_file():
         if process.poll() is not None or time.monotonic() > deadline:
             said = (folder / "serve.log").read_text(errors="replace").strip().splitlines()
             raise BFTrainerError(f"the controller did not start: {said[-1] if said else 'it said nothing'}")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from bftrainer.cluster.owners import limits_as_json, limits_as_text
 from bftrainer.cluster.spec import TrainerSpec
 from bftrainer.cluster.workers import JobSettings
 from bftrainer.core.curve import Curve
@@ -74,7 +75,11 @@ def trainer_from_json(found: Mapping[str, Any]) -> Trainer:
 def decision_as_json(plan: Plan, state: State, names: Mapping[str, str], took_ms: float) -> dict[str, Any]:
     """A decision with its reasons and numbers; `state` is the one after it, `names` are those that people gave."""
     changes = [change for change in plan.changes if change.action not in ("keep", "wait")]
+    limits = plan.limits
+    why = [f"decided by {plan.allocator}, since owners have limits: {limits_as_text(limits)}"] if limits else []
     return {
+        "allocator": plan.allocator,
+        "limits": limits_as_json(limits) if limits else None,
         "pool": plan.pool,
         "horizon_s": plan.horizon_s,
         "counts": dict(plan.counts),
@@ -91,7 +96,11 @@ def decision_as_json(plan: Plan, state: State, names: Mapping[str, str], took_ms
             for change in changes
         ],
         "reasons": [
-            names.get(change.trainer, change.trainer) + change.reason.removeprefix(change.trainer) for change in changes
+            *(
+                names.get(change.trainer, change.trainer) + change.reason.removeprefix(change.trainer)
+                for change in changes
+            ),
+            *why,
         ],
         "waiting": len(state.waiting),
         "ms": round(took_ms, 3),

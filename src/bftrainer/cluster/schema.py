@@ -117,7 +117,41 @@ _FIRST = (
     f"PRAGMA application_id = {APPLICATION_ID}",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST,)
+_OWNERS = (
+    """
+    CREATE TABLE owners (
+        owner TEXT PRIMARY KEY,
+        max_nodes INTEGER,
+        max_trainers INTEGER,
+        share_nodes INTEGER,
+        share_percent REAL,
+        changed REAL NOT NULL
+    )
+    """,
+    "CREATE INDEX trainers_by_owner ON trainers (owner)",
+    # Names are each owner's own: nobody shall find out what others call theirs, nor take names away.
+    "DROP INDEX trainers_unfinished_name",
+    """
+    CREATE UNIQUE INDEX trainers_unfinished_name ON trainers (owner, name)
+    WHERE state NOT IN ('done', 'failed', 'cancelled')
+    """,
+)
+
+_POINTS = (
+    """
+    CREATE TABLE points (
+        trainer INTEGER NOT NULL,
+        time REAL NOT NULL,
+        samples INTEGER NOT NULL,
+        metrics TEXT NOT NULL,
+        PRIMARY KEY (trainer, time)
+    ) WITHOUT ROWID
+    """,
+    "CREATE INDEX workers_by_end ON workers (ended)",
+    "CREATE INDEX trainers_by_end ON trainers (ended)",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _OWNERS, _POINTS)
 """The statements that lead from version N to N + 1, in order. Each entry is one transaction."""
 
 
@@ -211,6 +245,34 @@ class TokenRow:
     created: float
     revoked: float | None
     last_used: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerRow:
+    """What an owner of trainers may have; None: as much as there is, and no right to any of it."""
+
+    owner: str
+    max_nodes: int | None = None
+    max_trainers: int | None = None
+    """That are not finished."""
+    share_nodes: int | None = None
+    share_percent: float | None = None
+    changed: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What all trainers of one owner that are in one state made together."""
+
+    owner: str
+    state: str
+    trainers: int
+    samples: int
+    node_seconds: float
+    rescales: int
+    preemptions: int
+    failures: int
+    samples_redone: int
 
 
 @dataclass(frozen=True, slots=True)

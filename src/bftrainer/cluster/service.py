@@ -28,10 +28,11 @@ import uvicorn
 from bftrainer.allocate.exact import ExactAllocator
 from bftrainer.allocate.place import Compact, Stable
 from bftrainer.allocate.registry import make_allocator
-from bftrainer.cluster import api, slurm_site, wire
+from bftrainer.cluster import api, logs, slurm_site, tls, wire
 from bftrainer.cluster.client import CLIENT_FILE
 from bftrainer.cluster.cluster import Cluster
 from bftrainer.cluster.controller import Controller
+from bftrainer.cluster.guard import KEEP_ALIVE_S, MOST_HEADER_BYTES, PatientProtocol, most_connections
 from bftrainer.cluster.launchers import make_launchers
 from bftrainer.cluster.launchers.base import Home
 from bftrainer.cluster.live import ClusterSettings
@@ -94,13 +95,19 @@ async def serve(
     `drain`: give all nodes back at the end; None: if they are virtual ones of this machine.
     """
     folder = prepare_folder(config.state)
-    with _locked(folder), Store.open(folder / FILE) as store:
+    with _locked(folder), logs.to_file(config.log, folder), Store.open(folder / FILE) as store:
         listening = _listen(config, store)
         with listening:
             host, port = listening.getsockname()[:2]
-            url = f"http://{_in_url(host)}:{port}"
+            name = config.api.name or _in_url(host)
+            identity = tls.identity_of(config.api, name)
+            if identity is None and not is_loopback(host):
+                complain(f"without TLS, tokens can be read on the way to {host}: set api.certificate and api.key")
+            url = f"{'http' if identity is None else 'https'}://{name}:{port}"
             secret = _secret(folder / SECRET_FILE)
-            _make_client_file(folder, store, url)
+            authority = identity.authority if identity is not None else ""
+            token = _make_client_file(folder, store, url, authority)
+            logs.hidden.hide(secret, token)
             store.keep("port", port)
             state_id = store.kept("state_id") or secrets.token_hex(8)
             store.keep("state_id", state_id)
@@ -125,16 +132,24 @@ async def serve(
                 return Logbook(Home(folder, state_id).folder(trainer), config.trainers.max_log_mb << 20)
 
             agents = {wire.URL: url, wire.SECRET: secret, wire.STATE_ID: state_id}
+            agents |= {tls.CA: authority} if authority else {}
             controller = Controller(cluster, pool, config, logbook, agents)
+            app = api.build(controller, secret)
             server = _Server(
                 uvicorn.Config(
-                    api.build(controller, secret),
+                    app,
+                    ssl_certfile=identity.certificate if identity is not None else None,
+                    ssl_keyfile=identity.key if identity is not None else None,
                     log_config=None,
                     access_log=False,
                     lifespan="off",
                     ws="websockets-sansio",
                     ws_ping_interval=None,
                     ws_max_size=16 << 20,
+                    http=PatientProtocol,
+                    timeout_keep_alive=KEEP_ALIVE_S,
+                    h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+                    limit_concurrency=most_connections(),
                     timeout_graceful_shutdown=1,
                 )
             )
@@ -143,6 +158,7 @@ async def serve(
             stop = _on_signals()
             try:
                 await controller.start()
+                app.state.readiness.opened = True
                 up(Running(url, config.pool.kind, folder))
                 await _until(stop, controller, web)
                 store.trim_events(config.trainers.keep_events)
@@ -243,7 +259,8 @@ def _listen(config: Config, store: Store) -> socket.socket:
     for wanted in dict.fromkeys((port or int(store.kept("port", 0)), port)):
         try:
             family, _, _, _, address = socket.getaddrinfo(host, wanted, type=socket.SOCK_STREAM)[0]
-            listening = socket.socket(family, socket.SOCK_STREAM)
+            # With the protocol named, asyncio sends small answers at once, and does not wait for the peer's word.
+            listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         except OSError as problem:
             raise InputError(f"cannot listen on {host}: {problem.strerror}") from None
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -284,8 +301,8 @@ def _secret(path: Path) -> str:
         return secret
 
 
-def _make_client_file(folder: Path, store: Store, url: str) -> None:
-    """How commands on this machine find the controller."""
+def _make_client_file(folder: Path, store: Store, url: str, authority: str) -> str:
+    """How commands on this machine find the controller; the token that they use."""
     path = folder / CLIENT_FILE
     token = ""
     with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -293,7 +310,9 @@ def _make_client_file(folder: Path, store: Store, url: str) -> None:
     if not token or store.check_token(token) is None:
         token = "bft_" + secrets.token_urlsafe(32)
         store.adopt_token(token, name=LOCAL_TOKEN, owner=getpass.getuser(), role="admin", time=time.time())
-    write_private(path, json.dumps({"url": url, "token": token}) + "\n")
+    known_by = {"authority": authority} if authority else {}
+    write_private(path, json.dumps({"url": url, "token": token, **known_by}) + "\n")
+    return token
 
 
 def write_private(path: Path, text: str) -> None:

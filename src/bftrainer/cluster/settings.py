@@ -13,6 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from bftrainer.named import is_named
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -69,9 +71,10 @@ def some_path(value: object) -> Path:
 def _allocator(value: object) -> str:
     from bftrainer.allocate.registry import ALLOCATORS  # numpy takes time to load, and few calls set this
 
-    if value not in ALLOCATORS:
+    text = some_text(value)
+    if text not in ALLOCATORS and not is_named(text):
         raise ValueError
-    return some_text(value)
+    return text
 
 
 PLACEMENTS = ("stable", "compact")
@@ -87,13 +90,43 @@ def _placement(value: object) -> str:
     return str(path)
 
 
+def _file(value: object) -> str:
+    return "" if value == "" else str(some_path(value))
+
+
+def _maybe_text(value: object) -> str:
+    return "" if value == "" else some_text(value)
+
+
+def _log_file(value: object) -> str:
+    return "none" if value == "none" else _file(value)
+
+
+def _yes(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _one_of(*words: str) -> Kind:
+    def read(value: object) -> str:
+        if value not in words:
+            raise ValueError
+        return str(value)
+
+    return Kind(f"one of {', '.join(words)}", read, number=False)
+
+
+_FILE = Kind("the path of a file, or empty", _file, number=False)
+_NAME = Kind("the name of a host, or empty", _maybe_text, number=False)
+_LOG_FILE = Kind("the path of a file, empty or none", _log_file, number=False)
 _SECONDS = Kind("a number of seconds, 0 or more", _bounded(0))
 _SOME_SECONDS = Kind("a number of seconds above 0", _bounded(0, above=True))
 _HORIZON = Kind("a number of seconds above 0, or auto", _or_auto(_bounded(0, above=True)))
 _PARALLEL = Kind("a whole number from 1, or auto", _or_auto(_whole(1, 1_000_000)))
 _HOST = Kind("the name or address of a network interface", some_text, number=False)
 _STATE = Kind("the path of a folder", some_path, number=False)
-_ALLOCATOR = Kind("one of exact, milp, milp-nodes, equal", _allocator, number=False)
+_ALLOCATOR = Kind("one of exact, milp, milp-nodes, equal, or module:name", _allocator, number=False)
 _OBJECTIVE = Kind("the name of an objective, or module:function", some_text, number=False)
 _PLACEMENT = Kind("stable, compact or the path of a Slurm topology.conf", _placement, number=False)
 _POOL = Kind("the name of a pool", some_text, number=False)
@@ -113,10 +146,35 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
+class Api:
+    """How the API shows who it is, and what it shows to everybody."""
+
+    certificate: str = _key("", _FILE, "certificate of the controller, PEM; with api.key: TLS for all connections")
+    key: str = _key("", _FILE, "the certificate's private key, PEM, not encrypted")
+    authority: str = _key("", _FILE, "certificates by which to know api.certificate; empty: the system's; nodes see it")
+    name: str = _key("", _NAME, "host name in the controller's URL; empty: that of server.host")
+    open_metrics: bool = _key(False, Kind("true or false", _yes), "/metrics needs no token, and names no trainer")
+    metrics_trainers: int = _key(
+        100, Kind("a whole number from 0", _whole(0, 100_000)), "trainers that /metrics has series for, the oldest"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What the controller writes of itself."""
+
+    format: str = _key("text", _one_of("text", "json"), "a line of text, or a JSON object a line")
+    level: str = _key("info", _one_of("debug", "info", "warning", "error"), "what goes to the file: this and worse")
+    file: str = _key("", _LOG_FILE, "file of the log; empty: serve.log in the state folder; none: none")
+    max_mb: float = _key(10.0, Kind("a number of MB above 0", _bounded(0, 1e6, above=True)), "size that begins another")
+    keep: int = _key(5, Kind("a whole number from 0 to 1000", _whole(0, 1000)), "older files kept: serve.log.1, .2, …")
+
+
+@dataclass(frozen=True, slots=True)
 class PolicySettings:
     """How nodes are allocated. None stands for auto."""
 
-    allocator: str = _key("exact", _ALLOCATOR, "who decides: exact, milp, milp-nodes or equal")
+    allocator: str = _key("exact", _ALLOCATOR, "who decides: exact, milp, milp-nodes, equal or module:name")
     objective: str = _key(
         "weighted-efficiency",
         _OBJECTIVE,
@@ -161,7 +219,7 @@ class TrainerSettings:
 class PoolSettings:
     """Where nodes come from. What else the pool needs is for the pool to check."""
 
-    kind: str = _key("local", _POOL, "where nodes come from: local, script, slurm")
+    kind: str = _key("local", _POOL, "where nodes come from: local, script, slurm or module:name")
     settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -170,6 +228,8 @@ class Config:
     """All that can be set."""
 
     server: Server = field(default_factory=Server)
+    api: Api = field(default_factory=Api)
+    log: LogSettings = field(default_factory=LogSettings)
     policy: PolicySettings = field(default_factory=PolicySettings)
     agents: AgentSettings = field(default_factory=AgentSettings)
     trainers: TrainerSettings = field(default_factory=TrainerSettings)
@@ -186,8 +246,8 @@ class Config:
 
 
 SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
-    {"server": Server, "policy": PolicySettings, "agents": AgentSettings, "trainers": TrainerSettings}
-    | {"pool": PoolSettings}
+    {"server": Server, "api": Api, "log": LogSettings, "policy": PolicySettings, "agents": AgentSettings}
+    | {"trainers": TrainerSettings, "pool": PoolSettings}
 )
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from bftrainer.cluster import logs
 from bftrainer.cluster.columns import decoded, decoded_object, encoded, plain, text
 from bftrainer.cluster.database import Database
 from bftrainer.cluster.schema import (
@@ -29,6 +30,8 @@ from bftrainer.cluster.schema import (
     EventRow,
     EventSpan,
     NodeRow,
+    OwnerRow,
+    Sums,
     TokenRow,
     TrainerRow,
     WorkerRow,
@@ -63,6 +66,13 @@ _WORKER_SQL = f"SELECT {', '.join(_columns(WorkerRow))} FROM workers"  # noqa: S
 _NODE = _columns(NodeRow)
 _NODE_SQL = f"SELECT {', '.join(_NODE)} FROM nodes"  # noqa: S608
 _EVENT_SQL = f"SELECT {', '.join(_columns(EventRow))} FROM events"  # noqa: S608
+_USE_SQL = (
+    # total(), not sum(): what workers claim may be absurd, and must not be an error for everybody.
+    "SELECT owner, count(*), total(node_seconds), CAST(total(samples) AS INTEGER) FROM trainers "  # noqa: S608
+    f"WHERE NOT ({_UNFINISHED})"
+)
+_OWNER = _columns(OwnerRow)
+_OWNER_SQL = f"SELECT {', '.join(_OWNER)} FROM owners ORDER BY owner"  # noqa: S608
 _TOKEN_SQL = f"SELECT {', '.join(_columns(TokenRow))} FROM tokens"  # noqa: S608
 
 
@@ -110,6 +120,7 @@ class Store:
         self, time: float, kind: str, *, trainer: str = "", node: str = "", data: Mapping[str, Any] | None = None
     ) -> int:
         """Add an event; its number."""
+        logs.event(kind, trainer, node, data)
         done = self._db.run(
             "INSERT INTO events (time, kind, trainer, node, data) VALUES (?, ?, ?, ?, ?)",
             (time, text(kind), text(trainer), text(node), encoded(data or {})),
@@ -169,7 +180,8 @@ class Store:
     def add_trainer(self, *, name: str, owner: str, spec: Mapping[str, Any], time: float) -> TrainerRow:
         """Put a trainer into the queue."""
         with self.transaction():
-            if found := self._db.row(f"{_TRAINER_SQL} WHERE name = ? AND {_UNFINISHED}", (text(name),)):
+            known = (text(owner), text(name))
+            if found := self._db.row(f"{_TRAINER_SQL} WHERE owner = ? AND name = ? AND {_UNFINISHED}", known):
                 raise InputError(f"the name {name!r} is taken by trainer t{found[0]}, which is not finished yet")
             done = self._db.run(
                 "INSERT INTO trainers (name, owner, spec, submitted) VALUES (?, ?, ?, ?)",
@@ -189,29 +201,77 @@ class Store:
                 columns[name] = encoded(columns[name])
         self._update("trainers", _TRAINER, "number", _number(id), columns, f"trainer {id}")
 
-    def trainer(self, ref: str) -> TrainerRow | None:
-        """The trainer with that id, or the newest with that name."""
+    def trainer(self, ref: str, owner: str | None = None) -> TrainerRow | None:
+        """The trainer with that id, or the newest with that name; with an `owner`, of theirs."""
         row = None
+        mine, whose = ("", ()) if owner is None else ("AND owner = ?", (text(owner),))
         if _ID.fullmatch(ref):
-            row = self._db.row(f"{_TRAINER_SQL} WHERE number = ?", (_number(ref),))
+            row = self._db.row(f"{_TRAINER_SQL} WHERE number = ? {mine}", (_number(ref), *whose))
         if row is None:
-            sql = f"{_TRAINER_SQL} WHERE name = ? ORDER BY number DESC LIMIT 1"
-            row = self._db.row(sql, (text(ref),))
+            sql = f"{_TRAINER_SQL} WHERE name = ? {mine} ORDER BY number DESC LIMIT 1"
+            row = self._db.row(sql, (text(ref), *whose))
         return None if row is None else _trainer(row)
 
     def trainers(
-        self, *, unfinished: bool = False, ended_after: float | None = None, brief: bool = False
+        self,
+        *,
+        unfinished: bool = False,
+        ended_after: float | None = None,
+        brief: bool = False,
+        owner: str | None = None,
     ) -> list[TrainerRow]:
         """Trainers in order of submission: all, the unfinished, or the unfinished and those that ended after a time.
 
-        `brief`: without what was learned of them, which is most of what there is to read.
+        `brief`: without what was learned of them, which is most of what there is to read. `owner`: theirs alone.
         """
-        sql = _BRIEF_SQL if brief else _TRAINER_SQL
+        where, values = list[str](), list[Any]()
         if ended_after is not None:
-            found = self._db.rows(f"{sql} WHERE {_UNFINISHED} OR ended > ? ORDER BY number", (ended_after,))
-        else:
-            found = self._db.rows(f"{sql} {f'WHERE {_UNFINISHED}' if unfinished else ''} ORDER BY number")
-        return [_trainer(row) for row in found]
+            where.append("(ended IS NULL OR ended > ?)")
+            values.append(ended_after)
+        elif unfinished:
+            where.append(f"({_UNFINISHED})")
+        if owner is not None:
+            where.append("owner = ?")
+            values.append(text(owner))
+        only = f"WHERE {' AND '.join(where)}" if where else ""
+        sql = f"{_BRIEF_SQL if brief else _TRAINER_SQL} {only} ORDER BY number"
+        return [_trainer(row) for row in self._db.rows(sql, tuple(values))]
+
+    # What trainers reported over time; see `points.py`.
+
+    def add_point(self, trainer: str, time: float, samples: int, metrics: Mapping[str, float]) -> None:
+        """Keep what a trainer reported at a time."""
+        sql = "INSERT OR REPLACE INTO points (trainer, time, samples, metrics) VALUES (?, ?, ?, ?)"
+        self._db.run(sql, (_number(trainer), time, plain(samples), encoded(metrics)))
+
+    def point_span(self, trainer: str) -> tuple[int, float, float]:
+        """How many points there are, and the times of the first and the last."""
+        sql = "SELECT count(*), ifnull(min(time), 0.0), ifnull(max(time), 0.0) FROM points WHERE trainer = ?"
+        ((count, first, last),) = self._db.rows(sql, (_number(trainer),))
+        return count, first, last
+
+    def thin_points(self, trainer: str) -> int:
+        """Drop every second point; how many are left."""
+        self._db.run(
+            "DELETE FROM points WHERE trainer = ?1 AND time IN (SELECT time FROM (SELECT time, row_number() "
+            "OVER (ORDER BY time) AS place FROM points WHERE trainer = ?1) WHERE place % 2 = 0)",
+            (_number(trainer),),
+        )
+        return self.point_span(trainer)[0]
+
+    def points(self, trainer: str) -> list[tuple[float, int]]:
+        """How many samples a trainer had made at some times, in order."""
+        sql = "SELECT time, samples FROM points WHERE trainer = ? ORDER BY time"
+        return [(time, samples) for time, samples in self._db.rows(sql, (_number(trainer),))]
+
+    def sums(self) -> list[Sums]:
+        """What trainers made, by owner and state, in order of the owners' first trainers."""
+        rows = self._db.rows(
+            "SELECT owner, state, count(*), CAST(total(samples) AS INTEGER), total(node_seconds), sum(rescales), "
+            "sum(preemptions), sum(failures), CAST(total(samples_redone) AS INTEGER) "
+            "FROM trainers GROUP BY owner, state ORDER BY min(number)"
+        )
+        return [Sums(*row) for row in rows]
 
     # Workers and nodes.
 
@@ -256,6 +316,29 @@ class Store:
         return [
             NodeRow(*row) for row in self._db.rows(f"{_NODE_SQL} {'WHERE left IS NULL' if here else ''} ORDER BY node")
         ]
+
+    # Owners.
+
+    def put_owner(self, row: OwnerRow) -> None:
+        """Say what an owner may have, in the place of what was said before."""
+        self._db.run(
+            f"INSERT OR REPLACE INTO owners ({', '.join(_OWNER)}) VALUES ({', '.join('?' * len(_OWNER))})",  # noqa: S608
+            (text(row.owner), *(plain(getattr(row, name)) for name in _OWNER[1:])),
+        )
+
+    def remove_owner(self, owner: str) -> bool:
+        """An owner may have as much as anybody; False if nothing was said of them."""
+        return self._db.run("DELETE FROM owners WHERE owner = ?", (text(owner),)).rowcount > 0
+
+    def owners(self) -> list[OwnerRow]:
+        """Those of whom something was said, by name."""
+        return [OwnerRow(*row) for row in self._db.rows(_OWNER_SQL)]
+
+    def past_use(self, owner: str | None = None) -> dict[str, tuple[int, float, int]]:
+        """By owner, or of one: of their trainers that are finished, how many, node-seconds, samples."""
+        only = "" if owner is None else "AND owner = ?"
+        rows = self._db.rows(f"{_USE_SQL} {only} GROUP BY owner", () if owner is None else (text(owner),))
+        return {owner: (count, seconds, samples) for owner, count, seconds, samples in rows}
 
     # Values by key.
 

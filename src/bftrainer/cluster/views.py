@@ -14,6 +14,9 @@ from bftrainer.cluster.spec import TrainerSpec
 from bftrainer.cluster.workers import FINISHED
 from bftrainer.core.curve import Curve
 
+HIDDEN = "(hidden)"
+"""Instead of the values of a trainer's environment: people put passwords there."""
+
 
 def trainer(row: TrainerRow, live: Live | None, now: float) -> dict[str, Any]:
     """One trainer in short. `live` has the newest figures while it is not finished."""
@@ -30,6 +33,8 @@ def trainer(row: TrainerRow, live: Live | None, now: float) -> dict[str, Any]:
         "id": row.id,
         "name": row.name,
         "owner": row.owner,
+        "group": spec.get("group", ""),
+        "params": spec.get("params", {}),
         "state": state,
         "reason": job.reason if job is not None else row.reason,
         "script": spec.get("script", ""),
@@ -53,7 +58,7 @@ def trainer(row: TrainerRow, live: Live | None, now: float) -> dict[str, Any]:
         "preemptions": live.preemptions if live is not None else row.preemptions,
         "failures": job.failures_in_all if job is not None else row.failures,
         "samples_redone": progress.redone if progress is not None else row.samples_redone,
-        "node_seconds": _held(live, now) if live is not None else row.node_seconds,
+        "node_seconds": live.held(now) if live is not None else row.node_seconds,
     }
 
 
@@ -66,7 +71,7 @@ def trainer_in_detail(row: TrainerRow, live: Live | None, now: float, log_tail: 
     workers = live.job.workers.values() if live is not None else ()
     return {
         **trainer(row, live, now),
-        "spec": row.spec,
+        "spec": {**row.spec, "env": dict.fromkeys(row.spec.get("env", ()), HIDDEN)},
         "curve": {
             **_points(curve),
             "measured": {str(size): rate for size, rate in learned.measured.items()},
@@ -132,10 +137,6 @@ def _nodes(live: Live) -> list[str]:
     """Where it trains, or will."""
     running = {worker.node for worker in live.job.workers.values()} - {HEAD}
     return sorted(running | set(live.job.nodes), key=_by_number)
-
-
-def _held(live: Live, now: float) -> float:
-    return live.node_seconds + (live.counted_nodes * (now - live.counted_at) if live.counted_at else 0.0)
 
 
 def _rate(live: Live) -> float:
