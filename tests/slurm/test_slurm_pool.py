@@ -78,8 +78,9 @@ def test_a_job_of_the_main_partition_starts_at_once_and_the_pilots_come_back_aft
         await eventually(lambda: all_here(office), lambda: (office.said, lab.jobs()))
         job = lab.submit("-N3")
         await eventually(lambda: lab.jobs().get(job) == "RUNNING", lab.jobs)
-        await eventually(lambda: len(office.here) == 1 and len(office.words("gone")) == 3, lambda: office.said)
-        reasons = {said[2] for said in office.said if said[0] == "gone"}  # the second one if Slurm takes its time
+        # Slurm and the pool may both make room; then the fourth pilot comes back.
+        await eventually(lambda: len(office.here) == 1 and len(office.words("gone")) >= 3, lambda: office.said)
+        reasons = {said[2] for said in office.said if said[0] == "gone"}
         assert reasons <= {"its pilot was preempted", "it was given up for a job that waited"}
         await asyncio.to_thread(lab.run, "scancel", job)
         await eventually(lambda: all_here(office), lambda: office.said)
