@@ -32,7 +32,7 @@ with warnings.catch_warnings():
     import schemathesis
     from schemathesis import GenerationMode
 
-CASES = 720
+CASES = 2000
 """Each is asked three times."""
 CANARY = "canary-of-another-user"
 HIDDEN = "canary-in-the-environment"
