@@ -110,6 +110,23 @@ def test_the_past_has_the_nodes_the_workers_and_what_was_taken(bench: Bench) -> 
     assert len(nodes["taken"]) == 1
 
 
+def test_no_more_nodes_are_used_than_there_are_while_one_leaves(bench: Bench) -> None:
+    bench.join("n1", "n2")
+    bench.submit("1-2")
+    bench.now += 100
+    next(worker for worker in bench.workers.values() if worker.node == "n1").hangs = True
+    with bench.store.transaction():
+        bench.cluster.leaving("n1", 50.0, bench.now)
+    bench.settle()
+    bench.now += 40
+    past = past_of(bench)
+    assert ("n1", 1000.0, 1100.0) in past.present
+    assert [one.end for one in past.held if one.node == "n1"] == [1140.0], "its worker still packs up"
+    pool = pool_over_time(past, 30, Viewer(None))
+    assert pool["used_node_hours"] == pool["node_hours"] == pytest.approx(240 / 3600)
+    assert pool["used"]["high"][-2] == pool["pool"]["high"][-2] == 1
+
+
 def test_nodes_that_came_before_the_window_are_there_from_its_start(bench: Bench) -> None:
     story(bench)
     past = past_of(bench, 150.0)  # from 1050

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bftrainer.dashboard import files, timeline
-from bftrainer.dashboard.timeline import Cells, Interval, by_number, counted, gantt, series
+from bftrainer.dashboard.timeline import Cells, Interval, by_number, counted, gantt, series, together
 
 
 def test_a_cell_shows_what_held_in_its_middle() -> None:
@@ -62,6 +62,33 @@ def test_a_series_is_the_mean_of_what_held_and_its_extremes() -> None:
     found = series(Cells(0.0, 20.0, 2), np.array([0.0, 5.0]), np.array([20.0, 10.0]))
     assert found == {"low": [1, 1], "mean": [1.5, 1], "high": [2, 1]}
     assert series(Cells(0.0, 20.0, 2), np.zeros(0), np.zeros(0))["mean"] == [0, 0]
+
+
+def test_a_node_is_used_once_and_only_while_it_is_there() -> None:
+    there = [Interval("n1", 0.0, 10.0), Interval("n1", 20.0, 30.0), Interval("n2", 0.0, 30.0)]
+    used = [
+        Interval("n1", 5.0, 12.0),  # packs up after its node has left
+        Interval("n2", 0.0, 8.0),
+        Interval("n2", 7.0, 9.0),  # the next one starts meanwhile
+        Interval("n3", 0.0, 30.0),  # on a node that never was in the pool
+    ]
+    starts, ends = together(there, used)
+    assert (ends - starts).sum() == 5 + 9
+    assert all(len(found) == 0 for found in together([], []))
+
+
+_spans = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 20), st.integers(0, 9)), max_size=12)
+
+
+@given(_spans, _spans)
+def test_use_is_what_a_count_second_by_second_finds(
+    there: list[tuple[str, int, int]], used: list[tuple[str, int, int]]
+) -> None:
+    def seconds(spans: list[tuple[str, int, int]]) -> set[tuple[str, int]]:
+        return {(node, start + i) for node, start, length in spans for i in range(length)}
+
+    starts, ends = together(*([Interval(n, a, a + b) for n, a, b in spans] for spans in (there, used)))
+    assert (ends - starts).sum() == len(seconds(there) & seconds(used))
 
 
 def test_times_are_counted_by_cell_and_those_outside_are_not() -> None:

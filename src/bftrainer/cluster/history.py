@@ -156,18 +156,20 @@ def _put(kept: dict[Any, Any], key: Any, value: Any, most: int) -> None:
 
 
 def pool_over_time(past: Past, cells: int, viewer: Viewer) -> dict[str, Any]:
-    """How many nodes there were, how many of them had a worker, and when nodes were taken and trainers rescaled."""
+    """How many nodes there were, how many of those had a worker, and when nodes were taken and trainers rescaled."""
     window = Cells(past.start, past.end, cells)
     there = np.array([(start, end) for _, start, end in past.present]).reshape(-1, 2)
-    used = np.array([(one.start, one.end) for one in past.held]).reshape(-1, 2)
+    busy = timeline.together(
+        [Interval(*one) for one in past.present], [Interval(one.node, one.start, one.end) for one in past.held]
+    )
     return {
         "start": past.start,
         "end": past.end,
         "cells": cells,
         "pool": timeline.series(window, there[:, 0], there[:, 1]),
-        "used": timeline.series(window, used[:, 0], used[:, 1]),
+        "used": timeline.series(window, *busy),
         "node_hours": float((there[:, 1] - there[:, 0]).sum()) / 3600,
-        "used_node_hours": float((used[:, 1] - used[:, 0]).sum()) / 3600,
+        "used_node_hours": float((busy[1] - busy[0]).sum()) / 3600,
         "preemptions": len(past.taken),
         "rescales": sum(why != "start" for _, _, why in past.rescales),
     }

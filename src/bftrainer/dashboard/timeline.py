@@ -145,6 +145,25 @@ def series(cells: Cells, starts: Floats, ends: Floats) -> dict[str, list[float]]
     return lines(np.minimum.reduceat(value, first), mean, np.maximum.reduceat(value, first))
 
 
+def together(present: Sequence[Interval], used: Sequence[Interval]) -> tuple[Floats, Floats]:
+    """From when to when nodes that were there had somebody on them: starts and ends.
+
+    A worker may outlive its node's place in the pool (it packs up while the node leaves), and the next one may start
+    while it does: a node counts once, and only while it is there.
+    """
+    nodes = {interval.node: i for i, interval in enumerate((*present, *used))}
+    layers = [np.array([(nodes[one.node], one.start, one.end) for one in layer]) for layer in (present, used)]
+    first, second = (layer.reshape(-1, 3) for layer in layers)
+    counts = (len(first), len(first), len(second), len(second))
+    times = np.concatenate((first[:, 1], first[:, 2], second[:, 1], second[:, 2]))
+    order = np.lexsort((times, np.concatenate((first[:, 0], first[:, 0], second[:, 0], second[:, 0]))))
+    times = times[order]
+    # Every node's changes add up to nothing: the sums may run on from node to node.
+    there, busy = (np.cumsum(np.repeat(steps, counts)[order]) for steps in ((1, -1, 0, 0), (0, 0, 1, -1)))
+    on = np.flatnonzero((there > 0) & (busy > 0))
+    return times[on], times[on + 1]
+
+
 def lines(low: Floats, mean: Floats, high: Floats) -> dict[str, list[float]]:
     """The three lines of a series, in as few characters as do."""
     return {"low": np.round(low, 2).tolist(), "mean": np.round(mean, 2).tolist(), "high": np.round(high, 2).tolist()}
