@@ -13,12 +13,10 @@ from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from types import TracebackType
 
-from pages import ROOT, Step
+from pages import Step
 
 from bftrainer.cli.main import run
 from live import Live
-
-MAKEFILE = (ROOT / "Makefile").read_text()
 
 
 class Terminal:
@@ -51,8 +49,7 @@ class Terminal:
     def _said(self, command: str) -> str:
         words = shlex.split(command)
         if words[0] == "make":
-            assert re.search(rf"^{re.escape(words[1])}:", MAKEFILE, re.MULTILINE), f"the Makefile has no {words[1]}"
-            return ""
+            return self._made(command)
         if words[0] == "export":
             assert words[1:] == [f"PATH=$PWD/{Path('.venv/bin')}:$PATH"], command
             return ""
@@ -72,6 +69,17 @@ class Terminal:
             command = shlex.join([sys.executable, *words[1:]])
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, f"{command}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def _made(self, command: str) -> str:
+        """What `make` does in a clone. `make test` finds all tests, but runs none: that is what runs this one."""
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "PYTEST_"))}
+        env |= {"PYTEST_ADDOPTS": "--collect-only -q -p no:cacheprovider"}
+        done = subprocess.run(
+            shlex.split(command), cwd=self.folder, env=env, capture_output=True, text=True, timeout=900, check=False
+        )
+        assert done.returncode == 0, f"{command}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
+        assert "building .venv" not in done.stderr, "tests/docs/clone.py and scripts/setup.sh differ in their stamp"
         return done.stdout
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from clone import clone
 from pages import DOCS, ROOT, Step, blocks, steps, write_files
 from terminal import Terminal, known
 
@@ -21,8 +22,10 @@ SACCT = """JobID|Start|End|State|NodeList
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A clone as far as the pages speak of one, on a machine whose Slurm answers."""
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    """A clone, set up, on a machine whose Slurm answers."""
+    here = tmp_path / "bftrainer"
+    here.mkdir()
+    clone(here)
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "sacct").write_text(f"#!/bin/sh\ncat <<'END'\n{SACCT}END\n")
@@ -30,10 +33,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for program in programs.iterdir():
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{Path(sys.executable).parent}", prepend=":")
-    monkeypatch.setenv("BFTRAINER_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("BFTRAINER_STATE", str(here / "state"))
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    monkeypatch.chdir(here)
+    return here
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "quickstart.md"], ids=lambda page: page.name)

@@ -25,7 +25,7 @@ def demo(
     nodes: Annotated[int, typer.Option(metavar="N", min=1, max=64, help="Virtual nodes.")] = 8,
     speed: Annotated[float, typer.Option(metavar="X", help="How many times as fast as on Summit nodes change.")] = 90.0,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Chooses what happens to the nodes.")] = 19,
-    seconds: Annotated[float, typer.Option(metavar="S", min=1, help="End by then, whatever is left to do.")] = 180.0,
+    seconds: Annotated[float, typer.Option(metavar="S", min=1, help="End by then, whatever is left to do.")] = 600.0,
     folder: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep the state, logs and snapshots here; must not exist.")
     ] = None,
