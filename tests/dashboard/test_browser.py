@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,6 +155,34 @@ def test_a_running_trainer_appears_the_gantt_grows_and_it_is_cancelled(browser: 
         controller.until_state(trainer, "cancelled")
         page.keyboard.press("Escape")
         row.locator(".state.cancelled").wait_for()
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[str]:
+    """The address that a running demo prints."""
+    argv = [sys.executable, "-m", "bftrainer", "demo", "--folder", str(tmp_path / "demo")]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = next(line.split()[-1] for line in process.stdout if "in a browser" in line)
+        yield address
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        assert process.returncode == 130
+
+
+def test_a_running_demo_appears_and_nodes_come_and_go_on_it(browser: Any, demo: str) -> None:
+    with Watched(browser, demo.partition("/#")[0]) as watched:
+        page = watched.page
+        page.goto(demo)
+        for name in ("digits", "images", "chars"):
+            page.locator("#trainers tr", has_text=name).locator(".state.running").wait_for()
+        words = "document.getElementById('pool-words').textContent"
+        until(page, f"/[1-9][0-9]* preemption/.test({words})")
+        early = int(page.get_attribute("#gantt", "data-runs"))
+        until(page, f"Number(document.getElementById('gantt').dataset.runs) > {early}")
+        share = re.search(r"([\d.]+) ?% used", page.evaluate(words))
+        assert share, page.evaluate(words)
+        assert 0 < float(share[1]) <= 100
 
 
 def test_the_page_reads_well_when_it_is_narrow_and_in_the_dark(browser: Any, controller: Live, tmp_path: Path) -> None:
