@@ -106,6 +106,12 @@ def test_owners_and_the_unused_make_up_the_pool_in_any_window_of_any_story(
         held = 2.0 + play(on, steps)
         whole = account(on.store, now=on.now)
         adds_up(whole)
+        rows = {row.id: row.node_seconds for row in on.store.trainers()}
+        counted = rows | {name: live.held(on.now) for name, live in on.cluster.trainers.items()}
+        assert sum(counted.values()) <= on.cluster.pool_seconds(on.now) + 1e-3
+        if not any(what == "crash" for what, _, _ in steps):  # with which some seconds of the counters are lost
+            told = {usage.trainer: usage.used_us / 1e6 for usage in whole.trainers}
+            assert counted == pytest.approx({name: told.get(name, 0.0) for name in counted}, abs=1e-3)
         assert whole.pool_us == pytest.approx(held * 1e6, abs=1 + 5 * len(steps))
         span = on.now - began
         cut, cut2 = sorted((began + span * one, began + span * other))

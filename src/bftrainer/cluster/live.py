@@ -88,12 +88,11 @@ class Live:
         self.points = Points(self.id)
 
     def count(self, now: float) -> None:
-        """Add up the node-seconds it has held."""
+        """Add up the node-seconds it has held: of nodes that are its own. What packs up on another's is nobody's."""
         if self.counted_at:
             self.node_seconds += self.counted_nodes * (now - self.counted_at)
         self.counted_at = now
-        workers = self.job.workers.values()
-        self.counted_nodes = max(len(self.job.nodes), sum(worker.node != HEAD for worker in workers))
+        self.counted_nodes = len(self.job.nodes)
 
     def held(self, now: float) -> float:
         """The node-seconds it has held up to now."""
