@@ -461,7 +461,9 @@ def test_a_token_is_made_listed_and_revoked(call: Call, tmp_path: Path) -> None:
     refused(call("token", "create", "laptop"), "there is a token named 'laptop' already")
     assert call("token", "revoke", "laptop").status == 0
     refused(call("token", "revoke", "laptop"), "no token is called 'laptop'")
-    refused(call("token", "create", "x", "--role", "king"), "--role must be one of user, admin, but got 'king'")
+    refused(
+        call("token", "create", "x", "--role", "king"), "--role must be one of user, admin, monitor, but got 'king'"
+    )
     with sqlite3.connect(tmp_path / "state" / "bftrainer.db") as database:
         assert token not in "\n".join(database.iterdump())
     database.close()

@@ -177,6 +177,23 @@ def test_samples_across_the_borders_of_a_window_are_shared_out_by_what_computed(
         assert first.samples + second.samples == pytest.approx(400)
 
 
+def test_samples_that_a_loss_took_back_count_in_no_window(tmp_path: Path) -> None:
+    with bench(tmp_path) as on:
+        on.join("n1")
+        mine = submit(on, "ann")
+        for node, samples in (("n1", 800), ("n2", 300), ("n2", 600)):
+            if node not in on.agents:
+                on.take("n1")
+                on.join(node)  # and training goes on from a snapshot
+            on.report(mine, samples=samples, step=samples)
+            on.pass_time(60.0)
+        middle = on.now - 120.0
+        parts = [account(on.store, None, middle, now=on.now), account(on.store, middle, None, now=on.now)]
+        whole = account(on.store, now=on.now)
+        assert whole.samples == 600
+        assert sum(part.samples for part in parts) == pytest.approx(600)
+
+
 def test_nodes_that_were_gone_when_the_controller_came_back_count_until_it_went(tmp_path: Path) -> None:
     with bench(tmp_path) as on:
         on.join("n1", "n2")

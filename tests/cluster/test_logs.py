@@ -128,6 +128,25 @@ def test_what_happens_is_in_the_log_without_what_nobody_reads(tmp_path: Path) ->
     assert "nodes" not in decision["data"]  # type: ignore[operator]
 
 
+def test_what_somebody_should_look_at_is_a_warning_and_on_stderr(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    stderr = io.StringIO()
+    logs.to_stderr(LogSettings(format="json"), verbose=False, stream=stderr)
+    for kind, data in (
+        ("pool.slurm_failed", {"error": "no answer"}),
+        ("pool.slurm_works", {}),
+        ("trainer.state", {"from": "running", "to": "failed", "reason": "ValueError"}),
+        ("trainer.state", {"from": "running", "to": "done"}),
+        ("node.left", {"reason": "silent"}),
+        ("node.left", {"reason": "taken"}),
+    ):
+        bench.store.log(1.0, kind, data=data)
+    bench.store.close()
+    told = [json.loads(line) for line in stderr.getvalue().splitlines()]
+    assert [row["event"] for row in told] == ["pool.slurm_failed", "trainer.state", "node.left"]
+    assert {row["level"] for row in told} == {"warning"}
+
+
 def test_below_the_level_nothing_is_written(tmp_path: Path) -> None:
     with logs.to_file(LogSettings(level="error"), tmp_path):
         _log.warning("no")

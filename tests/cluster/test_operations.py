@@ -9,6 +9,7 @@ import io
 import json
 import re
 import sqlite3
+import stat
 from collections.abc import Awaitable, Callable
 from decimal import Decimal
 from pathlib import Path
@@ -20,12 +21,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench import Bench
 from bftrainer.cli.main import run
-from bftrainer.cluster import api, operations
+from bftrainer.cluster import api, metrics, operations
 from bftrainer.cluster.controller import Controller
 from bftrainer.cluster.logbook import Logbook
 from bftrainer.cluster.settings import Api, Config, Server
 from bftrainer.cluster.spec import TrainerSpec
-from live import Live, wait_until
+from bftrainer.cluster.store import Store
+from live import EXAMPLES, Live, wait_until
 from test_api import SECRET, SPEC, NoPool, by
 
 Scene = Callable[[httpx.AsyncClient, Bench, Controller, dict[str, str]], Awaitable[None]]
@@ -129,6 +131,72 @@ def test_users_see_their_own_trainers_in_the_figures_and_nobody_sees_any_without
     play(tmp_path, scene)
 
 
+def test_what_counts_up_does_not_go_down_when_a_training_falls_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(client: httpx.AsyncClient, bench: Bench, controller: Controller, tokens: dict[str, str]) -> None:
+        await client.post("/v1/trainers", json=SPEC, headers=by(tokens, "ann"))
+        bench.settle()
+        bench.join("n1")
+        bench.pass_time(10)
+        bench.report("t1", samples=100, step=10)
+        bench.pass_time(10)
+        before = figures((await client.get("/metrics", headers=by(tokens, "root"))).text)
+        bench.take("n1")
+        bench.join("n2")
+        bench.report("t1", samples=40, step=4)  # from a snapshot
+        bench.pass_time(10)
+        monkeypatch.setattr(metrics, "SUMS_EVERY_S", 0.0)
+        after = figures((await client.get("/metrics", headers=by(tokens, "root"))).text)
+        for name in ("bftrainer_trainer_samples_total", "bftrainer_owner_samples_total{owner=ann}"):
+            assert after[name] >= before[name] == 100
+
+    play(tmp_path, scene)
+
+
+def test_a_monitor_reads_all_figures_and_nothing_else(tmp_path: Path) -> None:
+    async def scene(client: httpx.AsyncClient, bench: Bench, controller: Controller, tokens: dict[str, str]) -> None:
+        await client.post("/v1/trainers", json={**SPEC, "name": "of-ann"}, headers=by(tokens, "ann"))
+        bench.settle()
+        tokens["eye"] = bench.store.create_token(name="eye", owner="eye", role="monitor", time=1.0)
+        assert "of-ann" in (await client.get("/metrics", headers=by(tokens, "eye"))).text
+        for method, path in (("GET", "/v1/status"), ("POST", "/v1/trainers"), ("POST", "/v1/pause"), ("GET", "/v1/me")):
+            answer = await client.request(method, path, headers=by(tokens, "eye"))
+            assert answer.status_code in (403, 404), path
+            assert "of-ann" not in answer.text
+        assert not bench.cluster.paused
+
+    play(tmp_path, scene)
+
+
+def test_the_totals_are_of_all_trainers_that_ever_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(client: httpx.AsyncClient, bench: Bench, controller: Controller, tokens: dict[str, str]) -> None:
+        for owner in ("ann", "bob", "ann"):
+            await client.post("/v1/trainers", json={**SPEC, "nodes": "1-1"}, headers=by(tokens, owner))
+        bench.settle()
+        bench.join("n1", "n2", "n3")
+        for trainer in ("t1", "t2", "t3"):
+            bench.report(trainer, samples=100, step=1)
+        bench.pass_time(50)
+        bench.finish("t1")
+        bench.finish("t2")
+        end = bench.now
+
+        async def totals(who: str, now: float) -> dict[str, Any]:
+            monkeypatch.setattr(api.time, "time", lambda: now)
+            return dict((await client.get("/v1/status", headers=by(tokens, who))).json()["totals"])
+
+        for now in (end + 10, end + 2 * api.RECENT_S, end + 10):  # the clock may be set back
+            found = await totals("root", now)
+            assert (found["samples"], found["owner"]) == (300, None)
+            assert found["used_node_seconds"] <= found["node_seconds"]
+            mine = await totals("ann", now)
+            assert (mine["samples"], mine["owner"]) == (200, "ann")
+            assert (await totals("bob", now))["used_node_seconds"] == pytest.approx(50)
+
+    play(tmp_path, scene)
+
+
 def test_open_figures_name_nobody(tmp_path: Path) -> None:
     async def scene(client: httpx.AsyncClient, bench: Bench, controller: Controller, tokens: dict[str, str]) -> None:
         await client.post("/v1/trainers", json=SPEC, headers=by(tokens, "ann"))
@@ -210,6 +278,7 @@ def test_a_running_controller_is_ready_keeps_a_log_and_can_be_reported_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = tmp_path / "state"
+    (state / "trainers" / "t41").mkdir(parents=True)  # of a trainer that a database put back from a copy forgot
     with Live(state, "--nodes", "2", "--set", "log.format=json") as live:
         wait_until(lambda: len([n for n in live.nodes() if n["state"] == "free"]) == 2, what="two nodes")
         address = live.api.address
@@ -225,6 +294,12 @@ def test_a_running_controller_is_ready_keeps_a_log_and_can_be_reported_on(
         page, table = tmp_path / "month.html", tmp_path / "month.csv"
         assert run(["report", "--state", str(state), "--html", str(page), "--csv", str(table), "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
+        copy = tmp_path / "copy.db"
+        assert run(["backup", "--state", str(state), str(copy)]) == 0
+        assert live.submit(EXAMPLES / "digits.py", nodes="3-3") == "t42"
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    with Store.open(copy, read_only=True) as store:
+        assert store.events(kind="node.joined")
     assert told["nodes_joined"] == 2
     assert told["unused_node_hours"] == told["node_hours"] > 0
     assert "What was harvested" in page.read_text()
@@ -276,7 +351,10 @@ def test_a_report_is_for_people_for_spreadsheets_and_for_programs(
     ("words", "status", "says"),
     [
         (["--from", "yesterday"], 2, "--from must be a time"),
+        (["--from", "2026"], 2, "--from must be a time"),
+        (["--from", "20300101", "--to", "20290101"], 2, "got 2030-01-01T00:00:00 to 2029-01-01"),
         (["--tz", "Nowhere"], 2, "time zone"),
+        (["--html", "/tmp"], 2, "/tmp: Is a directory"),
         (["--from", "2030-01-01", "--to", "2029-01-01"], 2, "after its start"),
         (["--html", "/no/such/folder/r.html"], 2, "there is no folder"),
         (["--state", "/no/such/state"], 2, "there is no database"),

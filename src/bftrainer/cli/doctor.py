@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bftrainer.cli.live import state_of
 from bftrainer.cli.output import print_json
-from bftrainer.cluster.config import state_folder
 from bftrainer.cluster.doctor import Finding, examine
 
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
@@ -29,7 +28,7 @@ def doctor(
 
     Nothing is changed. The exit status is 0 without errors, 1 with errors, 2 if there is no database.
     """
-    folder = state_folder(os.environ, state)
+    folder = state_of(state)
     findings = examine(folder)
     errors, warnings = (sum(finding.level == level for finding in findings) for level in ("error", "warning"))
     if as_json:

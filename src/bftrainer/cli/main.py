@@ -24,7 +24,7 @@ COMMANDS = {
     **{name: name for name in ("demo", "serve", "agent", "submit", "status", "logs", "watch")},
     **dict.fromkeys(("nodes", "events"), "status"),
     **dict.fromkeys(("cancel", "wait", "pause", "resume"), "control"),
-    **{name: name for name in ("config", "token", "owner", "doctor", "slurm")},
+    **{name: name for name in ("config", "token", "owner", "doctor", "backup", "slurm")},
     "report": "report_live",
 }
 """Commands and the modules of this package that they are in; each adds its own to an app with `register`."""

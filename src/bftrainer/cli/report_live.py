@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from bftrainer.cluster.excerpt import Efficiency
 
 MOST_ROWS = 20
+EARLIEST = 1e8
+"""1973: a lower number is a year or a slip, not seconds since 1970."""
 """Trainers in the table on the screen."""
 
 
@@ -57,8 +59,15 @@ def report(
         from bftrainer.traces.times import parse_time, time_zone
 
     zone = time_zone(tz)
-    since = None if start is None else parse_time(start, zone, "--from")
-    until = None if end is None else parse_time(end, zone, "--to")
+
+    def moment(text: str, option: str) -> float:
+        found = parse_time(text, zone, option)
+        if found < EARLIEST and text.strip().replace(".", "", 1).isdecimal():
+            raise InputError(f"{option} must be a time such as 2026-11-01, but got {text!r}")
+        return found
+
+    since = None if start is None else moment(start, "--from")
+    until = None if end is None else moment(end, "--to")
     for path in (page, table):
         if path is not None and not path.absolute().parent.is_dir():
             raise InputError(f"{path}: there is no folder {path.absolute().parent}")
@@ -128,6 +137,8 @@ def _write(path: Path, text: str) -> None:
     try:
         beside.write_text(text, encoding="utf-8")
         beside.replace(path)
+    except OSError as problem:
+        raise InputError(f"{path}: {problem.strerror}") from None
     finally:
         beside.unlink(missing_ok=True)
 

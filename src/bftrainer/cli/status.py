@@ -68,7 +68,8 @@ def status(
     if totals:
         share = totals["used_node_seconds"] / totals["node_seconds"] if totals.get("node_seconds") else 0.0
         hours = totals.get("node_seconds", 0) / 3600
-        line = f"{figure(totals.get('samples', 0))} samples in {hours:,.2f} node-hours, {share:.0%} of them used; "
+        used = "of them used" if totals.get("owner") is None else "of them yours"
+        line = f"{figure(totals.get('samples', 0))} samples in {hours:,.2f} node-hours, {share:.0%} {used}; "
         line += f"rescales: {totals.get('rescales', 0):,}, decisions: {totals.get('decisions', 0):,}"
         console.print()
         console.print(Text(line, style="dim"))

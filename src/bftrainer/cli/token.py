@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from bftrainer.cli.live import Json, State, printable, say, screen, state_of
+from bftrainer.cli.live import Json, State, live_packages, printable, say, screen, state_of
 from bftrainer.cli.output import print_json
 from bftrainer.cli.show_live import moment
 from bftrainer.errors import BFTrainerError, InputError
@@ -26,17 +26,24 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="What the token is cal
 def create(
     name: Name,
     owner: Annotated[str | None, typer.Option(metavar="USER", help="Whose trainers it submits; else you.")] = None,
-    role: Annotated[str, typer.Option(metavar="user|admin", help="Users may end their own trainers only.")] = "user",
+    role: Annotated[
+        str,
+        typer.Option(
+            metavar="user|admin|monitor", help="Users have their own trainers, admins all; monitors read /metrics."
+        ),
+    ] = "user",
     state: State = None,
     as_json: Json = False,
 ) -> None:
     """Make a token and print it, this once. Users set BFTRAINER_TOKEN to it."""
+    with live_packages():
+        from bftrainer.cluster.schema import ROLES
     owner = owner or _user()
     for what, text in (("NAME", name), ("--owner", owner)):
         if not text.strip() or not text.isprintable() or len(text) > 200:
             raise InputError(f"{what} must be a word in one line, but got {text!r:.80}")
-    if role not in ("user", "admin"):
-        raise InputError(f"--role must be one of user, admin, but got {role!r}")
+    if role not in ROLES:
+        raise InputError(f"--role must be one of {', '.join(ROLES)}, but got {role!r}")
     with _store(state_of(state), make=True) as store:
         token = store.create_token(name=name, owner=owner, role=role, time=time.time())
     if as_json:

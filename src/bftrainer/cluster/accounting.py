@@ -133,6 +133,8 @@ def account(store: Store, start: float | None = None, end: float | None = None, 
         if start is not None and start < first.time:
             dropped = ", and older ones were dropped (trainers.keep_events)" if span.trimmed else ""
             notes.append(f"the log begins later than asked for{dropped}")
+        if end is not None and end > until:
+            notes.append(f"the log ends before what was asked for, at {utc(until)} UTC")
         book = _Book(_us(window.start), _us(window.end))
         if span.trimmed:
             if window.start == first.time:
@@ -261,7 +263,8 @@ class _Book:
         one = self._of.get(row.id) or _Trainer()
         finished = row.ended is not None and self.start <= _us(row.ended) <= self.end
         ended = row.ended if row.ended is not None else until
-        known = [(0.0, 0), *((at, made) for at, made in points if at < ended), (ended, row.samples)]
+        # What a loss took back was not made, for the window in which it was first made either.
+        known = [(0.0, 0), *((at, min(made, row.samples)) for at, made in points if at < ended), (ended, row.samples)]
         counted = list(zip((_us(at) for at, _ in known), accumulate((m for _, m in known), max), strict=True))
         made = _made(one, counted, self.end) - _made(one, counted, self.start)
         return Usage(

@@ -24,6 +24,7 @@ from bftrainer.cluster.database import DiskFullError
 from bftrainer.cluster.guard import NO_TOKEN, Guard, bearer
 from bftrainer.cluster.schema import TokenRow, TrainerRow
 from bftrainer.cluster.spec import parse_spec
+from bftrainer.cluster.totals import Totals
 from bftrainer.cluster.workers import FINISHED
 from bftrainer.errors import BFTrainerError, InputError
 
@@ -37,12 +38,15 @@ def build(controller: Controller, secret: str) -> FastAPI:
     app = FastAPI(title="BFTrainer", version=__version__, docs_url=None, redoc_url=None, openapi_url="/v1/openapi.json")
     cluster = controller.cluster
     store = cluster.store
+    totals = Totals(store)
 
     async def who(request: Request) -> TokenRow:
         token = bearer(request.headers.get("authorization"))
         found = store.check_token(token, time.time()) if token else None
         if found is None:
             raise HTTPException(401, NO_TOKEN)
+        if found.role == "monitor":
+            raise HTTPException(403, "this token may read /metrics and nothing else")
         return found
 
     Caller = Annotated[TokenRow, Depends(who)]  # noqa: N806 - a type
@@ -77,7 +81,9 @@ def build(controller: Controller, secret: str) -> FastAPI:
     def status_of(caller: TokenRow) -> dict[str, Any]:
         """The status as a caller may see it."""
         now = time.time()
-        mine = [show(row) for row in rows(caller, everything=False)]
+        whose = None if caller.role == "admin" else caller.owner
+        mine = [show(row) for row in store.trainers(ended_after=now - RECENT_S, brief=True, owner=whose)]
+        made = totals.of(whose, now - RECENT_S, mine)
         policy = controller.config.policy
         last, is_admin = cluster.last_decision, caller.role == "admin"
         return {
@@ -95,7 +101,14 @@ def build(controller: Controller, secret: str) -> FastAPI:
                 "max_parallel": policy.max_parallel,
             },
             "trainers": mine,
-            "totals": views.totals(cluster, mine, now),
+            "totals": {
+                "samples": made["samples"],
+                "node_seconds": cluster.pool_seconds(now),
+                "used_node_seconds": made["node_seconds"],
+                "rescales": made["rescales"],
+                "decisions": cluster.decisions,
+                "owner": whose,
+            },
             "last_decision": last and {"time": last["time"], "reasons": last["reasons"] if is_admin else []},
         }
 
@@ -226,7 +239,11 @@ def build(controller: Controller, secret: str) -> FastAPI:
             await socket.close(1008)  # before it is accepted: the agent is answered 403
             return
         await socket.accept()
-        await controller.serve_agent(_frames(socket), socket.send_text)
+        try:
+            await controller.serve_agent(_frames(socket), socket.send_text)
+        except BFTrainerError as problem:  # the agent tries again
+            _log.error("an agent cannot be served: %s", problem)
+            await socket.close(1011)
 
     page.add(app, controller, who, status_of, find)
     _add_errors(app)

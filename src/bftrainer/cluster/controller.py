@@ -453,7 +453,6 @@ class Controller:
 
     def note(self, what: str, **facts: Any) -> None:
         """See `Office`."""
-        _log.info("pool: %s %s", what, facts)
         with self._happening() as cluster:
             cluster.store.log(time.time(), f"pool.{what}", data=facts)
 

@@ -171,7 +171,7 @@ class Database:
         if journal != "wal":
             raise BFTrainerError(
                 f"{self.path}: this file system cannot hold the database (journal {journal!r}); "
-                "choose a state folder on a local disk with --state"
+                "choose a state folder on another one with --state"
             )
         self.run("PRAGMA synchronous = NORMAL")
         while self._migrate():
@@ -193,9 +193,9 @@ class Database:
         version = int(self.rows("PRAGMA user_version")[0][0])
         ours = self.rows("PRAGMA application_id")[0][0] == schema.APPLICATION_ID
         if not ours and (version or self.row("SELECT 1 FROM sqlite_master LIMIT 1")):
-            raise BFTrainerError(f"{self.path}: this is a database of another program; choose another --state")
+            raise InputError(f"{self.path}: this is a database of another program; choose another --state")
         if version > len(schema.MIGRATIONS):
-            raise BFTrainerError(
+            raise InputError(
                 f"{self.path}: written by a newer BFTrainer (schema version {version}, this one knows "
                 f"{len(schema.MIGRATIONS)}); use that version, or another state folder (--state)"
             )
@@ -225,7 +225,7 @@ def _explained(path: Path, problem: sqlite3.Error) -> BFTrainerError:
         case sqlite3.SQLITE_FULL:
             return _full(path)
         case sqlite3.SQLITE_NOTADB:
-            return BFTrainerError(f"{path}: this is not a database; move the file away, or choose another --state")
+            return InputError(f"{path}: this is not a database; move the file away, or choose another --state")
         case sqlite3.SQLITE_CORRUPT:
             return BFTrainerError(
                 f"{path}: the database is damaged ({problem}); stop the controller and put a back-up in its place"

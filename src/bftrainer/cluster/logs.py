@@ -141,9 +141,10 @@ def to_file(settings: LogSettings, folder: Path) -> Iterator[Path | None]:
 
 def event(kind: str, trainer: str, node: str, data: Mapping[str, Any] | None) -> None:
     """Something happened, and is being stored."""
-    if kind in _QUIET_KINDS or not _events.isEnabledFor(logging.INFO):
-        return
     brief: Mapping[str, Any] = data or {}
+    level = logging.WARNING if _is_trouble(kind, brief) else logging.INFO
+    if kind in _QUIET_KINDS or not _events.isEnabledFor(level):
+        return
     if kind == "decision":
         brief = {"pool": brief.get("pool"), "ms": brief.get("ms"), "reasons": list(brief.get("reasons", ()))}
         brief["reasons"][MOST_REASONS:] = ["…"] * (len(brief["reasons"]) > MOST_REASONS)
@@ -151,7 +152,16 @@ def event(kind: str, trainer: str, node: str, data: Mapping[str, Any] | None) ->
     message = " ".join(part for part in (kind, trainer, node, told[:MOST_DATA]) if part)
     facts: dict[str, Any] = {"event": kind, "trainer": trainer, "node": node}
     facts |= {"data": brief if len(told) <= MOST_DATA else told[:MOST_DATA]} if told else {}
-    _events.info("%s", message, extra={"facts": facts})
+    _events.log(level, "%s", message, extra={"facts": facts})
+
+
+def _is_trouble(kind: str, data: Mapping[str, Any]) -> bool:
+    """Whether somebody should look: a pool that fails, a training that failed, a node that fell silent."""
+    if kind == "trainer.state":
+        return data.get("to") == "failed"
+    if kind == "node.left":
+        return data.get("reason") in ("silent", "did not come back")
+    return (kind.startswith("pool.") and kind.endswith("failed")) or kind == "pool.not_drained"
 
 
 def _formatter(settings: LogSettings) -> logging.Formatter:

@@ -124,14 +124,14 @@ class Metrics:
             states.add_metric((state,), stored if state in FINISHED else now[state])
         yield states
         for name, about in (
-            ("samples", "Samples that trainers made."),
+            ("samples", "Samples that trainers made, those made again included."),
             ("node_seconds", "Node time that trainers held."),
             ("rescales", "Changes of trainers' members."),
             ("preemptions", "Times that a trainer lost nodes."),
             ("failures", "Times that a script failed."),
             ("samples_redone", "Samples made again after a loss."),
         ):
-            total = sum(getattr(one, name) for one in sums)
+            total = sum(_made(one) if name == "samples" else getattr(one, name) for one in sums)
             yield CounterMetricFamily(f"bftrainer_trainer_{name}", about, total)
 
     def _owners(self, may_see: Callable[[str], bool]) -> Iterator[Metric]:
@@ -141,7 +141,7 @@ class Metrics:
                 owner = one.owner if one.owner in held or len(held) < MOST_OWNERS else OTHERS
                 sums = held.setdefault(owner, [0.0, 0.0])
                 sums[0] += one.node_seconds
-                sums[1] += one.samples
+                sums[1] += _made(one)
         for at, (name, about) in enumerate((("node_seconds", "Node time"), ("samples", "Samples"))):
             family = CounterMetricFamily(f"bftrainer_owner_{name}", f"{about} by owner.", labels=("owner",))
             for owner, values in held.items():
@@ -221,6 +221,11 @@ class _Gathered(CollectorRegistry):
 def _sums(path: Path) -> list[Sums]:
     with Store.open(path, read_only=True) as store:
         return store.sums()
+
+
+def _made(one: Sums) -> int:
+    """What counts up only: a training that falls back to a snapshot has fewer samples than before."""
+    return one.samples + one.samples_redone
 
 
 def _rate(live: Live) -> float:

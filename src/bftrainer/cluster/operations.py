@@ -91,13 +91,13 @@ def add(app: FastAPI, controller: Controller) -> Readiness:
 
     @app.get("/metrics")
     async def figures(request: Request) -> Response:
-        """Figures for Prometheus. An admin sees all trainers and owners, a user their own, nobody else any."""
+        """Figures for Prometheus. Admins and monitors see all trainers and owners, a user their own."""
         who: Any = caller(request)
         if who is None and not (settings.open_metrics and "authorization" not in request.headers):
             raise HTTPException(401, "the token is missing, wrong or revoked; or set api.open_metrics")
 
         def may_see(owner: str) -> bool:
-            return who is not None and (who.role == "admin" or who.owner == owner)
+            return who is not None and (who.role in ("admin", "monitor") or who.owner == owner)
 
         return Response(await metrics.text(may_see), media_type=CONTENT_TYPE)
 

@@ -15,7 +15,8 @@ APPLICATION_ID = 0x42465472
 
 STATES = ("queued", "starting", "running", "rescaling", "waiting", "done", "failed", "cancelled")
 FINISHED = ("done", "failed", "cancelled")
-ROLES = ("user", "admin")
+ROLES = ("user", "admin", "monitor")
+"""Users have their own trainers, admins all, monitors the metrics alone."""
 
 # Events are a record: nothing changes or removes one. Only `Store.trim_events` lifts this, for its own transaction.
 REFUSE_UPDATE = """

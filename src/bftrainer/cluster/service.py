@@ -111,6 +111,7 @@ async def serve(
             store.keep("port", port)
             state_id = store.kept("state_id") or secrets.token_hex(8)
             store.keep("state_id", state_id)
+            store.number_after(Home(folder, state_id).last_number())
             every_s = config.trainers.snapshot_every_s
             launchers = make_launchers(folder, state_id, _in_url(host).strip("[]"), store, every_s)
             settings = ClusterSettings(
@@ -243,8 +244,13 @@ def _try_lock(descriptor: int, wait_s: float) -> bool:
     time.sleep(wait_s)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError as problem:
+        raise InputError(
+            f"the state folder cannot be locked: {problem.strerror}. Its file system must have flock (Lustre: mount it "
+            "with -o flock), or choose another folder by --state or BFTRAINER_STATE."
+        ) from None
     return True
 
 
@@ -262,7 +268,7 @@ def _listen(config: Config, store: Store) -> socket.socket:
             # With the protocol named, asyncio sends small answers at once, and does not wait for the peer's word.
             listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         except OSError as problem:
-            raise InputError(f"cannot listen on {host}: {problem.strerror}") from None
+            raise BFTrainerError(f"cannot listen on {host}: {problem.strerror}") from None
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind(address)
@@ -273,7 +279,7 @@ def _listen(config: Config, store: Store) -> socket.socket:
             if problem.errno == errno.EADDRINUSE and wanted != port:
                 continue
             why = "is in use: choose another by --port" if problem.errno == errno.EADDRINUSE else problem.strerror
-            raise InputError(f"port {wanted} of {host} {why}") from None
+            raise BFTrainerError(f"port {wanted} of {host} {why}") from None
         return listening
     raise AssertionError
 

@@ -167,7 +167,7 @@ class LogSettings:
     level: str = _key("info", _one_of("debug", "info", "warning", "error"), "what goes to the file: this and worse")
     file: str = _key("", _LOG_FILE, "file of the log; empty: serve.log in the state folder; none: none")
     max_mb: float = _key(10.0, Kind("a number of MB above 0", _bounded(0, 1e6, above=True)), "size that begins another")
-    keep: int = _key(5, Kind("a whole number from 0 to 1000", _whole(0, 1000)), "older files kept: serve.log.1, .2, …")
+    keep: int = _key(5, Kind("a whole number from 1 to 1000", _whole(1, 1000)), "older files kept: serve.log.1, .2, …")
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,6 +190,13 @@ class Store:
             (row,) = self._db.rows(f"{_TRAINER_SQL} WHERE number = ?", (done.lastrowid,))
         return _trainer(row)
 
+    def number_after(self, number: int) -> None:
+        """Give no trainer a number up to this one: a database put back from a copy has forgotten those it gave."""
+        with self.transaction():
+            if self._db.row("SELECT 1 FROM sqlite_sequence WHERE name = 'trainers'") is None:
+                self._db.run("INSERT INTO sqlite_sequence (name, seq) VALUES ('trainers', 0)")
+            self._db.run("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'trainers'", (plain(number),))
+
     def update_trainer(self, id: str, **columns: Any) -> None:  # noqa: A002 - what it is called everywhere
         """Change what is known of a trainer."""
         if columns.get("state", "queued") not in STATES:
@@ -272,6 +279,14 @@ class Store:
             "FROM trainers GROUP BY owner, state ORDER BY min(number)"
         )
         return [Sums(*row) for row in rows]
+
+    def ended_sums(self, after: float, upto: float) -> list[tuple[str, int, float, int]]:
+        """Samples, node-seconds and rescales of the trainers that ended after a time and up to another, by owner."""
+        return self._db.rows(
+            "SELECT owner, CAST(total(samples) AS INTEGER), total(node_seconds), sum(rescales) FROM trainers "
+            "WHERE ended > ? AND ended <= ? GROUP BY owner",
+            (after, upto),
+        )
 
     # Workers and nodes.
 

@@ -116,17 +116,6 @@ def pool(cluster: Cluster) -> dict[str, Any]:
     return {"size": len(cluster.state.pool), "used": sum(len(nodes) for nodes in cluster.state.assigned.values())}
 
 
-def totals(cluster: Cluster, shown: list[dict[str, Any]], now: float) -> dict[str, Any]:
-    """What was done so far, by the trainers that are shown."""
-    return {
-        "samples": sum(row["samples"] for row in shown),
-        "node_seconds": cluster.pool_seconds(now),
-        "used_node_seconds": sum(row["node_seconds"] for row in shown),
-        "rescales": sum(row["rescales"] for row in shown),
-        "decisions": cluster.decisions,
-    }
-
-
 def _use(view: NodeView, live: Live | None) -> str:
     if view.name == HEAD:
         return "head"

@@ -14,6 +14,7 @@ from bftrainer.errors import InputError
 LATEST = 7_258_118_400.0
 """2200-01-01: a later time in a log is a misread number, not a date."""
 
+_COMPACT = re.compile(r"(19|20|21)\d{6}")
 _ELAPSED = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
 
 
@@ -77,8 +78,10 @@ class Clock:
 
 def parse_time(text: str, zone: tzinfo, what: str) -> float:
     """A time typed by a person, for the option called `what`."""
+    # Eight digits are a date to whoever types them; as seconds they would be some day of 1970.
+    typed = f"{text[:4]}-{text[4:6]}-{text[6:]}" if _COMPACT.fullmatch(text) else text
     try:
-        return Clock(zone)(text)
+        return Clock(zone)(typed)
     except ValueError:
         raise InputError(f"{what} must be a time such as 2021-02-10T20:21:15, but got {text!r}") from None
 

@@ -87,6 +87,11 @@ class Home:
         """Where a trainer's snapshots, logs and host lists are."""
         return self.state / "trainers" / trainer
 
+    def last_number(self) -> int:
+        """The highest number of a trainer that has a folder here, also of those that the database does not know."""
+        names = (path.name for path in (self.state / "trainers").glob("t*"))
+        return max((int(name[1:]) for name in names if name[1:].isdecimal() and name.isascii()), default=0)
+
     def prepare(self, trainer: str) -> None:
         """Make its folders."""
         (self.folder(trainer) / "snapshots").mkdir(parents=True, exist_ok=True)
