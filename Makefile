@@ -41,7 +41,7 @@ soak-live: setup
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo 'open site/index.html'
+	@echo 'open site/index.html, or for its search: python3 -m http.server -d site'
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -7,6 +7,8 @@ up and 12 s down, horizon 120 s, random feasible starts. `objective_ratio` is th
 `optimal` whether every answer was proven so. HiGHS stops after 60 s. Every problem is solved once by each
 allocator, in turns; the first call of each, on a problem of its own, is not counted. `exact` uses compiled code where
 numba is installed (`kernel` in its rows), as in any process that takes many decisions; `--no-compiled` leaves it out.
+`--owners`: trainers of four owners instead, two with a share of 30 % (one of them capped at half of the pool), one
+capped at a quarter, by the two allocators that hold such limits.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ import random
 import statistics
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bftrainer import __version__
 from bftrainer.allocate.exact import ExactAllocator
 from bftrainer.allocate.kernel import compiled
-from bftrainer.allocate.problem import Allocator, Claim, Decision, Problem
+from bftrainer.allocate.problem import Allocator, Claim, Decision, Limits, Problem
 from bftrainer.allocate.registry import ALLOCATORS, make_allocator
 from bftrainer.core.curve import Curve
 from bftrainer.core.models import PAPER_CURVES
@@ -35,6 +38,8 @@ WIDE = (35, 10_000, 10_000)
 MOST_CELLS = {"milp-nodes": 4000, "milp": 100_000}
 """Trainers × nodes beyond which a MILP would take the benchmark's time and tell nothing new."""
 TIME_LIMIT_S = 60.0
+OWNERS = ("ann", "bob", "cat", "dan")
+OWNERS_GRID = [(10, 100), (20, 300), (35, 800), (100, 1000), (100, 4000)]
 
 
 def make_problem(curves: Sequence[Curve], trainers: int, nodes: int, most: int, seed: int) -> Problem:
@@ -50,6 +55,14 @@ def make_problem(curves: Sequence[Curve], trainers: int, nodes: int, most: int, 
             curve = Curve.amdahl(rng.uniform(0.999, 0.9999), curve.rate(1), most)
         claims.append(Claim(f"t{j}", current, 1, most, curve, 18.0, 12.0))
     return Problem(nodes, 120.0, tuple(claims))
+
+
+def with_owners(problem: Problem) -> Problem:
+    """The same trainers, of four owners with limits."""
+    pool = problem.pool
+    claims = tuple(replace(claim, owner=OWNERS[j % len(OWNERS)]) for j, claim in enumerate(problem.claims))
+    shares = {"ann": 3 * pool // 10, "bob": 3 * pool // 10}
+    return replace(problem, claims=claims, limits=Limits({"ann": pool // 2, "cat": pool // 4}, shares))
 
 
 def measure(allocators: Sequence[Allocator], problems: Sequence[Problem]) -> list[dict[str, Any]]:
@@ -83,6 +96,18 @@ def measure(allocators: Sequence[Allocator], problems: Sequence[Problem]) -> lis
 def make(name: str, compiled_code: bool) -> Allocator:
     """An allocator ready for use."""
     return ExactAllocator(compiled=compiled_code) if name == "exact" else make_allocator(name, TIME_LIMIT_S)
+
+
+def run_owners(curves: Sequence[Curve], repetitions: int) -> list[dict[str, Any]]:
+    """The rows with limits of owners."""
+    rows = []
+    for trainers, nodes in OWNERS_GRID:
+        problems = [with_owners(make_problem(curves, trainers, nodes, 64, seed)) for seed in range(repetitions)]
+        names = ["exact", *(["milp"] if trainers * nodes <= MOST_CELLS["milp"] else [])]
+        for row in measure([make(name, False) for name in names], problems):
+            rows.append({**row, "owners": len(OWNERS)})
+            print(show(row), file=sys.stderr)
+    return rows
 
 
 def run(curves: Sequence[Curve], repetitions: int, quick: bool, compiled_code: bool) -> list[dict[str, Any]]:
@@ -147,13 +172,17 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--curves", type=Path, help='{"model": {"nodes": […], "samples_per_s": […]}, …}')
     parser.add_argument("--quick", action="store_true", help="two small sizes only")
+    parser.add_argument("--owners", action="store_true", help="with limits of owners")
     parser.add_argument("--no-compiled", action="store_true", help="leave out compiled code")
     args = parser.parse_args()
     curves = list(PAPER_CURVES.values())
     if args.curves:
         found = json.loads(args.curves.read_text())
         curves = [Curve.through(c["nodes"], c["samples_per_s"], name) for name, c in found.items()]
-    rows = run(curves, args.repetitions, args.quick, not args.no_compiled and compiled() is not None)
+    if args.owners:
+        rows = run_owners(curves, args.repetitions)
+    else:
+        rows = run(curves, args.repetitions, args.quick, not args.no_compiled and compiled() is not None)
     if args.plot:
         plot(rows, args.plot)
     if args.json:

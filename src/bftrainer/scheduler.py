@@ -16,7 +16,7 @@ from typing import Literal
 from bftrainer.allocate.exact import ExactAllocator
 from bftrainer.allocate.place import Placed, Placement, Stable, place
 from bftrainer.allocate.problem import Allocator, Claim, Decision, Limits, Problem
-from bftrainer.allocate.quotas import Quota, admit, keeps_to, limits_in_force
+from bftrainer.allocate.quotas import Quota, admit, limits_in_force
 from bftrainer.allocate.registry import make_allocator
 from bftrainer.core.curve import Curve
 from bftrainer.core.objective import Objective, throughput
@@ -27,10 +27,8 @@ from bftrainer.errors import InputError
 DEFAULT_HORIZON_S = 120.0
 LEAST_HORIZON_S, MOST_HORIZON_S = 10.0, 3600.0
 _MOST_REMEMBERED = 4096
-HOLD_LIMITS = ("milp",)
-"""The allocators that hold limits. Where limits change what another one would decide, the first of these decides."""
-LIMITED_S = 0.25
-"""How long that one may search, then the best that it found counts."""
+EXCLUSIVE_S = 0.25
+"""How long `milp` may search, where trainers exclude each other; then the best that it found counts."""
 LEAVES_TO_JUDGE = 10
 """Leaves to have seen before an automatic horizon is trusted."""
 
@@ -174,6 +172,8 @@ class Change:
     claim: Claim
     after: int
     horizon_s: float
+    limited: bool = False
+    """Owners have limits."""
 
     @property
     def trainer(self) -> str:
@@ -216,7 +216,7 @@ class Change:
         verb = {"start": "starts on", "grow": "grows to", "shrink": "shrinks to", "stop": "stops, with"}[action]
         worth = f"worth {self.gain:+,.6g} over {self.horizon_s:g} s, less {self.cost:,.6g} lost in rescaling"
         if self.gain < self.cost:
-            worth += "; others gain more from its nodes"
+            worth += "; others gain more from its nodes" + (", or owners' limits ask for it" if self.limited else "")
         return f"{self.trainer} {verb} {self.after} nodes (from {self.before}): {worth}"
 
 
@@ -249,7 +249,7 @@ class Scheduler:
         self.policy = policy or Policy()
         self._values: dict[str, tuple[Trainer, Curve]] = {}
         self._claims: dict[str, tuple[Trainer, dict[int, Claim]]] = {}
-        self._limited: Allocator | None = None
+        self._limited: dict[str, Allocator] = {}
 
     def horizon_s(self, state: State) -> float:
         """The forward-looking time in force."""
@@ -297,22 +297,21 @@ class Scheduler:
         decision, allocator = self._allocate(problem)
         counts = {claim.name: count for claim, count in zip(claims, decision.counts, strict=True)}
         placed = place(state.pool, state.assigned, counts, self.policy.placement)
-        changes = tuple(Change(claim, count, horizon_s) for claim, count in zip(claims, decision.counts, strict=True))
+        limited = bool(problem.limits)
+        changes = tuple(
+            Change(claim, count, horizon_s, limited) for claim, count in zip(claims, decision.counts, strict=True)
+        )
         return Plan(decision, placed, changes, considered, horizon_s, len(state.pool), limits, allocator.name)
 
     def _allocate(self, problem: Problem) -> tuple[Decision, Allocator]:
         """A decision, and whose it is."""
         own = self.policy.allocator
-        if not problem.limits or own.name in HOLD_LIMITS:
+        if not problem.limits or own.name == "milp" or (own.name == "exact" and not problem.limits.exclusive):
             return own.allocate(problem), own
-        if own.name == ExactAllocator().name:
-            # The best without limits, if it keeps to them, is the best with them; and it is found much sooner.
-            decision = own.allocate(replace(problem, limits=Limits()))
-            if keeps_to(problem.limits, problem.claims, decision.counts):
-                return decision, own
-        if self._limited is None:
-            self._limited = make_allocator(HOLD_LIMITS[0], time_limit_s=LIMITED_S)
-        return self._limited.allocate(problem), self._limited
+        name = "milp" if problem.limits.exclusive else "exact"
+        if name not in self._limited:
+            self._limited[name] = make_allocator(name, time_limit_s=EXCLUSIVE_S)
+        return self._limited[name].allocate(problem), self._limited[name]
 
     def value_of(self, trainer: Trainer) -> Curve:
         """What the objective makes of a trainer."""

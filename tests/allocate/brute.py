@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from bftrainer.allocate.problem import Claim, Problem
 
@@ -17,7 +17,8 @@ def options(problem: Problem, claim: Claim) -> list[int]:
 def brute_force(problem: Problem) -> tuple[float, tuple[int, ...]]:
     """The best objective and counts that reach it. With limits: of those that lack the fewest nodes to the shares."""
     if problem.limits:
-        counts = max(within_limits(problem), key=lambda n: (-lacking(problem, n), problem.objective(n)))
+        sure = {owner: what_is_sure(problem, owner) for owner in problem.limits.owner_shares}
+        counts = min(within_limits(problem), key=lambda n: (*lacking(problem, n, sure), -problem.objective(n)))
     else:
         counts = _best_by_nodes_used(problem)
     return problem.objective(counts), counts
@@ -41,9 +42,23 @@ def owned(problem: Problem, counts: Sequence[int], owner: str) -> int:
     return sum(n for claim, n in zip(problem.claims, counts, strict=True) if claim.owner == owner)
 
 
-def lacking(problem: Problem, counts: Sequence[int]) -> int:
-    """The nodes that owners lack to their shares."""
-    return sum(max(0, share - owned(problem, counts, owner)) for owner, share in problem.limits.owner_shares.items())
+def what_is_sure(problem: Problem, owner: str) -> int:
+    """The most that an owner's trainers can use within their share, the cap and the pool."""
+    limits = problem.limits
+    most = min(limits.owner_shares[owner], limits.owner_caps.get(owner, problem.pool), problem.pool)
+    mine = [options(problem, claim) for claim in problem.claims if claim.owner == owner]
+    return max(total for counts in itertools.product(*mine) if (total := sum(counts)) <= most)
+
+
+def lacking(problem: Problem, counts: Sequence[int], sure: Mapping[str, int] | None = None) -> tuple[int, int]:
+    """The nodes that owners lack to what of their shares is sure, and to their shares."""
+    shares = problem.limits.owner_shares
+    sure = sure if sure is not None else {owner: what_is_sure(problem, owner) for owner in shares}
+    bare, short = (
+        sum(max(0, nodes - owned(problem, counts, owner)) for owner, nodes in wanted.items())
+        for wanted in (sure, shares)
+    )
+    return bare, short
 
 
 def _best_by_nodes_used(problem: Problem) -> tuple[int, ...]:

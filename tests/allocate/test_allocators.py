@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
-from brute import brute_force, same
+from brute import brute_force, lacking, same, within_limits
 from hypothesis import given, settings
 from strategies import problems
 
 from bftrainer.allocate import exact, kernel
 from bftrainer.allocate.exact import ExactAllocator
+from bftrainer.allocate.milp import merit
 from bftrainer.allocate.problem import Allocator, Claim, Limits, Problem
 from bftrainer.allocate.registry import ALLOCATORS, make_allocator
 from bftrainer.core.curve import Curve
@@ -22,9 +24,15 @@ LINE = Curve.through([0, 10], [0.0, 100.0])
 
 
 def claim(
-    name: str = "t", current: int = 0, least: int = 1, most: int = 8, value: Curve = LINE, cost: float = 0.0
+    name: str = "t",
+    current: int = 0,
+    least: int = 1,
+    most: int = 8,
+    value: Curve = LINE,
+    cost: float = 0.0,
+    owner: str = "",
 ) -> Claim:
-    return Claim(name, current, least, most, value, cost, cost)
+    return Claim(name, current, least, most, value, cost, cost, owner)
 
 
 CORNERS: dict[str, Problem] = {
@@ -87,11 +95,64 @@ def test_an_optimal_answer_is_never_worse_than_keeping_the_current_map(name: str
         assert decision.objective >= kept or same(problem, decision.objective, kept)
 
 
-@pytest.mark.parametrize("name", ["exact", "milp-nodes", "equal"])
-def test_limits_are_refused_where_they_cannot_be_held(name: str) -> None:
-    problem = Problem(5, 120.0, (claim("a"),), Limits(owner_caps={"": 2}))
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    [
+        ("exact", Limits(exclusive=[frozenset({"a"})])),
+        ("milp-nodes", Limits(owner_caps={"": 2})),
+        ("equal", Limits(owner_caps={"": 2})),
+    ],
+)
+def test_limits_are_refused_where_they_cannot_be_held(name: str, limits: Limits) -> None:
+    problem = Problem(5, 120.0, (claim("a"),), limits)
     with pytest.raises(InputError, match="use the milp allocator"):
         make_allocator(name).allocate(problem)
+
+
+@settings(max_examples=300)
+@given(problem=problems(max_claims=4, max_pool=8, with_limits=True))
+def test_exact_keeps_to_the_limits_of_owners_and_finds_the_best_within_them(problem: Problem) -> None:
+    problem = replace(problem, limits=replace(problem.limits, exclusive=()))
+    best, counts = brute_force(problem)
+    decision = ExactAllocator(compiled=False).allocate(problem)
+    assert decision.counts in set(within_limits(problem))
+    assert lacking(problem, decision.counts) == lacking(problem, counts)
+    assert same(problem, decision.objective, best)
+
+
+@settings(max_examples=40)
+@given(problem=problems(max_claims=12, max_pool=40, with_limits=True))
+def test_exact_and_milp_agree_on_limits_of_owners(problem: Problem) -> None:
+    problem = replace(problem, limits=replace(problem.limits, exclusive=()))
+    ours, theirs = (make_allocator(name).allocate(problem) for name in ("exact", "milp"))
+    assert merit(problem, ours.counts)[0] == merit(problem, theirs.counts)[0]
+    assert same(problem, ours.objective, theirs.objective)
+
+
+@pytest.mark.parametrize("name", ["exact", "milp"])
+def test_a_large_minimum_takes_nothing_of_anothers_share(name: str) -> None:
+    def counts(least: int, pool: int, **shares: int) -> tuple[int, ...]:
+        claims = (claim("a", owner="ann", least=least, most=10), claim("b", owner="bob", most=10))
+        return make_allocator(name).allocate(Problem(pool, 120.0, claims, Limits(owner_shares=shares))).counts
+
+    for least in (6, 8, 10):
+        assert counts(least, 10, ann=5, bob=5) == (0, 10)
+    assert counts(4, 8, ann=3, bob=5) == (0, 8)
+    assert counts(4, 8, ann=3, bob=4) == (4, 4)  # a share is filled by whole trainers where nobody suffers
+    assert counts(1, 10, ann=5, bob=5) == (5, 5)
+
+
+def test_exact_shares_a_large_pool_out() -> None:
+    claims = tuple(
+        claim(f"t{i}", owner=("ann", "bob", "cat", "dan")[i % 4], least=1 + i % 4, most=64) for i in range(100)
+    )
+    limits = Limits(owner_shares={"ann": 300, "bob": 300}, owner_caps={"ann": 500, "cat": 250})
+    decision = ExactAllocator(compiled=False).allocate(Problem(1000, 120.0, claims, limits))
+    held = {owner: sum(decision.counts[i] for i in range(n, 100, 4)) for n, owner in enumerate(("ann", "bob", "cat"))}
+    assert (decision.status, sum(decision.counts)) == ("optimal", 1000)
+    assert held["ann"] >= 300
+    assert held["bob"] >= 300
+    assert held["cat"] <= 250
 
 
 @settings(max_examples=520)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import Bench
-from bftrainer import scheduler
+from bftrainer.allocate.equal import EqualAllocator
 from bftrainer.allocate.problem import Limits
 from bftrainer.allocate.quotas import Quota, admit, limits_in_force
 from bftrainer.cli.main import run
@@ -33,13 +33,6 @@ from bftrainer.errors import InputError
 from bftrainer.scheduler import Policy, Scheduler, State
 from bftrainer.simulate.replay import Settings, replay
 from test_api import SPEC, by, play
-
-
-@pytest.fixture(autouse=True)
-def _time_to_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy the machine is, the best is found."""
-    monkeypatch.setattr(scheduler, "LIMITED_S", 600.0)
-
 
 CURVE = Curve((0, 1, 8), (0.0, 10.0, 60.0))
 
@@ -142,6 +135,20 @@ def test_trainers_that_may_not_run_any_more_keep_nobody_waiting(cap: int, least:
     assert sum(plan.counts.values()) == 40
 
 
+def test_max_parallel_does_not_void_a_share_for_one_that_needs_more_than_it() -> None:
+    state, _ = State().pool_changed(Event(0.0, joined=tuple(f"n{i}" for i in range(6))))
+    state = state.submitted(trainer("a", "ann", 6, 6), trainer("b", "bob", 1, 6), trainer("c", "ann", 1, 3))
+    quotas = {"ann": Quota(share_percent=50), "bob": Quota(share_percent=50)}
+    plan = Scheduler(Policy(max_parallel=2, quotas=quotas)).decide(state)
+    assert plan.counts == {"b": 3, "c": 3}
+    alone = Scheduler(Policy(max_parallel=1, quotas={"ann": Quota(share_nodes=2)})).decide(
+        State()
+        .pool_changed(Event(0.0, joined=("n1", "n2", "n3")))[0]
+        .submitted(trainer("b", "bob", 1, 3), trainer("a", "ann", 3, 3))
+    )  # what needs more than the share is admitted for it, where there is nothing else
+    assert alone.counts == {"a": 3}
+
+
 def test_a_cap_holds_before_there_is_a_node() -> None:
     limits = limits_in_force({"ann": Quota(max_nodes=0)}, 0, queue(ann=1))
     assert admit((), queue(ann=1), 10, limits, 0) == ()
@@ -154,7 +161,9 @@ def test_where_the_optimum_keeps_to_the_limits_it_stands() -> None:
     assert (loose.allocator, dict(loose.limits.owner_caps)) == ("exact", {"ann": 11})
     assert loose.counts == Scheduler(Policy()).decide(state).counts
     tight = Scheduler(Policy(quotas={"ann": Quota(max_nodes=1)})).decide(state)
-    assert (tight.allocator, sum(tight.counts.get(name, 0) for name in ("ann0", "ann1"))) == ("milp", 1)
+    assert (tight.allocator, sum(tight.counts.get(name, 0) for name in ("ann0", "ann1"))) == ("exact", 1)
+    plain = Scheduler(Policy(allocator=EqualAllocator(), quotas={"ann": Quota(max_nodes=1)})).decide(state)
+    assert (plain.allocator, plain.counts) == ("exact", tight.counts)
 
 
 def test_a_decision_made_again_with_the_limits_it_records_is_the_same() -> None:
@@ -162,7 +171,7 @@ def test_a_decision_made_again_with_the_limits_it_records_is_the_same() -> None:
     state = state.submitted(*queue(ann=10, bob=2))
     limited = Scheduler(Policy(max_parallel=4, quotas={"bob": Quota(share_percent=50), "ann": Quota(max_nodes=5)}))
     plan = limited.decide(state)
-    assert plan.allocator == "milp"
+    assert plan.allocator == "exact"
     assert sum(n for name, n in plan.counts.items() if name.startswith("ann")) <= 5
     assert sum(n for name, n in plan.counts.items() if name.startswith("bob")) >= 6
     after = state.after(plan)
@@ -257,7 +266,7 @@ def test_two_users_have_their_shares_over_a_churning_hour_and_the_accounts_add_u
         seen_decisions += 1
     assert seen_decisions > 40
     assert bench.cluster.last_decision is not None
-    assert bench.cluster.last_decision["allocator"] == "milp"
+    assert bench.cluster.last_decision["allocator"] == "exact"
     # Who had how much: as the cluster counts it, and as it was seen here.
     past = bench.store.past_use()
     use = {owner: owners.as_json(owner, bench.cluster, past, bench.now)["use"] for owner in quotas}
@@ -285,7 +294,7 @@ def test_limits_take_effect_on_a_running_controller_and_are_lifted_again(bench: 
     assert held(bench) == {"ann": 2}
     decision = bench.store.events(kind="decision", limit=1)[0].data
     assert decision["limits"] == {"caps": {"ann": 2}, "shares": {}}
-    assert "decided by milp, since owners have limits: ann at most 2 nodes" in decision["reasons"]
+    assert "within owners' limits: ann at most 2 nodes" in decision["reasons"]
     bench.restart()
     assert held(bench) == {"ann": 2}
     assert bench.store.remove_owner("ann")

@@ -4,7 +4,8 @@ With best_j(b) the most that claims j, j+1, … can gain with b nodes, best_j(b)
 gain_j(n) + best_{j+1}(b−n): a multiple-choice knapsack. Small problems try every count of a claim at every budget in
 one broadcast. Large ones use that a gain is linear on few runs of counts (`runs.py`): counts that can be in no optimal
 plan are dropped first, and over what is left of a run the maximum is a sliding-window maximum. A process that takes
-many decisions has small problems solved by compiled code (`kernel.py`) where it can.
+many decisions has small problems solved by compiled code (`kernel.py`) where it can. Caps and shares of owners are
+`limited.py`'s part.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import numpy as np
 
 from bftrainer.allocate.kernel import Kernel
 from bftrainer.allocate.kernel import compiled as load_kernel
+from bftrainer.allocate.limited import keeps_to, solve_limited
 from bftrainer.allocate.problem import Claim, Decision, Floats, Problem
-from bftrainer.allocate.runs import Run, promising, runs_of, slide
+from bftrainer.allocate.runs import most_of_the_best, promising, runs_of, step, tie_of
 from bftrainer.errors import InputError
 
 SMALL = 1_000_000
@@ -28,13 +30,6 @@ SMALL_COMPILED = 4_000_000
 
 MANY = 1000
 """Decisions after which compiled code is worth the half second it takes to load."""
-
-_NARROW = 4
-"""Counts up to which a run is tried count by count."""
-
-_TIE = 1e-13
-"""Of all that is at stake: what staying as it is counts for, so that it breaks ties. More than rounding makes up, less
-than 1e-9 of the objective even with a thousand trainers."""
 
 
 class ExactAllocator:
@@ -56,11 +51,12 @@ class ExactAllocator:
     def allocate(self, problem: Problem) -> Decision:
         """See `Allocator`."""
         began = time.perf_counter()
-        if problem.limits:
-            raise InputError(
-                "the exact allocator cannot hold owner caps, shares or exclusive groups; use the milp allocator"
-            )
+        if problem.limits.exclusive:
+            raise InputError("the exact allocator cannot hold exclusive groups; use the milp allocator")
         counts = _solve(problem, self._kernel)
+        # The best without limits, if it keeps to them, is the best with them; and it is found much sooner.
+        if problem.limits and not keeps_to(problem, counts):
+            counts = solve_limited(problem)
         decision = Decision(counts, "optimal", problem.objective(counts), (time.perf_counter() - began) * 1e3)
         self._decisions += 1
         if self._wait and self._decisions == MANY:
@@ -93,13 +89,13 @@ def _solve_compiled(
     down = np.array([at_stake * down_s for at_stake, down_s, _ in costs])
     up = np.array([at_stake * up_s for at_stake, _, up_s in costs])
     least = np.array([claim.min_nodes for claim in claims])
-    tie = _tie(claims, horizon_s)
+    tie = tie_of(claims, horizon_s)
     return tuple(kernel(rates, np.array(running), least, np.array(tops), down, up, horizon_s, pool, tie).tolist())
 
 
 def _solve_densely(claims: tuple[Claim, ...], tops: list[int], pool: int, horizon_s: float) -> tuple[int, ...]:
     """Every count at every budget."""
-    tie = _tie(claims, horizon_s)
+    tie = tie_of(claims, horizon_s)
     gains = _gains(claims, tops, horizon_s, tie)
     # Each row is best_j over the budgets, after as many cells of "not enough nodes" as a claim has counts. So the view
     # [j, n, b] of it is best_j(b−n), with rows that numpy can add and compare at full speed.
@@ -160,7 +156,7 @@ def _gains(claims: tuple[Claim, ...], tops: list[int], horizon_s: float, tie: fl
 
 def _solve_by_runs(claims: tuple[Claim, ...], pool: int, horizon_s: float) -> tuple[int, ...]:
     """Only the counts that may be in an optimal plan, run by run."""
-    tie = _tie(claims, horizon_s)
+    tie = tie_of(claims, horizon_s)
     runs = promising([runs_of(claim, pool, horizon_s, tie) for claim in claims], pool)
     counts = [0] * len(claims)
     open_claims = []
@@ -172,44 +168,9 @@ def _solve_by_runs(claims: tuple[Claim, ...], pool: int, horizon_s: float) -> tu
             open_claims.append(j)
     best = np.zeros((len(open_claims) + 1, pool + 1))
     for row in range(len(open_claims) - 1, -1, -1):
-        best[row] = _step(runs[open_claims[row]], best[row + 1])
+        best[row] = step(runs[open_claims[row]], best[row + 1])
     left = pool
     for row, j in enumerate(open_claims):
-        counts[j] = _most_of_the_best(runs[j], best[row + 1], left, tie / 4)
+        counts[j] = most_of_the_best(runs[j], best[row + 1], left, tie / 4)
         left -= counts[j]
     return tuple(counts)
-
-
-def _step(choice: list[Run], following: Floats) -> Floats:
-    """best_j from best_{j+1} for one claim's runs."""
-    best = np.full(len(following), -np.inf)
-    for run in choice:
-        if run.last - run.first < _NARROW:
-            for step, count in enumerate(range(run.first, min(run.last, len(best) - 1) + 1)):
-                found = following[: len(best) - count] + (run.gain + run.slope * step)
-                np.maximum(best[count:], found, out=best[count:])
-        elif run.first < len(best):
-            np.maximum(best[run.first :], slide(run, following), out=best[run.first :])
-    return best
-
-
-def _most_of_the_best(choice: list[Run], following: Floats, left: int, tie: float) -> int:
-    """The largest of the counts whose gain, with what follows, is the best."""
-    tried: list[tuple[int, Floats]] = []
-    for run in choice:
-        last = min(run.last, left)
-        if last >= run.first:
-            gains = run.gain + run.slope * np.arange(last - run.first + 1)
-            tried.append((run.first, following[left - last : left - run.first + 1][::-1] + gains))
-    enough = max(float(value.max()) for _, value in tried) - tie
-    best = [first + int(good[-1]) for first, value in tried if len(good := np.flatnonzero(value >= enough))]
-    return max(best)
-
-
-def _tie(claims: tuple[Claim, ...], horizon_s: float) -> float:
-    """What staying counts for, given the size of the numbers that are added up."""
-    at_stake = sum(
-        max(claim.value.rates) * horizon_s + claim.value.rate(claim.running) * max(claim.up_s, claim.down_s)
-        for claim in claims
-    )
-    return _TIE * at_stake or 1.0

@@ -1,4 +1,4 @@
-"""The `milp` allocator: the count problem as a mixed-integer programme, with the limits no dynamic programme holds.
+"""The `milp` allocator: the count problem as a mixed-integer programme, with every kind of limits.
 
 A `Problem` with its `Limits` (owner caps, owner shares, exclusive groups) comes in, a `Decision` goes out.
 `milp_nodes.py` shares what any anytime solver needs: where to start, and what to say when the time is up.
@@ -9,14 +9,17 @@ is concave (a zig-zag curve gives several, Amdahl's law one a branch):
     take_jr   binary: its count lies in run r
     more_ji   from 0 to the length of linear piece i of a run: its nodes in that piece, beyond the run's first count
     short_o   whole: the nodes owner o lacks to its share
+    bare_o    whole: the nodes it lacks to what of its share is sure (`rights.py`)
 Constraints:
     one run a claim       Σ_r take_jr = 1
     a count in its run    nodes_j = Σ_r first_r·take_jr + Σ_i more_ji,  more_ji ≤ length_i·take_jr
     the pool              Σ_j nodes_j ≤ |pool|
-    caps, groups, shares  Σ_o nodes_j ≤ cap_o,  Σ_group (its runs above 0) ≤ 1,  Σ_o nodes_j + short_o ≥ share_o
+    caps, groups          Σ_o nodes_j ≤ cap_o,  Σ_group (its runs above 0) ≤ 1
+    shares                Σ_o nodes_j + short_o ≥ share_o,  Σ_o nodes_j + bare_o ≥ sure_o
 The gain is Σ gain(first_r)·take_jr + slope_i·more_ji. Slopes fall along a run, so its pieces fill in order without a
-binary each. Shares come before any gain: one solve finds the least Σ short_o, a second the best gain with no more than
-that. (A penalty that outweighs every gain says the same in one solve, and pays with the digits of the gain.)
+binary each. Shares come before any gain: one solve finds the least Σ W·bare_o + short_o, with W more than all shares
+together, a second the best gain with no more than that. (A penalty that outweighs every gain says the same in one
+solve, and pays with the digits of the gain.)
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bftrainer.allocate.problem import Claim, Decision, Problem, Status
+from bftrainer.allocate.rights import lacking, rights
 from bftrainer.allocate.solver import OBJECTIVE_SPAN, Backend, Draft, Floats, Ints, Model, Watch, check_settings, solve
 
 Counts = tuple[int, ...]
@@ -87,12 +91,8 @@ def obeys(problem: Problem, counts: Counts) -> bool:
 
 
 def merit(problem: Problem, counts: Counts) -> tuple[int, float]:
-    """What counts are compared by: first the nodes owners lack to their shares (few is good), then the objective."""
-    lacking = sum(
-        max(0, share - sum(counts[j] for j in _owned(problem, owner)))
-        for owner, share in problem.limits.owner_shares.items()
-    )
-    return -lacking, problem.objective(counts)
+    """What counts are compared by: first how far owners fall short of their shares, then the objective."""
+    return -lacking(rights(problem), problem.claims, counts), problem.objective(counts)
 
 
 def most_nodes(problem: Problem, claim: Claim) -> int:
@@ -212,7 +212,7 @@ class _Written:
     runs: list[list[_Run]]
     take: list[Ints]
     more: list[Ints]
-    short: dict[str, int]
+    short: dict[str, list[tuple[int, int]]]
 
     def point(self, problem: Problem, counts: Counts) -> Floats:
         """The values of all variables that say `counts`."""
@@ -225,8 +225,10 @@ class _Written:
             begins = np.cumsum([0, *runs[chosen].lengths])[:-1]
             filled = np.clip(n - runs[chosen].first - begins, 0, runs[chosen].lengths)
             x[more[skipped : skipped + len(filled)]] = filled
-        for owner, column in self.short.items():
-            x[column] = max(0, problem.limits.owner_shares[owner] - sum(counts[j] for j in _owned(problem, owner)))
+        for owner, columns in self.short.items():
+            held = sum(counts[j] for j in _owned(problem, owner))
+            for column, wanted in columns:
+                x[column] = max(0, wanted - held)
         return x
 
 
@@ -275,9 +277,9 @@ def _write_limits(
     runs: list[list[_Run]],
     take: list[Ints],
     shares_only: bool,
-    lacking: int,
-) -> dict[str, int]:
-    """The rows of caps, groups and shares; the column of each owner's lack, all together `lacking` at most."""
+    at_most: int,
+) -> dict[str, list[tuple[int, int]]]:
+    """The rows of caps, groups and shares, which lack `at_most`; by owner, columns of what is lacking to what."""
     limits = problem.limits
     for owner, cap in limits.owner_caps.items():
         draft.rows(1, [(nodes[_owned(problem, owner)], 1.0)], upper=cap)
@@ -285,11 +287,15 @@ def _write_limits(
         members = [j for j, claim in enumerate(problem.claims) if claim.name in group]
         runs_above_0 = [take[j][r] for j in members for r, run in enumerate(runs[j]) if run.first > 0]
         draft.rows(1, [(runs_above_0, 1.0)], upper=1)
-    short: dict[str, int] = {}
-    for owner, share in limits.owner_shares.items():
-        column = draft.columns(1, upper=max(0, share), gain=-1.0 if shares_only else 0.0)
-        draft.rows(1, [(nodes[_owned(problem, owner)], 1.0), (column, 1.0)], lower=share)
-        short[owner] = int(column[0])
+    short: dict[str, list[tuple[int, int]]] = {}
+    weights: dict[int, float] = {}
+    for owner, right in rights(problem).items():
+        short[owner] = []
+        for wanted, weight in ((right.share, 1), (right.sure, right.weight)):
+            column = draft.columns(1, upper=max(0, wanted), gain=-float(weight) if shares_only else 0.0)
+            draft.rows(1, [(nodes[_owned(problem, owner)], 1.0), (column, 1.0)], lower=wanted)
+            short[owner].append((int(column[0]), wanted))
+            weights[int(column[0])] = float(weight)
     if short:
-        draft.rows(1, [(list(short.values()), 1.0)], upper=lacking)
+        draft.rows(1, [(list(weights), list(weights.values()))], upper=at_most)
     return short

@@ -89,12 +89,12 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Constraints beyond the paper's model, which only the `milp` allocator can hold."""
+    """Constraints beyond the paper's model. `milp` holds all of them, `exact` those of owners, the others none."""
 
     owner_caps: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """At most so many nodes for all trainers of an owner."""
     owner_shares: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """At least so many nodes for an owner, as far as its trainers can use them and the pool has them."""
+    """At least so many nodes for an owner, as far as its trainers can use them and the pool has them; `rights.py`."""
     exclusive: Sequence[frozenset[str]] = ()
     """Groups of trainers of which at most one may run at a time."""
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from bftrainer.allocate.problem import LARGEST_POOL, Claim, Limits
+from bftrainer.allocate.problem import LARGEST_POOL, Limits
 from bftrainer.core.trainer import Trainer
 from bftrainer.errors import InputError
 
@@ -98,6 +98,7 @@ def admit(
         return tuple(waiting[: max(room, 0)])
     least: defaultdict[str, int] = defaultdict(int)
     most: defaultdict[str, int] = defaultdict(int)
+    within: defaultdict[str, int] = defaultdict(int)  # of a share, by trainers that need no more than it
     chosen: set[str] = set()
 
     def reach(owner: str) -> int:
@@ -107,6 +108,8 @@ def admit(
         least[trainer.owner] += trainer.min_nodes
         if trainer.min_nodes <= reach(trainer.owner):
             most[trainer.owner] += trainer.max_nodes
+        if trainer.min_nodes <= shares.get(trainer.owner, 0):
+            within[trainer.owner] += trainer.max_nodes
 
     def take(trainer: Trainer) -> None:
         chosen.add(trainer.name)
@@ -117,7 +120,11 @@ def admit(
         if trainer.owner in caps and trainer.min_nodes > caps[trainer.owner]:
             room += 1  # it was admitted before it was forbidden to run: it must not keep others from it
     for trainer in waiting:
-        if most[trainer.owner] < shares.get(trainer.owner, 0) and trainer.min_nodes <= reach(trainer.owner):
+        if within[trainer.owner] < (share := shares.get(trainer.owner, 0)) and trainer.min_nodes <= share:
+            take(trainer)
+    for trainer in waiting:
+        wanted = most[trainer.owner] < shares.get(trainer.owner, 0) and trainer.min_nodes <= reach(trainer.owner)
+        if wanted and trainer.name not in chosen:
             take(trainer)
     for trainer in waiting:
         if len(chosen) >= room:
@@ -137,16 +144,3 @@ def admit(
             over -= min(trainer.max_nodes, free)
             take(trainer)
     return tuple(trainer for trainer in waiting if trainer.name in chosen)
-
-
-def keeps_to(limits: Limits, claims: Sequence[Claim], counts: Sequence[int]) -> bool:
-    """Whether node counts are within the limits, with every share met."""
-    held: defaultdict[str, int] = defaultdict(int)
-    for claim, count in zip(claims, counts, strict=True):
-        held[claim.owner] += count
-    running = {claim.name for claim, count in zip(claims, counts, strict=True) if count}
-    return (
-        all(held[owner] <= cap for owner, cap in limits.owner_caps.items())
-        and all(held[owner] >= share for owner, share in limits.owner_shares.items())
-        and all(len(group & running) <= 1 for group in limits.exclusive)
-    )

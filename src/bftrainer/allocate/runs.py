@@ -6,6 +6,7 @@ above its current size. `promising` drops the counts that can be in no optimal p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,11 @@ from bftrainer.allocate.problem import Claim, Floats
 
 _PRICE_STEPS = 30
 _ROUNDING = 1e-9
+_NARROW = 4
+"""Counts up to which a run is tried count by count."""
+_TIE = 1e-13
+"""Of all that is at stake: what staying as it is counts for, so that it breaks ties. More than rounding makes up, less
+than 1e-9 of the objective even with a thousand trainers."""
 
 Counts = npt.NDArray[np.int64]
 
@@ -71,6 +77,41 @@ def slide(run: Run, following: Floats) -> Floats:
     window += ramp
     window += run.gain
     return window
+
+
+def step(choice: list[Run], following: Floats) -> Floats:
+    """best_j from best_{j+1} for one claim's runs."""
+    best = np.full(len(following), -np.inf)
+    for run in choice:
+        if run.last - run.first < _NARROW:
+            for step, count in enumerate(range(run.first, min(run.last, len(best) - 1) + 1)):
+                found = following[: len(best) - count] + (run.gain + run.slope * step)
+                np.maximum(best[count:], found, out=best[count:])
+        elif run.first < len(best):
+            np.maximum(best[run.first :], slide(run, following), out=best[run.first :])
+    return best
+
+
+def most_of_the_best(choice: list[Run], following: Floats, left: int, tie: float) -> int:
+    """The largest of the counts whose gain, with what follows, is the best."""
+    tried: list[tuple[int, Floats]] = []
+    for run in choice:
+        last = min(run.last, left)
+        if last >= run.first:
+            gains = run.gain + run.slope * np.arange(last - run.first + 1)
+            tried.append((run.first, following[left - last : left - run.first + 1][::-1] + gains))
+    enough = max(float(value.max()) for _, value in tried) - tie
+    best = [first + int(good[-1]) for first, value in tried if len(good := np.flatnonzero(value >= enough))]
+    return max(best)
+
+
+def tie_of(claims: Sequence[Claim], horizon_s: float) -> float:
+    """What staying counts for, given the size of the numbers that are added up."""
+    at_stake = sum(
+        max(claim.value.rates) * horizon_s + claim.value.rate(claim.running) * max(claim.up_s, claim.down_s)
+        for claim in claims
+    )
+    return _TIE * at_stake or 1.0
 
 
 def promising(claims: list[list[Run]], pool: int) -> list[list[Run]]:

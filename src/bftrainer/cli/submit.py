@@ -86,6 +86,7 @@ def submit(
 ) -> None:
     """Queue a training script. Options of submit come before the script, as they do for python.
 
+    \b
     bftrainer submit --nodes 1-8 train.py --epochs 3
     bftrainer submit --array grid.yaml
     """

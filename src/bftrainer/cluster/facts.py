@@ -76,7 +76,7 @@ def decision_as_json(plan: Plan, state: State, names: Mapping[str, str], took_ms
     """A decision with its reasons and numbers; `state` is the one after it, `names` are those that people gave."""
     changes = [change for change in plan.changes if change.action not in ("keep", "wait")]
     limits = plan.limits
-    why = [f"decided by {plan.allocator}, since owners have limits: {limits_as_text(limits)}"] if limits else []
+    why = [f"within owners' limits: {limits_as_text(limits)}"] if limits and changes else []
     return {
         "allocator": plan.allocator,
         "limits": limits_as_json(limits) if limits else None,
