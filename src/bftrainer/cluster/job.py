@@ -24,7 +24,7 @@ from bftrainer.cluster.workers import (
     was_taken,
 )
 from bftrainer.elastic import protocol
-from bftrainer.elastic.protocol import Arrived, Broken, Done, Failed, Formed, Generation, Leaving, Left, Ready, Report
+from bftrainer.elastic.protocol import Done, Failed, Formed, Generation, Leaving, Left, Ready, Report
 from bftrainer.elastic.roster import Roster
 
 
@@ -115,28 +115,20 @@ class Job:
         worker = self.workers.get(worker_id)
         if worker is None:
             return
-        roster = self.roster
         if worker.status is not None:  # the roster is not whole yet: others are awaited
             worker.status = then(worker.status, message)
+        self.roster.heard(worker_id, message)
         match message:
             case Ready():
                 worker.ready = True
-                roster.ready(worker_id)
                 self._gather(now)
-            case Arrived(generation, address):
-                roster.arrived(worker_id, generation, address)
-            case Broken(generation, _):
-                roster.broken(worker_id, generation)
             case Formed():
-                roster.formed(worker_id)
                 worker.formed = message.generation
-                self._formed(self._formation.formed(worker_id, message, roster.going, self.workers, now))
+                self._formed(self._formation.formed(worker_id, message, self.roster.going, self.workers, now))
             case Leaving():
                 worker.leave_by = now + self.settings.leave_grace_s
-                roster.remove(worker_id)
             case Left():
                 worker.over = True
-                roster.left(worker_id)
             case Done():
                 worker.over = worker.said_done = True
                 self._complete(now)
