@@ -19,7 +19,8 @@ from typing import Any
 
 from bftrainer.cluster import wire
 from bftrainer.cluster.pools.base import Office
-from bftrainer.cluster.pools.keeping import Keeper, Orders, Patience, fingerprint
+from bftrainer.cluster.pools.desk import Desk
+from bftrainer.cluster.pools.keeping import Keeper, Orders, Patience
 from bftrainer.cluster.pools.slurm_commands import Slurm, SlurmError, missing_programs, write_files
 from bftrainer.cluster.pools.slurm_settings import SlurmSettings, read_duration
 from bftrainer.cluster.pools.slurm_watch import (
@@ -76,7 +77,7 @@ class SlurmPool:
             )
         )
         self._courtesy = Courtesy(settings.watch_partition)
-        self._office: Office | None = None
+        self._desk = Desk()
         self._slurm: Slurm | None = None
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -101,7 +102,6 @@ class SlurmPool:
         self._cancelled: set[int] = set()
         self._told: set[int] = set()
         """Those of them that were cancelled in this round."""
-        self._offered: frozenset[str] = frozenset()
         self._asking_s = 0.0
         """How long Slurm took to say what there is."""
         # What goes wrong.
@@ -111,9 +111,7 @@ class SlurmPool:
 
     @property
     def _to(self) -> Office:
-        if self._office is None:
-            raise BFTrainerError("the pool is not open")
-        return self._office
+        return self._desk.office
 
     @property
     def _at(self) -> Slurm:
@@ -126,13 +124,12 @@ class SlurmPool:
         missing = missing_programs()
         if missing:
             raise InputError(f"the pool slurm needs Slurm's commands, but {', '.join(missing)} is not on the PATH")
-        self._office = office
+        self._desk.open(office)
         state_id = office.agent_environment.get(wire.STATE_ID) or office.recall(_STATE_ID)
         if not state_id:
             state_id = secrets.token_hex(8)
             office.remember(_STATE_ID, state_id)
-        mark = fingerprint(sorted(office.agent_environment.items()))
-        self._slurm = Slurm(self.settings, self._folder, state_id, mark)
+        self._slurm = Slurm(self.settings, self._folder, state_id, self._desk.agents_mark)
         await self._check_partitions()
         if not office.observing:
             write_files(self.settings, self._folder, office.agent_environment)
@@ -231,7 +228,7 @@ class SlurmPool:
         began = time.monotonic()
         self._nodes = await self._at.nodes()
         if self._to.observing:
-            self._observe()
+            self._desk.offer(choose(self._free(), (), 0, self.settings.reserve), "it is not idle any more")
             return math.inf
         pilots, queue = await asyncio.gather(self._at.pilots(), self._at.queue())
         self._asking_s = time.monotonic() - began
@@ -254,14 +251,6 @@ class SlurmPool:
 
     def _free(self) -> list[str]:
         return [name for name, node in self._usable().items() if node.free(self.settings.planned)]
-
-    def _observe(self) -> None:
-        offered = frozenset(choose(self._free(), (), 0, self.settings.reserve))
-        for node in sorted(offered - self._offered):
-            self._to.available(node)
-        for node in sorted(self._offered - offered):
-            self._to.gone(node, "it is not idle any more")
-        self._offered = offered
 
     # What has become of the pilots.
 
