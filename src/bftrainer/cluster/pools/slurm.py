@@ -23,6 +23,7 @@ from bftrainer.cluster.pools.desk import Desk
 from bftrainer.cluster.pools.keeping import Keeper, Orders, Patience
 from bftrainer.cluster.pools.slurm_commands import Slurm, SlurmError, missing_programs, write_files
 from bftrainer.cluster.pools.slurm_settings import SlurmSettings, read_duration
+from bftrainer.cluster.pools.slurm_short import Shortening
 from bftrainer.cluster.pools.slurm_watch import (
     LONGEST_RETRY_S,
     RETRY_S,
@@ -48,9 +49,6 @@ _GLANCE_S = 0.1
 _SOONEST_S = 0.3
 """No round begins sooner after another, unless it is asked for. Rounds follow each other so while a job waits."""
 _LAYOUT_S = 60.0
-_SHORT_AFTER_S = 15.0
-"""A pilot that waits so long for an idle node does not fit before something that Slurm plans there."""
-_SHORT_FOR_S = 900.0
 _DRAIN_S = 30.0
 _STATE_ID = "slurm.id"
 
@@ -91,10 +89,7 @@ class SlurmPool:
         self._layout_at = -math.inf
         self._spoken = 0
         """So many idle nodes are left to jobs that wait."""
-        self._waits: dict[int, float] = {}
-        """Since when a pilot waits for a node that is idle."""
-        self._short: dict[str, float] = {}
-        """Until when pilots of a node are submitted as ones that may be cut down."""
+        self._shortening = Shortening()
         self._doubts: dict[str, float] = {}
         """Nodes whose pilots may have been submitted: until when not to believe that they were not."""
         self._given: set[int] = set()
@@ -278,7 +273,7 @@ class SlurmPool:
                 self._keeper.unwant(node)
         self._pilots = dict(found.kept)
         jobs = {pilot.job for pilot in listed}
-        self._waits = {job: since for job, since in self._waits.items() if job in jobs}
+        self._shortening.keep(jobs)
         self._cancelled &= jobs
         self._told = {pilot.job for pilot, _ in cancel}
         await self._cancel(cancel)
@@ -303,11 +298,9 @@ class SlurmPool:
         node = self._nodes.get(pilot.node)
         if node is None or not node.free(planned=True):
             return "its node is taken"
-        since = self._waits.setdefault(pilot.job, now)
-        if now - since < _SHORT_AFTER_S or pilot.node in self._short:
-            return ""  # a short one is given up by `join_s`
-        self._short[pilot.node] = now + _SHORT_FOR_S
-        return f"it does not start ({pilot.reason or 'no reason given'}), a shorter one may"
+        if self._shortening.waits(pilot, now):
+            return f"it does not start ({pilot.reason or 'no reason given'}), a shorter one may"
+        return ""
 
     async def _cancel(self, pilots: Sequence[tuple[Pilot, str]]) -> None:
         for pilot, why in pilots:
@@ -384,9 +377,7 @@ class SlurmPool:
     async def _submit(self, node: str) -> bool:
         """Submit the pilot of a node. Whether to go on with others."""
         now = time.monotonic()
-        if self._short.get(node, math.inf) <= now:
-            del self._short[node]
-        short = node in self._short or not self._nodes[node].free()  # planned for something else
+        short = self._shortening.is_short(node, now) or not self._nodes[node].free()  # planned for something else
         # Remembered before it is tried: whatever goes wrong, the next list of jobs says whether there is one.
         self._doubts[node] = now + 4 * self.settings.command_timeout_s
         try:
