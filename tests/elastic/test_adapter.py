@@ -93,7 +93,7 @@ def test_a_snapshot_goes_on_in_the_midst_of_an_epoch(tmp_path: Path) -> None:
     for _ in first.epochs(3):
         for number, (x, y) in enumerate(first.batches(dataset, batch_size=4)):
             if first.progress.epoch == 1 and number == 2:
-                first._save()
+                first._standing.save()
                 break
             nn.functional.mse_loss(model1(x), y).backward()
             first.step()
@@ -209,7 +209,7 @@ def test_a_break_leaves_nothing_to_be_undone_later() -> None:
     for x, y in run.batches(data(), batch_size=4):
         nn.functional.mse_loss(model(x), y).backward()
         run.step()
-        run._repair = lambda: undone.append((run.progress.epoch, run.progress.cursor))  # as after a lost peer
+        run._standing.repair = lambda: undone.append((run.progress.epoch, run.progress.cursor))  # as after a lost peer
         break
     assert undone == [(0, 4)]
     assert next(epochs) == 1

@@ -26,6 +26,7 @@ from bftrainer.cluster.pools.slurm_commands import (
     write_files,
 )
 from bftrainer.cluster.pools.slurm_settings import SlurmSettings, read_duration
+from bftrainer.cluster.pools.slurm_short import AFTER_S, FOR_S, Shortening
 from bftrainer.cluster.pools.slurm_watch import (
     COURTESY_S,
     GIVE_WAY_S,
@@ -439,3 +440,22 @@ def test_jobs_that_wait_together_are_each_given_what_they_lack() -> None:
     assert given_up(courtesy, 2.0, [planned], nodes) == ("n2",), "Slurm could start it now, it just has not seen that"
     found = courtesy.wishes(3.0, 1003.0, [planned], nodes, LAYOUT, 300.0)
     assert (found.spoken, found.more) == (frozenset(), 2), "what is given up is not taken again"
+
+
+def test_a_pilot_that_waits_too_long_gives_way_to_short_ones_for_a_while() -> None:
+    rule, pilot = Shortening(), Pilot(1, "n01", "waiting")
+    assert not rule.waits(pilot, 0.0)
+    assert not rule.waits(pilot, AFTER_S - 1)
+    assert not rule.is_short("n01", AFTER_S - 1)
+    assert rule.waits(pilot, AFTER_S)
+    assert not rule.waits(pilot, AFTER_S + 1)  # it was said
+    assert rule.is_short("n01", AFTER_S + FOR_S - 1)
+    assert not rule.is_short("n02", AFTER_S + 1)
+    assert not rule.is_short("n01", AFTER_S + FOR_S)
+
+
+def test_a_pilot_that_is_gone_has_not_waited() -> None:
+    rule, pilot = Shortening(), Pilot(1, "n01", "waiting")
+    rule.waits(pilot, 0.0)
+    rule.keep(())
+    assert not rule.waits(pilot, AFTER_S)

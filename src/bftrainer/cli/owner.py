@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
+from bftrainer.cli.database import open_store
 from bftrainer.cli.live import Json, State, live_packages, printable, say, screen, state_of
 from bftrainer.cli.output import print_json, warn
-from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.errors import InputError
 
 if TYPE_CHECKING:
     from bftrainer.cluster.schema import OwnerRow
-    from bftrainer.cluster.store import Store
 
 NONE = "none"
 
@@ -55,7 +54,7 @@ def set_(
         changes["max_trainers"] = _whole(max_trainers, "--max-trainers")
     if share is not None:
         changes["share_nodes"], changes["share_percent"] = (None, None) if share == NONE else read_share(share)
-    with _store(state_of(state), make=True) as store, store.transaction():
+    with open_store(state_of(state), make=True) as store, store.transaction():
         known = {row.owner: row for row in store.owners()}
         row = check_row(replace(known.get(name, OwnerRow(name)), **changes))
         store.put_owner(row)
@@ -70,7 +69,7 @@ def set_(
 
 def list_(state: State = None, as_json: Json = False) -> None:
     """List owners with limits or trainers, what they may have and what they have."""
-    with _store(state_of(state), make=False) as store:
+    with open_store(state_of(state), make=False) as store:
         rows = {row.owner: row for row in store.owners()}
         held: dict[str, int] = {}
         for trainer in store.trainers(unfinished=True):
@@ -94,7 +93,7 @@ def list_(state: State = None, as_json: Json = False) -> None:
 
 def remove(name: Name, state: State = None, as_json: Json = False) -> None:
     """Lift all limits of an owner. Their trainers and tokens stay."""
-    with _store(state_of(state), make=False) as store:
+    with open_store(state_of(state), make=False) as store:
         if not store.remove_owner(name):
             raise InputError(f"nothing is set for an owner {name!r}: see `bftrainer owner list`")
     if as_json:
@@ -109,21 +108,6 @@ def _whole(text: str, option: str) -> int | None:
     if not text.isascii() or not text.isdigit() or len(text) > 9:
         raise InputError(f"{option} must be a whole number, 0 or more, or none, but got {text!r:.80}")
     return int(text)
-
-
-def _store(folder: Path, *, make: bool) -> Store:
-    with live_packages():
-        from bftrainer.cluster.store import FILE, Store
-
-    path = folder / FILE
-    if make:
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as problem:
-            raise BFTrainerError(f"{folder}: {problem.strerror}; choose another folder with --state") from None
-    elif not path.is_file():
-        raise InputError(f"{path}: there is no database: start `bftrainer serve` first, or say where with --state")
-    return Store.open(path)
 
 
 def _shown(row: OwnerRow) -> dict[str, Any]:

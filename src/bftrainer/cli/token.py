@@ -5,20 +5,17 @@ from __future__ import annotations
 import getpass
 import time
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
+from bftrainer.cli.database import open_store
 from bftrainer.cli.live import Json, State, live_packages, printable, say, screen, state_of
 from bftrainer.cli.output import print_json
 from bftrainer.cli.show_live import moment
-from bftrainer.errors import BFTrainerError, InputError
-
-if TYPE_CHECKING:
-    from bftrainer.cluster.store import Store
+from bftrainer.errors import InputError
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="What the token is called.")]
 
@@ -44,7 +41,7 @@ def create(
             raise InputError(f"{what} must be a word in one line, but got {text!r:.80}")
     if role not in ROLES:
         raise InputError(f"--role must be one of {', '.join(ROLES)}, but got {role!r}")
-    with _store(state_of(state), make=True) as store:
+    with open_store(state_of(state), make=True) as store:
         token = store.create_token(name=name, owner=owner, role=role, time=time.time())
     if as_json:
         print_json({"name": name, "owner": owner, "role": role, "token": token})
@@ -54,7 +51,7 @@ def create(
 
 def list_(state: State = None, as_json: Json = False) -> None:
     """List the tokens there are, without what they are."""
-    with _store(state_of(state), make=False) as store:
+    with open_store(state_of(state), make=False) as store:
         rows = [_shown(row) for row in store.tokens()]
     if as_json:
         print_json({"tokens": rows})
@@ -71,27 +68,13 @@ def list_(state: State = None, as_json: Json = False) -> None:
 
 def revoke(name: Name, state: State = None, as_json: Json = False) -> None:
     """Make a token worthless, at once."""
-    with _store(state_of(state), make=False) as store:
+    with open_store(state_of(state), make=False) as store:
         if not store.revoke_token(name, time.time()):
             raise InputError(f"no token is called {name!r}: see `bftrainer token list`")
     if as_json:
         print_json({"revoked": name})
     else:
         say(f"revoked {printable(name)}")
-
-
-def _store(folder: Path, *, make: bool) -> Store:
-    from bftrainer.cluster.store import FILE, Store
-
-    path = folder / FILE
-    if make:
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as problem:
-            raise BFTrainerError(f"{folder}: {problem.strerror}; choose another folder with --state") from None
-    elif not path.is_file():
-        raise InputError(f"{path}: there is no database: start `bftrainer serve` first, or say where with --state")
-    return Store.open(path)
 
 
 def _shown(row: Any) -> dict[str, Any]:

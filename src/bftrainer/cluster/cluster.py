@@ -12,23 +12,21 @@ import time as clock
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any, Literal
+from typing import Any
 
 from bftrainer.cluster import facts
-from bftrainer.cluster.job import Job
-from bftrainer.cluster.launchers.base import HEAD, Launcher, Place
-from bftrainer.cluster.learning import Learned, Prior
+from bftrainer.cluster.launchers.base import HEAD, Launcher
+from bftrainer.cluster.launching import Launching
 from bftrainer.cluster.live import PROGRESS_EVERY_S, ClusterSettings, Live, NodeView
 from bftrainer.cluster.owners import Rules
-from bftrainer.cluster.quiet_job import QuietJob
-from bftrainer.cluster.spec import TrainerSpec, default_name
+from bftrainer.cluster.said import understood
+from bftrainer.cluster.spec import TrainerSpec, free_name
 from bftrainer.cluster.store import Store
 from bftrainer.cluster.wire import Bye, Ended, Forget, FromController, Join, Start, Stop, WorkerStatus
 from bftrainer.cluster.workers import Order
 from bftrainer.core.pool import Event
 from bftrainer.core.trainer import Trainer
 from bftrainer.elastic import protocol
-from bftrainer.elastic.protocol import Failed, Formed, Report
 from bftrainer.scheduler import Scheduler, State
 
 
@@ -53,7 +51,7 @@ class Cluster:
         self.pool_node_s = 0.0
         self.pool_counted_at = 0.0
         self._totals_at = 0.0
-        self._launchers = launchers
+        self._launching = Launching(launchers, settings, lambda node: self.nodes[node].host)
         self.given_to: dict[str, str] = {}
         """Trainer by the node that it was given last."""
         self.occupied: dict[str, str] = {}
@@ -208,7 +206,7 @@ class Cluster:
         if live is None:
             return
         try:
-            said = _understood(message)
+            said = understood(message)
         except protocol.ProtocolError as problem:
             live.job.fail(str(problem))
         else:
@@ -224,7 +222,7 @@ class Cluster:
 
     def _reported(self, live: Live, worker: str, report: Mapping[str, Any], now: float) -> None:
         try:
-            said = _understood({**report, "type": "report"})
+            said = understood({**report, "type": "report"})
         except protocol.ProtocolError as problem:
             live.job.fail(str(problem))
             self._after(live.id, now)
@@ -273,7 +271,7 @@ class Cluster:
         self.rules.read()
         unfinished = sum(live.owner == owner and live.job.outcome is None for live in self.trainers.values())
         self.rules.check(owner, spec, unfinished)
-        name = spec.name or self._free_name(spec, owner)
+        name = spec.name or free_name(spec.script, {one.name for one in self.trainers.values() if one.owner == owner})
         row = self.store.add_trainer(name=name, owner=owner, spec=spec.as_json(), time=now)
         live = self.make_live(row.id, name, owner, now, spec, None)
         self.trainers[row.id] = live
@@ -292,25 +290,7 @@ class Cluster:
 
     def make_live(self, trainer: str, name: str, owner: str, submitted: float, spec: TrainerSpec, learned: Any) -> Live:
         """A trainer with its job; `learned` is what the store has of what was learned."""
-        prior = Prior(spec.prior_curve(), spec.up_s, spec.down_s)
-        launcher = self._launchers[spec.launcher]
-        usual_s = launcher.traits.rescale_s
-        costs = (self.settings.default_up_s, self.settings.default_down_s) if usual_s is None else (usual_s, usual_s)
-        settings = facts.job_settings(self.settings.job, spec)
-
-        def start(worker: str, node: str, background: bool) -> FromController:
-            live = self.trainers[trainer]
-            head = live.job.worker_on(HEAD)
-            place = Place(worker, node, self.nodes[node].host, head.id if head is not None else "", background)
-            return launcher.start(live, place)
-
-        job: Job | QuietJob
-        if launcher.traits.speaks:
-            job = Job(trainer, spec.min_nodes, start, settings)
-        else:
-            job = QuietJob(trainer, spec.min_nodes, start, settings, launcher, spec.work)
-        known = Learned.from_json(learned, prior, *costs) if learned else Learned(prior, *costs)
-        return Live(trainer, name, owner, submitted, spec, job, known)
+        return self._launching.make(trainer, name, owner, submitted, spec, learned)
 
     def tell_scheduler(self, live: Live, now: float, usual_rate: float | None = None) -> Trainer:
         """What the scheduler is told of a trainer, written down so that its decisions can be made again."""
@@ -329,15 +309,6 @@ class Cluster:
         mine = (live for live in self.trainers.values() if live.owner == owner and live.name == name)
         return any(live.job.outcome is None for live in mine)
 
-    def _free_name(self, spec: TrainerSpec, owner: str) -> str:
-        base = default_name(spec.script)
-        taken = {live.name for live in self.trainers.values() if live.owner == owner}
-        name, number = base, 1
-        while name in taken:
-            number += 1
-            name = f"{base[:58]}-{number}"
-        return name
-
     def _concerned(self, node: str) -> list[Live]:
         """The trainers that run on a node or were given it."""
         if node == HEAD:
@@ -347,7 +318,7 @@ class Cluster:
 
     def _on_head(self) -> list[Live]:
         """The trainers that need something beside the controller."""
-        return [live for live in self.trainers.values() if self._launchers[live.spec.launcher].traits.on_head]
+        return [live for live in self.trainers.values() if self._launching.needs_head(live)]
 
     @property
     def head_wanted(self) -> bool:
@@ -360,11 +331,7 @@ class Cluster:
         if live.given is nodes or self.settings.dry_run:
             return
         live.given = nodes
-        try:
-            hosts = [self.nodes[node].host for node in nodes if node in self.nodes]
-            self._launchers[live.spec.launcher].given(live, hosts)
-        except OSError as problem:
-            live.job.fail(f"cannot write {problem.filename}: {problem.strerror}")
+        self._launching.give(live, [node for node in nodes if node in self.nodes])
 
     def _trainer_of(self, worker: str) -> Live | None:
         return self.trainers.get(worker.rpartition("-")[0])
@@ -496,17 +463,7 @@ class Cluster:
                     store.put_worker(message.worker, trainer=trainer, node=node, agent=agent, started=now)
                     store.log(now, "worker.started", trainer=trainer, node=node, data={"worker": message.worker})
                 self._tell(node, message)
-        for rescale in job.rescales:
-            live.rescales += rescale.why != "start"
-            if rescale.why != "start":
-                kind: Literal["up", "down"] = "up" if rescale.world > rescale.world_before else "down"
-                live.learned.rescaled(kind, rescale.pause_s, rescale.form_s, rescale.sync_s)
-            for start_s in rescale.start_s:
-                live.learned.started(start_s)
-            live.stale = True
-            live.started = live.started or now
-            store.log(now, "rescale", trainer=trainer, data={**asdict(rescale), "why": rescale.why})
-        job.rescales.clear()
+        live.take_rescales(store, now)
         live.count(now)
         live.save(self.store, now, at_once=True)
         if job.outcome is not None and live.known is not None:
@@ -533,19 +490,3 @@ class Cluster:
         """Node-seconds that the pool has had."""
         since = self.pool_counted_at
         return self.pool_node_s + (len(self.state.pool) * (now - since) if since else 0.0)
-
-
-def _understood(message: Mapping[str, Any]) -> protocol.Message | None:
-    """What a worker said, looked at before anything is changed by it: its program may be anybody's."""
-    try:
-        said = protocol.from_json(message)
-        if isinstance(said, Report):
-            return facts.checked(said)
-        if isinstance(said, Failed):
-            return Failed(str(said.error), str(said.traceback))
-        if isinstance(said, Formed):
-            times = (float(said.pause_s), float(said.form_s), float(said.sync_s))
-            return Formed(int(said.generation), int(said.world), *times)
-    except (TypeError, ValueError, KeyError, AttributeError) as problem:
-        raise protocol.ProtocolError(f"a worker said {str(message)[:200]}: {problem}") from None
-    return said

@@ -20,6 +20,7 @@ from typing import Any
 
 from bftrainer.cluster import wire
 from bftrainer.cluster.cluster import Cluster
+from bftrainer.cluster.connection import Connection
 from bftrainer.cluster.launchers import HEAD
 from bftrainer.cluster.launchers.head import HeadAgent
 from bftrainer.cluster.logbook import Logbook
@@ -27,7 +28,7 @@ from bftrainer.cluster.pools.base import Pool
 from bftrainer.cluster.restoring import restore
 from bftrainer.cluster.settings import Config
 from bftrainer.cluster.spec import TrainerSpec
-from bftrainer.cluster.wire import Beat, Bye, Ended, FromController, Going, Heard, Join, Log, Logged, Started, Welcome
+from bftrainer.cluster.wire import Beat, Bye, Ended, Going, Heard, Join, Log, Logged, Started, Welcome
 from bftrainer.elastic.protocol import ProtocolError
 from bftrainer.errors import BFTrainerError
 
@@ -40,36 +41,12 @@ COLLECT_S = 600.0
 """With a thousand connections, a search for garbage among all objects takes 0.3 s: not every few seconds."""
 SLICE = 40
 """Messages of agents that are looked at before others get their turn: after an event a thousand come at once."""
-MOST_QUEUED = 10_000
-"""Messages for an agent that does not take them; then its connection is cut."""
 
 TRIM_S = 3600.0
 """How often the event log is cut to the length that is kept."""
 
 _TRAINER = re.compile(r"t[1-9][0-9]{0,17}")
 _log = logging.getLogger(__name__)
-
-
-class Connection:
-    """The controller's end of one agent's connection."""
-
-    def __init__(self, node: str, agent: str) -> None:
-        self.node = node
-        self.agent = agent
-        self.queue: asyncio.Queue[FromController | None] = asyncio.Queue(MOST_QUEUED)
-
-    def send(self, message: FromController) -> None:
-        """Send it as soon as the agent takes it."""
-        try:
-            self.queue.put_nowait(message)
-        except asyncio.QueueFull:
-            self.close()
-
-    def close(self) -> None:
-        """End the connection, whatever is still to be sent."""
-        while not self.queue.empty():
-            self.queue.get_nowait()
-        self.queue.put_nowait(None)
 
 
 class Controller:
@@ -253,7 +230,7 @@ class Controller:
                     if not isinstance(message, Join):
                         raise ProtocolError("the first frame must be a join")
                     connection = self._joined(message)
-                    sending = asyncio.create_task(_pump(connection, send))
+                    sending = asyncio.create_task(connection.pump(send))
                 elif isinstance(message, Going):
                     reason = message.reason or "taken"
                     break
@@ -461,10 +438,3 @@ def _checked(reports: Any) -> Mapping[str, Mapping[str, Any]]:
     if not isinstance(reports, Mapping) or not all(isinstance(report, Mapping) for report in reports.values()):
         raise ProtocolError(f"a beat must have reports by worker, but got {str(reports)[:200]}")
     return reports
-
-
-async def _pump(connection: Connection, send: Callable[[str], Awaitable[None]]) -> None:
-    """Send what is queued until the connection is closed."""
-    with contextlib.suppress(OSError, RuntimeError):  # it is gone: whoever reads notices
-        while (message := await connection.queue.get()) is not None:
-            await send(wire.encode(message))

@@ -7,22 +7,24 @@ that bring the one closer to the other. No clocks, no sockets, no processes: tim
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
+from bftrainer.cluster.forming import Formation
+from bftrainer.cluster.launchers.base import last_line
 from bftrainer.cluster.progress import Progress, Rescale
+from bftrainer.cluster.reattaching import take_up, then
 from bftrainer.cluster.wire import Say, Stop, WorkerStatus
 from bftrainer.cluster.workers import (
-    KILLED,
     JobSettings,
     Order,
     StartWorker,
     TrainerState,
     Worker,
     Workers,
-    status_in_words,
+    end_in_words,
+    was_taken,
 )
 from bftrainer.elastic import protocol
-from bftrainer.elastic.protocol import Arrived, Broken, Done, Failed, Formed, Generation, Leaving, Left, Ready, Report
+from bftrainer.elastic.protocol import Done, Failed, Formed, Generation, Leaving, Left, Ready, Report
 from bftrainer.elastic.roster import Roster
 
 
@@ -60,15 +62,11 @@ class Job:
         self.rescales: list[Rescale] = []
         """Complete ones that nobody has fetched yet."""
         self._start = start
-        self._trained_by: frozenset[str] = frozenset()
-        self._forming: dict[str, Formed] = {}
-        self._preempted = False
-        self._size = 0
+        self._formation = Formation()
         self._not_before = 0.0
         self._announce_at: float | None = None
         self._announced_at = 0.0
         self._samples_at_failure = 0
-        self._reattaching: set[str] = set()
         self._orders: list[Order] = []
 
     # What is.
@@ -76,26 +74,26 @@ class Job:
     @property
     def world(self) -> int:
         """How many train together right now."""
-        return len(self._trained_by)
+        return len(self.trained_by)
 
     @property
     def trained_by(self) -> frozenset[str]:
         """The workers that train together right now."""
-        return self._trained_by
+        return self._formation.members
 
     @property
     def state(self) -> TrainerState:
         """Where it stands."""
         if self.outcome is not None:
             return self.outcome
-        if self._reattaching:
-            return "running" if self._trained_by else "starting"
+        if self.workers.awaited:
+            return "running" if self.trained_by else "starting"
         if not self.workers and not self.nodes:
             return "waiting" if self.ever_ran else "queued"
         members = self.roster.going.members
-        if self._trained_by and members and self._trained_by == frozenset(members):
+        if self.trained_by and members and self.trained_by == frozenset(members):
             return "running" if self.roster.going.id == self.roster.generation.id else "rescaling"
-        return "rescaling" if self._trained_by else "starting"
+        return "rescaling" if self.trained_by else "starting"
 
     @property
     def over(self) -> bool:
@@ -117,28 +115,20 @@ class Job:
         worker = self.workers.get(worker_id)
         if worker is None:
             return
-        roster = self.roster
         if worker.status is not None:  # the roster is not whole yet: others are awaited
-            worker.status = _then(worker.status, message)
+            worker.status = then(worker.status, message)
+        self.roster.heard(worker_id, message)
         match message:
             case Ready():
                 worker.ready = True
-                roster.ready(worker_id)
                 self._gather(now)
-            case Arrived(generation, address):
-                roster.arrived(worker_id, generation, address)
-            case Broken(generation, _):
-                roster.broken(worker_id, generation)
             case Formed():
-                roster.formed(worker_id)
                 worker.formed = message.generation
-                self._formed(worker_id, message, now)
+                self._formed(self._formation.formed(worker_id, message, self.roster.going, self.workers, now))
             case Leaving():
                 worker.leave_by = now + self.settings.leave_grace_s
-                roster.remove(worker_id)
             case Left():
                 worker.over = True
-                roster.left(worker_id)
             case Done():
                 worker.over = worker.said_done = True
                 self._complete(now)
@@ -156,7 +146,7 @@ class Job:
 
     def ended(self, worker_id: str, status: int, tail: str, error: str, now: float) -> None:
         """A worker is no more."""
-        worker = self._drop(worker_id)
+        worker = self.workers.drop(worker_id)
         if worker is None:
             return
         expected = worker.over or worker.killed or worker.leave_by is not None or self.roster.is_leaving(worker_id)
@@ -182,9 +172,8 @@ class Job:
         """A node is gone, and what ran there with it."""
         worker = self.worker_on(node)
         if worker is not None:
-            self._drop(worker.id)
-            if worker.id in self._trained_by:
-                self._preempted = True
+            self.workers.drop(worker.id)
+            self._formation.lost(worker.id)
             self._words_lost |= worker.said_done
             self._gone(worker)
             self._take_up()
@@ -200,7 +189,7 @@ class Job:
         if worker.ready:
             worker.leave_by = by if worker.leave_by is None else min(by, worker.leave_by)
             self.roster.remove(worker.id)
-        elif worker.id not in self._reattaching:
+        elif worker.id not in self.workers.awaited:
             self._kill(worker)
 
     def cancel(self, reason: str) -> None:
@@ -218,13 +207,12 @@ class Job:
 
     def expect(self, worker_id: str, node: str, started: float) -> None:
         """An earlier controller had this worker: its agent will come back and tell of it, or be given up."""
-        self.workers.add(Worker(worker_id, node, started))
-        self._reattaching.add(worker_id)
+        self.workers.expect(Worker(worker_id, node, started))
 
     def resume(self, generation: Generation, trained_by: frozenset[str], nodes: tuple[str, ...]) -> None:
         """What the earlier controller had announced, and who trained; call it after `expect`."""
         self.roster.resume(generation, whole=True)
-        self._trained_by = trained_by
+        self._formation.members = trained_by
         self.nodes = nodes
         self.ever_ran = self.ever_ran or bool(trained_by)
         self._take_up()
@@ -232,13 +220,13 @@ class Job:
     def reattach(self, worker_id: str, status: WorkerStatus, now: float) -> None:
         """A worker's agent is back."""
         worker = self.workers.get(worker_id)
-        if worker is None or worker_id not in self._reattaching:
+        if worker is None or worker_id not in self.workers.awaited:
             return
         worker.status = status
         worker.ready, worker.formed, worker.pid = status.ready, status.formed, status.pid
         worker.over, worker.said_done = status.over, status.done
         worker.is_new = not status.holds_state
-        self._reattaching.discard(worker_id)
+        self.workers.awaited.discard(worker_id)
         self._take_up()
         if worker.killed and status.status is None:
             self._kill(worker)  # the order went nowhere: its agent was not here
@@ -249,40 +237,14 @@ class Job:
 
     def _take_up(self) -> None:
         """Once all are back or given up, the roster goes on."""
-        if self._reattaching or not any(worker.status for worker in self.workers.values()):
-            return
-        generation = self.roster.going
-        back = [worker for worker in self.workers.values() if worker.status is not None]
-        order = {member: rank for rank, member in enumerate(generation.members)}
-        back.sort(key=lambda worker: order.get(worker.id, len(order)))
-        whole = True
-        for worker in back:
-            status = worker.status
-            assert status is not None
-            worker.status = None
-            self.roster.start(worker.id)
-            if status.ready:
-                self.roster.ready(worker.id)
-            if status.holds_state:
-                self.roster.formed(worker.id)
-            if worker.leave_by is not None and not self.finishing:
-                self.roster.remove(worker.id)
-            if worker.id in order:
-                whole = whole and status.formed == generation.id
-        present = {worker.id for worker in back}
-        whole = whole and all(member in present for member in generation.members)
-        self.roster.resume(self.roster.generation, whole=whole or not generation.members)
-        for worker in back:
-            if worker.over and not worker.said_done:
-                self.roster.left(worker.id)
-        self._trained_by &= present
-        self._size = len(self._trained_by)
+        if not self.workers.awaited and any(worker.status for worker in self.workers.values()):
+            self._formation.keep(take_up(self.roster, self.workers.values(), finishing=self.finishing))
 
     # What to do.
 
     def reconcile(self, now: float, free: Callable[[str], bool]) -> list[Order]:
         """The messages that bring what is closer to what shall be. `free`: no worker of any trainer is on a node."""
-        if self._reattaching:
+        if self.workers.awaited:
             return self._flush()
         if self.outcome is None and not self.finishing:
             self._start_missing(now, free)
@@ -300,7 +262,7 @@ class Job:
     @property
     def due(self) -> float | None:
         """When to reconcile again, if nothing happens."""
-        times = [worker.leave_by for worker in self.workers.values() if worker.leave_by and not worker.killed]
+        times = self.workers.deadlines()
         if self._announce_at is not None:
             times.append(self._announce_at)
         if self._announced_at and self.roster.missing():
@@ -311,8 +273,7 @@ class Job:
 
     def shift(self, seconds: float) -> None:
         """The clock was set, or stood still: what was to be then is to be so much later."""
-        for worker in self.workers.values():
-            worker.leave_by = None if worker.leave_by is None else worker.leave_by + seconds
+        self.workers.shift(seconds)
         self._announce_at = None if self._announce_at is None else self._announce_at + seconds
         self._announced_at += seconds
         self._not_before += seconds if self._not_before else 0.0
@@ -326,7 +287,7 @@ class Job:
                 self.next_worker += 1
                 self.workers.add(worker)
                 self.roster.start(worker.id)
-                self._orders.append((node, self._start(worker.id, node, bool(self._trained_by))))
+                self._orders.append((node, self._start(worker.id, node, bool(self.trained_by))))
 
     def _end_unwanted(self, now: float) -> None:
         wanted = frozenset(self.nodes)
@@ -371,44 +332,21 @@ class Job:
 
     # The story of a trainer.
 
-    def _drop(self, worker_id: str) -> Worker | None:
-        self._reattaching.discard(worker_id)
-        return self.workers.drop(worker_id)
-
     def _gone(self, worker: Worker) -> None:
         if worker.over and not worker.said_done:
             self.roster.left(worker.id)
         elif worker.id in self.roster:
             self.roster.lost(worker.id)
-        self._forming.pop(worker.id, None)
-        self._trained_by -= {worker.id}
+        self._formation.gone(worker.id)
         if not self.workers and self.outcome is None:
-            self._trained_by = frozenset()
+            self._formation.members = frozenset()
 
-    def _formed(self, worker_id: str, formed: Formed, now: float) -> None:
-        """When the last member has formed, the rescale is over."""
-        going = self.roster.going
-        if formed.generation != going.id:
-            return
-        self._forming[worker_id] = formed
-        if not all(member in self._forming for member in going.members):
-            return
-        told = {member: self._forming[member] for member in going.members}
-        survivors = [told[member] for member in going.members if member in self._trained_by] or list(told.values())
-        slowest = max(survivors, key=lambda f: f.pause_s)
-        before = self._size if any(member in self._trained_by for member in going.members) else 0
-        newcomers = [self.workers[member] for member in going.members if member not in self._trained_by]
-        starts = tuple(now - worker.started for worker in newcomers if worker.formed == going.id and worker.is_new)
-        for worker in newcomers:
-            worker.is_new = False
-        times = (slowest.pause_s, slowest.form_s, slowest.sync_s)
-        self.rescales.append(Rescale(going.id, before, len(told), *times, self._preempted, starts))
-        self._trained_by = frozenset(going.members)
-        self._size = len(going.members)
-        self._preempted = False
-        self._forming = {}
-        self.ever_ran = True
-        self.reason = ""
+    def _formed(self, rescale: Rescale | None) -> None:
+        """Perhaps a rescale is over."""
+        if rescale is not None:
+            self.rescales.append(rescale)
+            self.ever_ran = True
+            self.reason = ""
 
     def _reported(self, worker: Worker, report: Report) -> None:
         self.progress.redone += max(report.redone - worker.redone, 0)
@@ -447,7 +385,7 @@ class Job:
         if self.progress.samples > self._samples_at_failure:
             self._samples_at_failure = self.progress.samples
             self.failures = self.restarts = 0
-        if not error and (status == protocol.RESTART or status in KILLED):
+        if was_taken(status, error):
             self.restarts += 1
             if self.restarts > self.settings.most_restarts:
                 self.fail(f"workers were lost {self.restarts} times in a row without progress", tail)
@@ -456,13 +394,11 @@ class Job:
             return  # one of several that failed together
         self.failures += 1
         self.failures_in_all += 1
-        what = error or f"ended with {status_in_words(status)} on {worker.node}"
-        last = next((line for line in reversed(tail.splitlines()) if line.strip()), "")
-        self.reason = f"{what}{': ' + last.strip() if last else ''}"
+        self.reason = end_in_words(worker, status, error, last_line(tail))
         if self.failures >= self.settings.most_failures:
             self.fail(f"{self.reason} ({self.failures} times in a row)", tail)
             return
-        self._not_before = now + self.settings.restart_backoff_s * 2 ** min(self.failures - 1, 6)
+        self._not_before = now + self.settings.backoff_s(self.failures)
 
     def _end(self, outcome: TrainerState, reason: str) -> None:
         self.outcome, self.reason = outcome, reason
@@ -471,16 +407,3 @@ class Job:
         for worker in self.workers.values():
             if not worker.killed:
                 self._kill(worker)
-
-
-def _then(status: WorkerStatus, message: object) -> WorkerStatus:
-    """What is known of a worker once it has said something more. Whoever is under way to a generation is in none."""
-    match message:
-        case Ready():
-            return replace(status, ready=True)
-        case Formed(generation):
-            return replace(status, formed=generation, holds_state=True)
-        case Arrived() | Broken():
-            return replace(status, formed=-1)
-        case _:
-            return status

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from bftrainer.cluster import facts
 from bftrainer.cluster.job import Job
@@ -97,6 +97,20 @@ class Live:
     def held(self, now: float) -> float:
         """The node-seconds it has held up to now."""
         return self.node_seconds + (self.counted_nodes * (now - self.counted_at) if self.counted_at else 0.0)
+
+    def take_rescales(self, store: Store, now: float) -> None:
+        """Learn from the rescales that are complete, and write them down."""
+        for rescale in self.job.rescales:
+            self.rescales += rescale.why != "start"
+            if rescale.why != "start":
+                kind: Literal["up", "down"] = "up" if rescale.world > rescale.world_before else "down"
+                self.learned.rescaled(kind, rescale.pause_s, rescale.form_s, rescale.sync_s)
+            for start_s in rescale.start_s:
+                self.learned.started(start_s)
+            self.stale = True
+            self.started = self.started or now
+            store.log(now, "rescale", trainer=self.id, data={**asdict(rescale), "why": rescale.why})
+        self.job.rescales.clear()
 
     def save(self, store: Store, now: float, *, at_once: bool = False) -> None:
         """Store what changed; progress alone only now and then, unless it is to be `at_once`."""

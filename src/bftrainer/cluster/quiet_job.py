@@ -14,16 +14,15 @@ from bftrainer.cluster.launchers.base import HEAD, Launcher, last_line
 from bftrainer.cluster.progress import Progress, Rescale
 from bftrainer.cluster.wire import Stop, WorkerStatus
 from bftrainer.cluster.workers import (
-    KILLED,
     JobSettings,
     Order,
     StartWorker,
     TrainerState,
     Worker,
     Workers,
-    status_in_words,
+    end_in_words,
+    was_taken,
 )
-from bftrainer.elastic import protocol
 from bftrainer.elastic.protocol import Generation
 from bftrainer.elastic.roster import Roster
 
@@ -70,7 +69,6 @@ class QuietJob:
         """How many members were lost when a worker was started; of one from before a restart nobody knows."""
         self._not_before = 0.0
         self._steady_since = math.inf
-        self._reattaching: set[str] = set()
         self._orders: list[Order] = []
 
     # What is.
@@ -93,7 +91,7 @@ class QuietJob:
         if self.outcome is not None:
             return self.outcome
         up = self.trained_by
-        if self._reattaching:
+        if self.workers.awaited:
             return "running" if up else "starting"
         if not self.workers and not self._wanted:
             return "waiting" if self.ever_ran else "queued"
@@ -186,8 +184,7 @@ class QuietJob:
 
     def expect(self, worker_id: str, node: str, started: float) -> None:
         """An earlier controller had this worker: its agent will come back and tell of it, or be given up."""
-        self.workers.add(Worker(worker_id, node, started))
-        self._reattaching.add(worker_id)
+        self.workers.expect(Worker(worker_id, node, started))
 
     def resume(self, generation: Generation, trained_by: frozenset[str], nodes: tuple[str, ...]) -> None:
         """How far the earlier controller had counted, and who ran; call it after `expect`."""
@@ -200,8 +197,8 @@ class QuietJob:
     def reattach(self, worker_id: str, status: WorkerStatus, now: float) -> None:
         """A worker's agent is back."""
         worker = self.workers.get(worker_id)
-        if worker is not None and worker_id in self._reattaching:
-            self._reattaching.discard(worker_id)
+        if worker is not None and worker_id in self.workers.awaited:
+            self.workers.awaited.discard(worker_id)
             worker.pid, worker.formed = status.pid, int(status.pid > 0)
 
     # What to do.
@@ -210,7 +207,7 @@ class QuietJob:
         """The messages that bring what is closer to what shall be."""
         if self._lost_at == math.inf:
             self._lost_at = now
-        if not self._reattaching:
+        if not self.workers.awaited:
             if self._on_nodes() and self.worker_on(HEAD) is None:
                 self._broken = True
             if self._wanted:
@@ -225,15 +222,14 @@ class QuietJob:
     @property
     def due(self) -> float | None:
         """When to reconcile again, if nothing happens."""
-        times = [w.leave_by for w in self.workers.values() if w.leave_by is not None and not w.killed]
+        times = self.workers.deadlines()
         if self._wanted and not self._complete():
             times.append(self._not_before)
         return min(times, default=None)
 
     def shift(self, seconds: float) -> None:
         """The clock was set, or stood still: what was to be then is to be so much later."""
-        for worker in self.workers.values():
-            worker.leave_by = None if worker.leave_by is None else worker.leave_by + seconds
+        self.workers.shift(seconds)
         self._lost_at += seconds
         self._steady_since += seconds
         self._not_before += seconds if self._not_before else 0.0
@@ -302,7 +298,6 @@ class QuietJob:
     # The story of a trainer.
 
     def _drop(self, worker_id: str) -> Worker | None:
-        self._reattaching.discard(worker_id)
         worker = self.workers.drop(worker_id)
         if not self.trained_by:
             self._size = 0
@@ -322,17 +317,15 @@ class QuietJob:
 
     def _judge(self, worker: Worker, status: int, tail: str, error: str, now: float) -> None:
         """A worker ended, and nobody had asked it to."""
-        taken = not error and (status == protocol.RESTART or status in KILLED)
+        taken = was_taken(status, error)
         if now - self._steady_since > AFTERMATH_S:
             self.restarts = 0
         if worker.node != HEAD and taken:
             self._lose(now)  # the others go on, and it is started again
         else:
             self._broken = bool(self.workers)
-        what = error or f"ended with {status_in_words(status)} on {worker.node}"
         said = self._said(tail)
-        last = last_line(said)
-        self.reason = f"{what}{': ' + last if last else ''}"
+        self.reason = end_in_words(worker, status, error, last_line(said))
         if taken or now - self._lost_at < AFTERMATH_S:
             self.restarts += 1
             if self.restarts > self.settings.most_restarts:
@@ -346,7 +339,7 @@ class QuietJob:
         if self.failures_in_all >= self.settings.most_failures:
             self.fail(f"{self.reason} ({self.failures_in_all} times)", said)
             return
-        self._not_before = now + self.settings.restart_backoff_s * 2 ** min(self.failures_in_all - 1, 6)
+        self._not_before = now + self.settings.backoff_s(self.failures_in_all)
 
     def _end(self, outcome: TrainerState, reason: str) -> None:
         self.outcome, self.reason = outcome, reason

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any, Literal
@@ -257,6 +257,16 @@ def default_name(script: str) -> str:
     letters = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode()
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", letters).strip("._-")
     return plain[:56].rstrip("._-") or "trainer"  # leaves room for a number
+
+
+def free_name(script: str, taken: Collection[str]) -> str:
+    """A name made of a script's that is not taken: with a number, if need be."""
+    base = default_name(script)
+    name, number = base, 1
+    while name in taken:
+        number += 1
+        name = f"{base[:58]}-{number}"
+    return name
 
 
 def _as_text(value: object) -> object:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bftrainer.cluster.wire import FromController, WorkerStatus
+from bftrainer.elastic import protocol
 
 TrainerState = Literal["queued", "starting", "running", "rescaling", "waiting", "done", "failed", "cancelled"]
 FINISHED: frozenset[str] = frozenset({"done", "failed", "cancelled"})
-KILLED = (-9, -15, -1, -2, 128 + 9, 128 + 15, 128 + 1, 128 + 2)
+_KILLED = (-9, -15, -1, -2, 128 + 9, 128 + 15, 128 + 1, 128 + 2)
 """Statuses of a worker that something took away, by a signal; any other one is the script's own fault."""
 
 
@@ -34,6 +35,10 @@ class JobSettings:
     """A script that ends so often without progress has failed."""
     most_restarts: int = 50
     """A worker may be killed so often without progress."""
+
+    def backoff_s(self, failures: int) -> float:
+        """How long to wait after so many failures, before the script is tried again."""
+        return self.restart_backoff_s * 2.0 ** min(failures - 1, 6)
 
 
 @dataclass(slots=True)
@@ -72,6 +77,8 @@ class Workers(dict[str, Worker]):
     def __init__(self) -> None:
         super().__init__()
         self._on: dict[str, Worker] = {}
+        self.awaited: set[str] = set()
+        """Those that an earlier controller had and whose agents have not come back yet."""
 
     def on(self, node: str) -> Worker | None:
         """The one there."""
@@ -81,12 +88,38 @@ class Workers(dict[str, Worker]):
         """One more."""
         self[worker.id] = self._on[worker.node] = worker
 
+    def expect(self, worker: Worker) -> None:
+        """An earlier controller had this one: its agent will come back and tell of it, or be given up."""
+        self.add(worker)
+        self.awaited.add(worker.id)
+
     def drop(self, worker_id: str) -> Worker | None:
         """One less; None if it is not known."""
+        self.awaited.discard(worker_id)
         worker = self.pop(worker_id, None)
         if worker is not None and self._on.get(worker.node) is worker:
             del self._on[worker.node]
         return worker
+
+    def deadlines(self) -> list[float]:
+        """When those that shall leave are to be killed."""
+        return [worker.leave_by for worker in self.values() if worker.leave_by is not None and not worker.killed]
+
+    def shift(self, seconds: float) -> None:
+        """What was to be then is to be so much later."""
+        for worker in self.values():
+            worker.leave_by = None if worker.leave_by is None else worker.leave_by + seconds
+
+
+def was_taken(status: int, error: str) -> bool:
+    """Whether a worker that ended was taken away; otherwise its end is the script's own fault."""
+    return not error and (status == protocol.RESTART or status in _KILLED)
+
+
+def end_in_words(worker: Worker, status: int, error: str, last: str) -> str:
+    """How a worker ended; `last` is the last line that it printed."""
+    what = error or f"ended with {status_in_words(status)} on {worker.node}"
+    return f"{what}{': ' + last if last else ''}"
 
 
 def status_in_words(status: int) -> str:

@@ -2,65 +2,41 @@
 
 A `Run` owns the rhythm of training. Within `step` the ranks sum their gradients, apply them and agree whether to
 rescale; between two batches, when all of the script's own code for a step has run, the group is re-formed, state is
-handed to newcomers and snapshots are taken. A peer that dies in between is noticed as a broken group: the step counts
-only for ranks whose sum was whole, and the most advanced rank's state becomes everyone's.
+handed to newcomers and snapshots are taken (`standing.py`). A peer that dies in between is noticed as a broken group:
+the step counts only for ranks whose sum was whole, and the most advanced rank's state becomes everyone's.
 """
 
 from __future__ import annotations
 
 import atexit
-import copy
-import hashlib
 import os
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from bftrainer.elastic import protocol
 from bftrainer.elastic.crew import Crew
-from bftrainer.elastic.group import GroupBroken, breaking
-from bftrainer.elastic.loader import Loader, length_of
+from bftrainer.elastic.group import GroupBroken, default_backend
+from bftrainer.elastic.loader import Loaders, length_of
 from bftrainer.elastic.measure import Course, Meter
 from bftrainer.elastic.membership import Leave, Membership, Place
 from bftrainer.elastic.pacing import Pacer
 from bftrainer.elastic.protocol import Done, Formed, Generation, Leaving, Report
 from bftrainer.elastic.reducer import Reducer
 from bftrainer.elastic.sampler import BatchPlan, Step
+from bftrainer.elastic.signals import on_sigterm
 from bftrainer.elastic.snapshot import Snapshots
-from bftrainer.elastic.state import Registry, broadcast
+from bftrainer.elastic.standing import Progress, Standing
+from bftrainer.elastic.state import Registry
 from bftrainer.elastic.stepping import Statistics, Stepper
-from bftrainer.errors import BFTrainerError, InputError
-
-_FLAG, _SAMPLES, _LOSS, _LOSS_WEIGHT, _RIDERS = 0, 1, 2, 3, 4
-_LOADERS = 4
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far the job is. Of two ranks the one with the greater epoch, cursor and step is ahead."""
-
-    epoch: int = 0
-    cursor: int = 0
-    """Samples of the epoch that are committed (steps, in a loop over `steps`)."""
-    step: int = 0
-    """Steps committed in all."""
-    samples: int = 0
-    saved_at: float = 0.0
-    """When the last snapshot was taken, or training began; Unix time, as it travels between nodes."""
-
-    def key(self) -> tuple[int, int, int]:
-        """What is compared."""
-        return self.epoch, self.cursor, self.step
+from bftrainer.elastic.tally import RIDERS, Tally, Total
+from bftrainer.errors import InputError
 
 
 class Run:
@@ -77,10 +53,10 @@ class Run:
         seed: int,
     ) -> None:
         self.device = device
-        self.progress = Progress(saved_at=time.time())
         self.seed = seed
         self.metrics: dict[str, float] = {}
         self._registry = Registry()
+        self._stepper = Stepper()
         self._membership = Membership.connect()
         self._crew = Crew(self._membership, backend or default_backend(device), device)
         self._meter = Meter()
@@ -88,34 +64,26 @@ class Run:
         self._epochs: int | None = None
         self._course: tuple[Course, BatchPlan] | None = None
         self._redone = 0
-        self._snapshots: Snapshots | None = None
+        keeper = None
         if snapshots is not None:
-            self._snapshots = Snapshots(snapshots, every_s=snapshot_every_s, keep=snapshots_kept)
+            keeper = Snapshots(snapshots, every_s=snapshot_every_s, keep=snapshots_kept)
+        self._standing = Standing(self._registry, self._stepper, keeper)
         self._reducer: Reducer | None = None
-        self._stepper = Stepper()
         self._statistics = Statistics()
-        self._saved = 0  # the step of the last snapshot
-        self._has_state = False
         self._joined = False
         self._finished = False
         self._agreed = False  # all ranks know of a new generation
         self._peers: tuple[str, ...] = ()  # the members of the present generation
         self._pid = os.getpid()
-        self._repair: Callable[[], None] | None = None
         self._step: Step | None = None
         self._micro = 0
-        self._accumulated, self._accumulated_loss = 0, 0.0
+        self._tally = Tally()
         self._terminating = False
-        self._loaders: dict[tuple[Any, ...], Loader] = {}
+        self._loaders = Loaders()
         if self._membership is not None:
             self._membership.report = self._report
             self._membership.report_failures(self._crew.is_collateral)
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) in (
-            signal.SIG_DFL,
-            None,
-        ):
-            signal.signal(signal.SIGTERM, self._on_sigterm)
-            _keep_from_children(self._on_sigterm)
+        on_sigterm(self._on_sigterm)
         atexit.register(self._at_exit)
 
     # What the script sees.
@@ -139,6 +107,11 @@ class Run:
     def is_main(self) -> bool:
         """Whether this is rank 0: the one that prints and saves. Another worker may be tomorrow."""
         return self.rank == 0
+
+    @property
+    def progress(self) -> Progress:
+        """How far the training is."""
+        return self._standing.progress
 
     @property
     def model(self) -> Any:
@@ -194,7 +167,7 @@ class Run:
             epoch = self.progress.epoch
             yield epoch
             if self.progress.epoch == epoch:
-                self._put_right()  # the loop over batches may have been left early
+                self._standing.put_right()  # the loop over batches may have been left early
                 if self._stepper.scheduler_every == "epoch":
                     self._stepper.schedule()
                 self.progress.epoch, self.progress.cursor = epoch + 1, 0
@@ -228,7 +201,7 @@ class Run:
             seed=self.seed,
             drop_last=drop_last,
         )
-        loader = self._loader(dataset, plan, (batch_size, global_batch, max_batch, shuffle, drop_last), loading)
+        loader = self._loaders.of(dataset, plan, (batch_size, global_batch, max_batch, shuffle, drop_last), loading)
         if self._epochs is not None:
             self._course = Course(self._epochs, length, drop_last), plan
         epoch, place = self.progress.epoch, None
@@ -252,7 +225,7 @@ class Run:
             try:
                 yield batch
             except GeneratorExit:  # a `break`: what follows the loop must not be undone later
-                self._put_right()
+                self._standing.put_right()
                 raise
             if self._step is not None:
                 raise InputError("run.step() must be called after each batch; it was not after the last one")
@@ -295,36 +268,36 @@ class Run:
         if metrics:
             self.report(**metrics)
         if step.micros and self._micro < len(step.micros) - 1:
-            self._accumulated += count
-            if loss is not None:
-                self._accumulated_loss += _number(loss) * count
+            self._tally.add(count, loss)
             return False
         share = sum(micro.weight for micro in step.micros) if step.micros else 1.0 / self.world
         if self._pacer is not None:
             self._pacer.hold(self.world)
-        riders = self._riders(count, loss, share)
+        riders = self._tally.riders(count, loss, knows=self._crew.knows_of_newer, device=self.device)
+        if self._statistics and self.world > 1:
+            riders = torch.cat([riders, self._statistics.weighted(share)])
         try:
             sums = reducer.finish(riders)
-            values = sums[:_RIDERS].tolist()  # waits for the device: the sum is known to be whole
+            total = Total.of(sums)
             self._crew.check_whole()
         except GroupBroken as problem:
             before = self.progress.key()
             self._recover(problem)
             if self.progress.key() <= before:  # nobody's sum was whole
-                self._redone += count + self._accumulated
+                self._redone += count + self._tally.samples
             return False
         if self._statistics:
             if self.world > 1:
-                self._statistics.take(sums[_RIDERS:])
+                self._statistics.take(sums[RIDERS:])
             self._statistics.commit()
         self._stepper.apply(self.progress.step)
         self.progress.cursor = step.stop
         self.progress.step += 1
-        self.progress.samples += round(values[_SAMPLES])
-        self._meter.stepped(round(values[_SAMPLES]))
-        if values[_LOSS_WEIGHT] > 0:
-            self.metrics["loss"] = values[_LOSS] / values[_LOSS_WEIGHT]
-        self._agreed = round(values[_FLAG]) >= self.world
+        self.progress.samples += total.samples
+        self._meter.stepped(total.samples)
+        if total.loss is not None:
+            self.metrics["loss"] = total.loss
+        self._agreed = total.all_know(self.world)
         return True
 
     def report(self, **metrics: float) -> None:
@@ -339,13 +312,12 @@ class Run:
         while not saved:
             while not self._fence():
                 pass
-            self._put_right()
+            self._standing.put_right()
             if self.is_main:
-                self._save()
+                self._standing.save()
             saved = self._fence()  # if rank 0 is lost while it saves, the next one does
         self._finished = True
-        for loader in self._loaders.values():
-            loader.close()
+        self._loaders.close()
         if self._membership is not None:
             self._membership.send(self._report())
             self._membership.send(Done(self.progress.step))
@@ -361,22 +333,13 @@ class Run:
             self._reform()
         if self.progress.epoch != epoch:
             return False
-        self._put_right()
+        self._standing.put_right()
         if self._terminating and self._membership is None:
-            self._save()
+            self._standing.save()
             raise SystemExit(128 + signal.SIGTERM)
-        keeper = self._snapshots
-        if keeper is not None and self.is_main and self.progress.step != self._saved and keeper.due():
-            self.progress.saved_at = time.time()
-            if keeper.take(self.progress.step, self._capture()):
-                self._saved = self.progress.step
+        if self.is_main:
+            self._standing.save_if_due()
         return True
-
-    def _put_right(self) -> None:
-        """Undo what the script's code did after a step that failed, or that this rank had missed."""
-        if self._repair is not None:
-            repair, self._repair = self._repair, None
-            repair()
 
     def _fence(self) -> bool:
         """Whether all ranks have come here, the end of an epoch. False: there is more to do first."""
@@ -401,10 +364,9 @@ class Run:
         if not self._stepper.optimizers:
             raise InputError("run.register() must be given at least one optimizer before training begins")
         self._joined = True
-        self._reducer = Reducer(self._stepper.params, _RIDERS + self._statistics.size)
+        self._reducer = Reducer(self._stepper.params, RIDERS + self._statistics.size)
         if self._membership is None:
-            self._resume()
-            self._has_state = True
+            self._standing.begin()
             self._statistics.commit()
             self._meter.formed(0, 1)
             if self._pacer is not None:
@@ -421,16 +383,14 @@ class Run:
         self._reducer.abandon()
         self._statistics.take_back()
         self._reform()
-        if self._repair is None:
-            # The script's code after the failed step still runs; what it changes (a scheduler) is put back afterwards.
-            self._repair = self._registry.keep_untrained(self._stepper.optimizers)
+        self._standing.step_failed()
 
     def _reform(self) -> None:
         """Train on in the group of the newest generation."""
         membership, reducer = self._membership, self._reducer
         assert membership is not None
         assert reducer is not None
-        paused_at = self._meter.last_at if self._has_state else time.perf_counter()
+        paused_at = self._meter.last_at if self._standing.has_state else time.perf_counter()
         try:
             place, form_s, sync_s = self._crew.form_anew(self._sync)
         except Leave as leave:
@@ -445,51 +405,16 @@ class Run:
         membership.send(Formed(place.generation, place.world, round(pause_s, 6), round(form_s, 6), round(sync_s, 6)))
 
     def _sync(self, place: Place) -> None:
-        """Bring every member to the state of the most advanced one."""
-        if place.world == 1:
-            if not self._has_state:
-                self._resume()
-        else:
-            mine = [int(self._has_state), *self.progress.key(), self._signature()]
-            row = torch.tensor(mine, dtype=torch.int64, device=self._crew.wire)
-            rows = [torch.empty_like(row) for _ in range(place.world)]
-            with breaking():
-                dist.all_gather(rows, row)
-                table = [r.tolist() for r in rows]
-            if len({r[-1] for r in table}) > 1:
-                raise BFTrainerError(
-                    "the ranks registered different models: shapes of parameters or their order differ. "
-                    "Does the script build the model differently by rank or world size?"
-                )
-            keys = [r[:-1] for r in table]
-            source = keys.index(max(keys))
-            if not keys[source][0] and place.rank == source:
-                self._resume()
-            if not keys[source][0] or any(key != keys[source] for key in keys):
-                self._take_over(source, place.rank, wanted=keys[place.rank] != keys[source] or not keys[source][0])
-        self._has_state = True
+        self._standing.sync(place, self._crew.wire)
         self._statistics.commit()
-
-    def _take_over(self, source: int, rank: int, *, wanted: bool) -> None:
-        state = broadcast(self._capture() if rank == source else None, source, self._crew.wire)
-        if rank == source or not wanted:
-            return
-        if not self._has_state:
-            self._load(state)
-            return
-        # The script's code after the step that this rank missed still runs here, but is in this state already. So it is
-        # loaded again after that; a copy now, as objects may keep what they are given and change it.
-        self._load(copy.deepcopy(state))
-        self._repair = lambda: self._load(state)
 
     def _leave(self, generation: Generation) -> NoReturn:
         """End here, at a step boundary."""
         assert self._membership is not None
-        if self._has_state and not set(generation.members) & set(self._peers):
-            self._save()  # nobody who has the state stays
+        if self._standing.has_state and not set(generation.members) & set(self._peers):
+            self._standing.save()  # nobody who has the state stays
         self._finished = True
-        for loader in self._loaders.values():
-            loader.close()
+        self._loaders.close()
         self._membership.leave(self.progress.step)
         raise SystemExit(0)
 
@@ -499,71 +424,11 @@ class Run:
         reducer = self._reducer
         assert reducer is not None
         if self._micro == 0:
-            self._accumulated, self._accumulated_loss = 0, 0.0
+            self._tally.begin()
         elif weight != reducer.weight:
             # Micro-batches of one share differ by a sample: bring what is accumulated to the weight of the next.
             reducer.rescale(reducer.weight / weight)
         reducer.weight, reducer.active = weight, last
-
-    def _riders(self, samples: int, loss: Tensor | float | None, share: float) -> Tensor:
-        """What goes along with the gradients; `share` is this rank's part in the means of the step."""
-        total = samples + self._accumulated
-        on_device = isinstance(loss, Tensor) and loss.device.type != "cpu"
-        known = _number(loss) * samples if loss is not None and not on_device else 0.0
-        weight = total if loss is not None else 0
-        values = [float(self._crew.knows_of_newer), float(total), known + self._accumulated_loss, float(weight)]
-        riders = torch.tensor(values, dtype=torch.float64, device=self.device)
-        if on_device and isinstance(loss, Tensor):
-            riders[_LOSS] += loss.detach().double() * samples  # without waiting for the device
-        if self._statistics and self.world > 1:
-            riders = torch.cat([riders, self._statistics.weighted(share)])
-        return riders
-
-    # State.
-
-    def _capture(self) -> dict[str, Any]:
-        lr = self._stepper.state_dict()
-        return {"progress": asdict(self.progress), "lr": lr, "objects": self._registry.capture()}
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        self._registry.load(state["objects"])
-        self.progress = Progress(**state["progress"])
-        self._stepper.load_state_dict(state["lr"])
-        if self._snapshots is not None:
-            self._snapshots.last_was(time.time() - self.progress.saved_at)
-
-    def _resume(self) -> None:
-        """Take over the newest snapshot, if there is one."""
-        found = self._snapshots.latest() if self._snapshots is not None else None
-        if found is not None:
-            self._load(found.state)
-            self._saved = found.step
-            print(f"bftrainer: resumed from {found.path} at step {found.step}", file=sys.stderr, flush=True)
-
-    def _save(self) -> None:
-        """Take a snapshot before going on. Training is not lost for a full disk."""
-        if self._snapshots is not None:
-            try:
-                self._snapshots.take_now(self.progress.step, self._capture())
-            except BFTrainerError as problem:
-                print(f"bftrainer: no snapshot of step {self.progress.step}: {problem}", file=sys.stderr, flush=True)
-
-    def _signature(self) -> int:
-        """A number that is the same on ranks that train the same parameters."""
-        shapes = [tuple(param.shape) for param in self._stepper.params]
-        names = sorted(self._registry.objects)
-        return int.from_bytes(hashlib.sha256(repr((names, shapes)).encode()).digest()[:7], "big")
-
-    # Data.
-
-    def _loader(self, dataset: Any, plan: BatchPlan, how: tuple[Any, ...], loading: Mapping[str, Any]) -> Loader:
-        """The loader of a dataset, with its worker processes, kept from epoch to epoch."""
-        key = (id(dataset), how, tuple(sorted((name, id(value)) for name, value in loading.items())))
-        if key not in self._loaders:
-            while len(self._loaders) >= _LOADERS:
-                self._loaders.pop(next(iter(self._loaders))).close()
-            self._loaders[key] = Loader(dataset, plan, **loading)
-        return self._loaders[key]
 
     # The outside world.
 
@@ -575,10 +440,10 @@ class Run:
             step=progress.step,
             epoch=progress.epoch,
             samples=progress.samples,
-            world=self._meter.world if self._has_state else 0,
+            world=self._meter.world if self._standing.has_state else 0,
             rates={str(world): round(rate, 3) for world, rate in self._meter.rates().items()},
             metrics=dict(self.metrics),
-            snapshot_step=self._snapshots.last_step if self._snapshots is not None else None,
+            snapshot_step=self._standing.snapshot_step,
             total=self._total(progress),
             epochs=self._epochs,
             redone=self._redone,
@@ -599,7 +464,7 @@ class Run:
 
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
         self._terminating = True
-        if not self._has_state:
+        if not self._standing.has_state:
             raise SystemExit(128 + signum)  # nobody waits for it yet
         if self._membership is not None:
             # In a thread, because this one may be in the midst of sending.
@@ -608,40 +473,6 @@ class Run:
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return
-        for loader in self._loaders.values():
-            loader.close()
-        if self._snapshots is not None:
-            self._snapshots.close(60.0)
+        self._loaders.close()
+        self._standing.close(60.0)
         self._crew.close()
-
-
-def _keep_from_children(handler: Callable[[int, FrameType | None], None]) -> None:
-    """Processes that the script forks end on SIGTERM as if there were no handler, also right after they are forked."""
-    kept = threading.local()
-
-    def before() -> None:
-        kept.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-
-    def after() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, kept.mask)
-
-    def in_child() -> None:
-        if signal.getsignal(signal.SIGTERM) == handler:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        after()
-
-    os.register_at_fork(before=before, after_in_parent=after, after_in_child=in_child)
-
-
-def _number(loss: Tensor | float) -> float:
-    return float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
-
-
-def default_backend(device: torch.device) -> str:
-    """NCCL between GPUs, gloo otherwise; `BFTRAINER_BACKEND` says so for workers that share a GPU."""
-    named = os.environ.get(protocol.BACKEND)
-    if named is None:
-        return "nccl" if device.type == "cuda" else "gloo"
-    if named not in ("gloo", "nccl"):
-        raise InputError(f"{protocol.BACKEND} must be gloo or nccl, but got {named!r}")
-    return named

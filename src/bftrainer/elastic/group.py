@@ -7,6 +7,7 @@ what losing any member costs, a new generation.
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import sys
 import threading
@@ -15,11 +16,14 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
+from bftrainer.elastic import protocol
 from bftrainer.elastic.membership import Place
 from bftrainer.elastic.sockets import knock, open_sockets, shut
+from bftrainer.errors import InputError
 
 _LONG = timedelta(days=7)
 """A peer may take its time: an evaluation, a slow disk. A dead or silent one is cut off, not waited for."""
@@ -35,6 +39,16 @@ _GLOO = "bftrainer"
 
 class GroupBroken(Exception):  # noqa: N818 - a state of the world that training recovers from
     """The group cannot communicate any more; nothing it was doing has been applied."""
+
+
+def default_backend(device: torch.device) -> str:
+    """NCCL between GPUs, gloo otherwise; `BFTRAINER_BACKEND` says so for workers that share a GPU."""
+    named = os.environ.get(protocol.BACKEND)
+    if named is None:
+        return "nccl" if device.type == "cuda" else "gloo"
+    if named not in ("gloo", "nccl"):
+        raise InputError(f"{protocol.BACKEND} must be gloo or nccl, but got {named!r}")
+    return named
 
 
 class Group:

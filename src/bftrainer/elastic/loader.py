@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from multiprocessing.context import BaseContext
 from queue import Empty
@@ -21,6 +21,8 @@ from bftrainer.elastic.sampler import BatchPlan, Step, whole_number
 from bftrainer.errors import InputError
 
 _OVER = object()
+_MOST = 4
+"""Datasets whose workers are kept at a time."""
 
 
 class Loader:
@@ -127,6 +129,27 @@ class Loader:
             return DataLoader(self._dataset, **self._options)
         except (TypeError, ValueError) as problem:
             raise InputError(f"torch's DataLoader refuses these options: {problem}") from None
+
+
+class Loaders:
+    """The loaders of a training, each with its worker processes, kept from epoch to epoch."""
+
+    def __init__(self) -> None:
+        self._loaders: dict[tuple[Any, ...], Loader] = {}
+
+    def of(self, dataset: Any, plan: BatchPlan, how: tuple[Any, ...], loading: Mapping[str, Any]) -> Loader:
+        """That of a dataset. `how` is what the plan is made of, `loading` the options of a `Loader`."""
+        key = (id(dataset), how, tuple(sorted((name, id(value)) for name, value in loading.items())))
+        if key not in self._loaders:
+            while len(self._loaders) >= _MOST:
+                self._loaders.pop(next(iter(self._loaders))).close()
+            self._loaders[key] = Loader(dataset, plan, **loading)
+        return self._loaders[key]
+
+    def close(self) -> None:
+        """End all workers."""
+        for loader in self._loaders.values():
+            loader.close()
 
 
 class _Indices:

@@ -22,19 +22,7 @@ from typing import Literal
 
 from bftrainer.elastic import protocol
 from bftrainer.elastic.processes import Command, Launcher, Process
-from bftrainer.elastic.protocol import (
-    Arrived,
-    Broken,
-    Done,
-    Failed,
-    Formed,
-    FromWorker,
-    Hello,
-    Leaving,
-    Left,
-    Ready,
-    Report,
-)
+from bftrainer.elastic.protocol import Done, Failed, FromWorker, Hello, Leaving, Left, Report
 from bftrainer.elastic.roster import Roster
 from bftrainer.errors import InputError
 
@@ -333,22 +321,12 @@ class Coordinator:
             writer.close()
 
     def _hear(self, node: _Node, message: object) -> None:
-        roster = self.roster
+        self.roster.heard(node.name, message)
         match message:
-            case Ready():
-                roster.ready(node.name)
-            case Arrived(generation, address):
-                roster.arrived(node.name, generation, address)
-            case Broken(generation, _):
-                roster.broken(node.name, generation)
-            case Formed():
-                roster.formed(node.name)
             case Leaving():
                 node.leave_by = time.monotonic() + self.settings.grace_s
-                roster.remove(node.name)
             case Left():
                 node.over = True
-                roster.left(node.name)
             case Done():
                 node.over = True
                 self._finish()

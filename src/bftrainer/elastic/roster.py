@@ -1,8 +1,8 @@
 """Who is in which generation: the membership of one training job, decided without clocks, sockets or processes.
 
-A manager tells the roster what happened (`ready`, `remove`, `lost`, `arrived`, `broken`), then asks `settle` what to
-say to whom. A new generation begins whenever the wanted members differ from those announced; it may form when all of
-its members have arrived and they are enough.
+A manager tells the roster what happened (`start`, `heard`, `remove`, `lost`), then asks `settle` what to say to whom.
+A new generation begins whenever the wanted members differ from those announced; it may form when all of its members
+have arrived and they are enough.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bftrainer.elastic.protocol import FromManager, Generation, Go
+from bftrainer.elastic.protocol import Arrived, Broken, Formed, FromManager, Generation, Go, Leaving, Left, Ready
 from bftrainer.errors import InputError
 
 
@@ -129,6 +129,24 @@ class Roster:
         """It says that communication failed. Old news are ignored."""
         if worker in self._workers and generation == self.going.id == self.generation.id:
             self._cut = True
+
+    def heard(self, worker: str, message: object) -> None:
+        """It said something. What is not about its membership is for others."""
+        match message:
+            case Ready():
+                self.ready(worker)
+            case Arrived(generation, address):
+                self.arrived(worker, generation, address)
+            case Broken(generation, _):
+                self.broken(worker, generation)
+            case Formed():
+                self.formed(worker)
+            case Leaving():
+                self.remove(worker)
+            case Left():
+                self.left(worker)
+            case _:
+                pass
 
     def _wanted(self) -> tuple[str, ...]:
         """The ready that need not leave; and as long as none of those has the job's state, those who have it."""

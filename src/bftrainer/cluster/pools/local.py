@@ -20,9 +20,10 @@ from typing import Any
 from bftrainer.cluster import wire
 from bftrainer.cluster.pools.base import Office
 from bftrainer.cluster.pools.churn import Action, make_schedule
+from bftrainer.cluster.pools.desk import Desk
 from bftrainer.cluster.pools.host import PRELOAD, Link
 from bftrainer.cluster.pools.keeping import Keeper, Patience, fingerprint
-from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.errors import InputError
 
 AGENT = ("-m", "bftrainer.cluster.agent")
 PACE = "BFTRAINER_PACE"
@@ -106,13 +107,12 @@ class LocalPool:
         self._preload = preload
         self._clock = clock
         self._keeper = Keeper(Patience(grace_s=settings.grace_s))
-        self._office: Office | None = None
+        self._desk = Desk()
         self._link: Link | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
         self._paused = False
         self._wanted: set[str] = set()
-        self._offered: set[str] = set()
         self._done_s = 0.0
         """Up to here the schedule was carried out."""
         self._zero = 0.0
@@ -120,13 +120,11 @@ class LocalPool:
 
     @property
     def _to(self) -> Office:
-        if self._office is None:
-            raise BFTrainerError("the pool is not open")
-        return self._office
+        return self._desk.office
 
     async def open(self, office: Office) -> None:
         """See `base.Pool`."""
-        self._office = office
+        self._desk.open(office)
         self._find_origin()
         self._done_s = self._now_s()
         self._wanted = set(self._schedule.present(self._done_s))
@@ -161,7 +159,7 @@ class LocalPool:
     def describe(self) -> Mapping[str, Any]:
         """See `base.Pool`."""
         churn = self.settings.churn if isinstance(self.settings.churn, str) else "scripted"
-        next_s = self._schedule.next_time(self._done_s) if self._office is not None else None
+        next_s = self._schedule.next_time(self._done_s) if self._desk.is_open else None
         return {
             "kind": "local",
             "nodes": self.settings.nodes,
@@ -232,7 +230,7 @@ class LocalPool:
     def _step(self) -> float:
         """Bring what runs nearer to what is wanted. Returns when there is more to do, by the monotonic clock."""
         if self._to.observing:
-            self._observe()
+            self._desk.offer(self._wanted, "it left")
         if self._link is None:
             return math.inf
         wanted = [node for node in self._schedule.nodes if node in self._wanted]
@@ -245,13 +243,6 @@ class LocalPool:
         for node in orders.start:
             self._link.send(start=node, argv=self._agent, env=self._environment(node))
         return orders.again_at
-
-    def _observe(self) -> None:
-        for node in sorted(self._wanted - self._offered):
-            self._to.available(node)
-        for node in sorted(self._offered - self._wanted):
-            self._to.gone(node, "it left")
-        self._offered = set(self._wanted)
 
     def _environment(self, node: str) -> dict[str, str]:
         env = {**os.environ, **self._to.agent_environment, wire.NODE: node}
@@ -268,7 +259,7 @@ class LocalPool:
         now = time.monotonic()
         for node in set(self._keeper.running) - link.nodes.keys():
             self._keeper.ended(node, now, expected=True)
-        mark = fingerprint(sorted(self._to.agent_environment.items()))
+        mark = self._desk.agents_mark
         strangers = self._to.recall(_AGENTS) != mark
         self._to.remember(_AGENTS, mark)
         for node in link.nodes:

@@ -23,8 +23,9 @@ from typing import Any
 from bftrainer.cluster import wire
 from bftrainer.cluster.pools.base import Office
 from bftrainer.cluster.pools.commands import RunningCommand
+from bftrainer.cluster.pools.desk import Desk
 from bftrainer.cluster.pools.discovery import DiscoveryError, ask
-from bftrainer.cluster.pools.keeping import Keeper, Patience, fingerprint
+from bftrainer.cluster.pools.keeping import Keeper, Patience
 from bftrainer.errors import BFTrainerError, InputError
 
 START = ("ssh", "-o", "BatchMode=yes", "{node}", "bftrainer", "agent", "--environment-from-stdin")
@@ -93,7 +94,7 @@ class ScriptPool:
                 longest_retry_s=_LONGEST_WAIT_S,
             )
         )
-        self._office: Office | None = None
+        self._desk = Desk()
         self._commands: dict[str, RunningCommand] = {}
         self._terminated: set[str] = set()
         self._listed: tuple[str, ...] = ()
@@ -103,7 +104,6 @@ class ScriptPool:
         self._held: frozenset[str] = frozenset()
         """Nodes whose agents may still live, of before a restart."""
         self._held_until = 0.0
-        self._offered: frozenset[str] = frozenset()
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
         self._paused = False
@@ -111,9 +111,7 @@ class ScriptPool:
 
     @property
     def _to(self) -> Office:
-        if self._office is None:
-            raise BFTrainerError("the pool is not open")
-        return self._office
+        return self._desk.office
 
     async def open(self, office: Office) -> None:
         """See `base.Pool`."""
@@ -122,7 +120,7 @@ class ScriptPool:
                 raise InputError(
                     f"`{name}`: there is no program {argv[0]}; give its path, and see that it is executable"
                 )
-        self._office = office
+        self._desk.open(office)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._recall()
         self._tasks = [asyncio.create_task(self._poll()), asyncio.create_task(self._run())]
@@ -143,7 +141,7 @@ class ScriptPool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._office is None:
+        if not self._desk.is_open:
             return
         if drain:
             await self._end_all()
@@ -229,7 +227,7 @@ class ScriptPool:
         """Bring what runs nearer to what is listed. Returns when there is more to do, by the monotonic clock."""
         wanted = self._wanted()
         if self._to.observing:
-            self._observe(frozenset(wanted))
+            self._desk.offer(wanted, "it is no longer listed")
             return math.inf
         now = time.monotonic()
         held = self._held if now < self._held_until else frozenset()
@@ -252,13 +250,6 @@ class ScriptPool:
                 self._start(node)
             self._wake.set()  # there may be more
         return orders.again_at
-
-    def _observe(self, wanted: frozenset[str]) -> None:
-        for node in sorted(wanted - self._offered):
-            self._to.available(node)
-        for node in sorted(self._offered - wanted):
-            self._to.gone(node, "it is no longer listed")
-        self._offered = wanted
 
     def _start(self, node: str) -> None:
         given = {**self._to.agent_environment, wire.NODE: node}
@@ -323,8 +314,8 @@ class ScriptPool:
     def _remember(self, starting: tuple[str, ...] = ()) -> None:
         commands: dict[str, list[Any]] = {node: [0, ""] for node in starting}
         commands |= {node: [command.pid, command.birth] for node, command in self._commands.items()}
-        mark = fingerprint(sorted(self._to.agent_environment.items()))
-        self._to.remember(_MEMORY, {"listed": list(self._listed), "commands": commands, "agents": mark})
+        known = {"listed": list(self._listed), "commands": commands, "agents": self._desk.agents_mark}
+        self._to.remember(_MEMORY, known)
         self._changed = False
 
     def _recall(self) -> None:
@@ -333,7 +324,7 @@ class ScriptPool:
                 self._listed = tuple(str(node) for node in listed)
                 now = time.monotonic()
                 # Otherwise they look for this controller at another place, or with another secret, and never come back.
-                come_back = mark == fingerprint(sorted(self._to.agent_environment.items()))
+                come_back = mark == self._desk.agents_mark
                 self._held = frozenset(commands) if come_back else frozenset()
                 self._held_until = now + self.settings.reattach_s
                 for node, (pid, birth) in commands.items():

@@ -19,9 +19,11 @@ from typing import Any
 
 from bftrainer.cluster import wire
 from bftrainer.cluster.pools.base import Office
-from bftrainer.cluster.pools.keeping import Keeper, Orders, Patience, fingerprint
+from bftrainer.cluster.pools.desk import Desk
+from bftrainer.cluster.pools.keeping import Keeper, Orders, Patience
 from bftrainer.cluster.pools.slurm_commands import Slurm, SlurmError, missing_programs, write_files
 from bftrainer.cluster.pools.slurm_settings import SlurmSettings, read_duration
+from bftrainer.cluster.pools.slurm_short import Shortening
 from bftrainer.cluster.pools.slurm_watch import (
     LONGEST_RETRY_S,
     RETRY_S,
@@ -47,9 +49,6 @@ _GLANCE_S = 0.1
 _SOONEST_S = 0.3
 """No round begins sooner after another, unless it is asked for. Rounds follow each other so while a job waits."""
 _LAYOUT_S = 60.0
-_SHORT_AFTER_S = 15.0
-"""A pilot that waits so long for an idle node does not fit before something that Slurm plans there."""
-_SHORT_FOR_S = 900.0
 _DRAIN_S = 30.0
 _STATE_ID = "slurm.id"
 
@@ -76,7 +75,7 @@ class SlurmPool:
             )
         )
         self._courtesy = Courtesy(settings.watch_partition)
-        self._office: Office | None = None
+        self._desk = Desk()
         self._slurm: Slurm | None = None
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -90,10 +89,7 @@ class SlurmPool:
         self._layout_at = -math.inf
         self._spoken = 0
         """So many idle nodes are left to jobs that wait."""
-        self._waits: dict[int, float] = {}
-        """Since when a pilot waits for a node that is idle."""
-        self._short: dict[str, float] = {}
-        """Until when pilots of a node are submitted as ones that may be cut down."""
+        self._shortening = Shortening()
         self._doubts: dict[str, float] = {}
         """Nodes whose pilots may have been submitted: until when not to believe that they were not."""
         self._given: set[int] = set()
@@ -101,7 +97,6 @@ class SlurmPool:
         self._cancelled: set[int] = set()
         self._told: set[int] = set()
         """Those of them that were cancelled in this round."""
-        self._offered: frozenset[str] = frozenset()
         self._asking_s = 0.0
         """How long Slurm took to say what there is."""
         # What goes wrong.
@@ -111,9 +106,7 @@ class SlurmPool:
 
     @property
     def _to(self) -> Office:
-        if self._office is None:
-            raise BFTrainerError("the pool is not open")
-        return self._office
+        return self._desk.office
 
     @property
     def _at(self) -> Slurm:
@@ -126,13 +119,12 @@ class SlurmPool:
         missing = missing_programs()
         if missing:
             raise InputError(f"the pool slurm needs Slurm's commands, but {', '.join(missing)} is not on the PATH")
-        self._office = office
+        self._desk.open(office)
         state_id = office.agent_environment.get(wire.STATE_ID) or office.recall(_STATE_ID)
         if not state_id:
             state_id = secrets.token_hex(8)
             office.remember(_STATE_ID, state_id)
-        mark = fingerprint(sorted(office.agent_environment.items()))
-        self._slurm = Slurm(self.settings, self._folder, state_id, mark)
+        self._slurm = Slurm(self.settings, self._folder, state_id, self._desk.agents_mark)
         await self._check_partitions()
         if not office.observing:
             write_files(self.settings, self._folder, office.agent_environment)
@@ -231,7 +223,7 @@ class SlurmPool:
         began = time.monotonic()
         self._nodes = await self._at.nodes()
         if self._to.observing:
-            self._observe()
+            self._desk.offer(choose(self._free(), (), 0, self.settings.reserve), "it is not idle any more")
             return math.inf
         pilots, queue = await asyncio.gather(self._at.pilots(), self._at.queue())
         self._asking_s = time.monotonic() - began
@@ -254,14 +246,6 @@ class SlurmPool:
 
     def _free(self) -> list[str]:
         return [name for name, node in self._usable().items() if node.free(self.settings.planned)]
-
-    def _observe(self) -> None:
-        offered = frozenset(choose(self._free(), (), 0, self.settings.reserve))
-        for node in sorted(offered - self._offered):
-            self._to.available(node)
-        for node in sorted(self._offered - offered):
-            self._to.gone(node, "it is not idle any more")
-        self._offered = offered
 
     # What has become of the pilots.
 
@@ -289,7 +273,7 @@ class SlurmPool:
                 self._keeper.unwant(node)
         self._pilots = dict(found.kept)
         jobs = {pilot.job for pilot in listed}
-        self._waits = {job: since for job, since in self._waits.items() if job in jobs}
+        self._shortening.keep(jobs)
         self._cancelled &= jobs
         self._told = {pilot.job for pilot, _ in cancel}
         await self._cancel(cancel)
@@ -314,11 +298,9 @@ class SlurmPool:
         node = self._nodes.get(pilot.node)
         if node is None or not node.free(planned=True):
             return "its node is taken"
-        since = self._waits.setdefault(pilot.job, now)
-        if now - since < _SHORT_AFTER_S or pilot.node in self._short:
-            return ""  # a short one is given up by `join_s`
-        self._short[pilot.node] = now + _SHORT_FOR_S
-        return f"it does not start ({pilot.reason or 'no reason given'}), a shorter one may"
+        if self._shortening.waits(pilot, now):
+            return f"it does not start ({pilot.reason or 'no reason given'}), a shorter one may"
+        return ""
 
     async def _cancel(self, pilots: Sequence[tuple[Pilot, str]]) -> None:
         for pilot, why in pilots:
@@ -395,9 +377,7 @@ class SlurmPool:
     async def _submit(self, node: str) -> bool:
         """Submit the pilot of a node. Whether to go on with others."""
         now = time.monotonic()
-        if self._short.get(node, math.inf) <= now:
-            del self._short[node]
-        short = node in self._short or not self._nodes[node].free()  # planned for something else
+        short = self._shortening.is_short(node, now) or not self._nodes[node].free()  # planned for something else
         # Remembered before it is tried: whatever goes wrong, the next list of jobs says whether there is one.
         self._doubts[node] = now + 4 * self.settings.command_timeout_s
         try:

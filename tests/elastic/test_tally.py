@@ -1,0 +1,34 @@
+"""What a step tells all ranks: sums over micro-batches and ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from bftrainer.elastic.tally import RIDERS, Tally, Total  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+def test_micro_batches_and_ranks_add_up_to_one_mean() -> None:
+    first, second = Tally(), Tally()
+    first.add(4, 1.0)
+    sums = first.riders(2, torch.tensor(4.0), knows=True, device=CPU) + second.riders(6, 2.0, knows=False, device=CPU)
+    total = Total.of(torch.cat([sums, torch.ones(3)]))  # more may ride along
+    assert len(sums) == RIDERS
+    assert (total.samples, total.loss) == (12, (4 * 1.0 + 2 * 4.0 + 6 * 2.0) / 12)
+    assert (total.all_know(1), total.all_know(2)) == (True, False)
+
+
+def test_without_a_loss_there_is_none() -> None:
+    total = Total.of(Tally().riders(3, None, knows=False, device=CPU))
+    assert (total.samples, total.loss) == (3, None)
+
+
+def test_a_step_begins_at_nothing() -> None:
+    tally = Tally()
+    tally.add(4, 1.0)
+    tally.begin()
+    assert tally.samples == 0
+    assert Total.of(tally.riders(2, 3.0, knows=False, device=CPU)).loss == 3.0
