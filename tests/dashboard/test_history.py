@@ -19,9 +19,10 @@ from bftrainer.cluster import api, history, history_rows, page
 from bftrainer.cluster.controller import Controller
 from bftrainer.cluster.database import Database
 from bftrainer.cluster.history import Asked, History, Viewer, nodes_over_time, pool_over_time
-from bftrainer.cluster.history_rows import read_costs, read_past
+from bftrainer.cluster.history_rows import read_past
 from bftrainer.cluster.insight import look_back
 from bftrainer.cluster.logbook import Logbook
+from bftrainer.cluster.losses import read_costs
 from bftrainer.cluster.points import MOST, Points
 from bftrainer.cluster.pools.base import Office
 from bftrainer.cluster.settings import Config, PolicySettings, Server
@@ -383,12 +384,62 @@ def test_what_pauses_cost_is_counted_at_the_rate_before_them(bench: Bench) -> No
     bench.store.update_trainer(trainer, learned={"in_use": {"2": 100.0}}, samples_redone=(1 << 63) - 1)
     for why, size in (("grow", 2), ("preempt", 4), ("start", 2)):
         bench.store.log(bench.now, "rescale", trainer=trainer, data={"why": why, "world_before": size, "pause_s": 0.5})
+    assert costs(bench, 10) == {"preemption": 100.0, "rescale": 50.0}
+    assert costs(bench, -10)["rescale"] == 0
+
+
+def costs(bench: Bench, seconds: float = 1e6) -> dict[str, float]:
     db = Database.open(bench.store.path, read_only=True)
     try:
-        assert read_costs(db, bench.now - 10) == {"preemption": 100.0, "rescale": 50.0}
-        assert read_costs(db, bench.now + 10)["rescale"] == 0
+        return read_costs(db, bench.now - seconds, bench.now)
     finally:
         db.close()
+
+
+def test_a_trainer_that_lost_all_its_nodes_loses_until_it_trains_again(bench: Bench) -> None:
+    bench.join("n1", "n2")
+    trainer = bench.submit("1-2")
+    bench.store.update_trainer(trainer, learned={"in_use": {"2": 10.0}})
+    bench.now += 100
+    bench.take("n1", "n2")
+    early = costs(bench)["preemption"]  # the pause after the first of them
+    bench.now += 50
+    assert costs(bench)["preemption"] - early == 500.0, "it still waits"
+    assert costs(bench, 20)["preemption"] == 200.0, "of this, what lies in the window"
+    bench.join("n3")
+    assert bench.state(trainer) == "running"
+    bench.now += 1000
+    assert costs(bench)["preemption"] - early == 500.0
+    assert costs(bench)["rescale"] == 0.0
+
+
+def test_a_script_that_fails_loses_nothing_to_preemption(bench: Bench) -> None:
+    bench.join("n1")
+    trainer = bench.submit("1")
+    bench.store.update_trainer(trainer, learned={"in_use": {"1": 10.0}})
+    bench.end(bench.members(trainer)[0], 1)
+    for _ in range(20):
+        bench.pass_time(1.0)
+    assert bench.state(trainer) == "running"
+    assert [row["why"] for row in rescales(bench)] == ["start", "start"]
+    assert costs(bench) == {"preemption": 0.0, "rescale": 0.0}
+
+
+def test_a_node_that_says_it_will_go_makes_a_preemption_of_a_shrink(bench: Bench) -> None:
+    bench.join("n1", "n2", "n3")
+    trainer = bench.submit("1-3")
+    bench.store.update_trainer(trainer, learned={"in_use": {"3": 10.0}})
+    before = costs(bench)
+    with bench.store.transaction():
+        bench.cluster.leaving("n1", 50.0, bench.now)
+    bench.settle()
+    assert rescales(bench)[-1]["why"] == "shrink"
+    assert costs(bench)["rescale"] == before["rescale"]
+    assert costs(bench)["preemption"] == before["preemption"] + 0.2 * 10.0
+
+
+def rescales(bench: Bench) -> list[Any]:
+    return [event.data for event in bench.store.events(kind="rescale")]
 
 
 @pytest.mark.parametrize("window_s", [86400.0, 120.0])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from browsing import Watched, needs_browser, until
-from stage import NOW, TOKEN, Stage, trainer
+from stage import NOW, TOKEN, Stage, status, trainer
 
 pytestmark = needs_browser
 
@@ -33,7 +34,9 @@ def stage(served: Stage, window: Watched) -> Iterator[Stage]:
     served.reset()
     window.page.set_viewport_size({"width": 1280, "height": 900})
     yield served
-    complaints, window.complaints[:] = list(window.complaints), []
+    # The browser itself notes every answer that is a refusal.
+    complaints = [text for text in window.complaints if "Failed to load resource" not in text]
+    window.complaints.clear()
     assert complaints == []
 
 
@@ -86,3 +89,132 @@ def test_each_metric_has_its_own_scale(page: Any, stage: Stage) -> None:
     until(page, f"{heights}.length === 10")
     page.click("text=Only the first 8")
     until(page, f"{heights}.length === 8")
+
+
+def test_a_pool_that_fails_is_told(page: Any, stage: Stage) -> None:
+    enter(page)
+    assert page.is_hidden("#notice")
+    stage.tell(status(pool={"kind": "script", "size": 0, "used": 0, "problem": "/bin/false ended with 1 <b>"}))
+    page.wait_for_selector("text=The pool has a problem: /bin/false ended with 1 <b>")
+    stage.tell(status())
+    page.wait_for_selector("#notice", state="hidden")
+
+
+def test_a_refused_window_leaves_no_other_picture_under_its_button(page: Any, stage: Stage) -> None:
+    enter(page)
+    good, asked = stage.answers["/v1/history/nodes"], threading.Event()
+
+    def refuse(query: dict[str, str]) -> Any:
+        week = query["seconds"] == "604800" and asked.wait(20)
+        return (422, {"error": "too much happened"}) if week else good(query)
+
+    stage.answers["/v1/history/nodes"] = refuse
+    page.click("#windows >> text=7 d")
+    assert page.get_attribute("#chart", "aria-busy") == "true", "it says that it is on its way"
+    assert page.inner_text("#pool-words") == "loading …"
+    asked.set()
+    page.wait_for_selector("#pool-words.error")
+    assert page.inner_text("#pool-words") == "too much happened"
+    assert page.evaluate("document.getElementById('gantt').height + document.getElementById('pool').height") == 0
+    assert page.get_attribute("#gantt", "data-runs") is None
+    assert page.get_attribute("#chart", "aria-busy") is None
+    page.click("#windows >> text=5 min")
+    page.wait_for_selector("#gantt[data-runs]")
+    assert "node-hours" in page.inner_text("#pool-words")
+    # Also when it is the page itself that asks again.
+    stage.answers["/v1/history/nodes"] = (422, {"error": "no more"})
+    page.wait_for_selector("#pool-words.error")
+    assert page.inner_text("#pool-words") == "no more"
+
+
+def test_one_can_go_back_in_time_and_it_is_not_called_live(page: Any, stage: Stage) -> None:
+    enter(page)
+    assert page.get_attribute("#later", "aria-disabled") == page.get_attribute("#now", "aria-disabled") == "true"
+    page.click("#windows >> text=5 min")  # it is looked at every two seconds
+    page.focus("#earlier")
+    for _ in range(2):
+        page.keyboard.press("Enter")
+    page.wait_for_selector("#when:has-text('not live')")
+    until(page, "!document.getElementById('chart').hasAttribute('aria-busy')")
+    ends = [float(path.rpartition("end=")[2]) for path in stage.asked if "history/nodes" in path and "end=" in path]
+    assert ends[-1] == pytest.approx(page.evaluate("Date.now() / 1000") - 300, abs=30), "half a window at a time"
+    page.focus("#later")
+    page.keyboard.press("Enter")
+    until(page, "!document.getElementById('chart').hasAttribute('aria-busy')")
+    before = len([path for path in stage.asked if "history" in path])
+    with page.expect_request("**/v1/insight"):  # every four seconds
+        pass
+    assert len([path for path in stage.asked if "history" in path]) == before, "the past stays as it is"
+    page.keyboard.press("Tab")
+    with page.expect_request("**/v1/history/nodes?*") as asked:
+        page.keyboard.press("Enter")
+    assert "end=" not in asked.value.url
+    assert page.inner_text("#when") == ""
+
+
+def test_figures_say_as_of_when_and_a_loss_that_is_no_number_is_told(page: Any, stage: Stage) -> None:
+    lost = {"preemption": 1.5e16, "rescale": 3e-5}
+    found = {"computed": NOW, "since": NOW - 60, "efficiency": None, "bound": None, "why": "no sample was made"}
+    stage.answers["/v1/insight"] = {"insight": {**found, "lost": lost}}
+    points = [{"time": NOW - 9 + i, "samples": i, "metrics": {"loss": None if i > 5 else 2.0}} for i in range(9)]
+    stage.show(trainer(metrics={"acc": 0.5, "b": 1.0, "c": 1.0, "loss": None}), points)
+    details(page)
+    at = page.evaluate(f"new Date({NOW * 1000}).toLocaleTimeString('en-GB', {{hour: '2-digit', minute: '2-digit'}})")
+    texts = page.locator("#tiles div").all_inner_texts()
+    assert [f"as of {at}" in text for text in texts[-3:]] == [True] * 3
+    assert "no sample was made" in texts[-3]
+    assert "1.5e16" in texts[-2]
+    assert "3e-5" in texts[-1]
+    assert "loss not finite" in page.inner_text("#trainers tr")
+    assert "loss not finite; 3 of 9 moments not finite" in page.inner_text("#detail .small-plots")
+
+
+def test_a_healthy_trainer_is_not_asked_why_it_failed(page: Any, stage: Stage) -> None:
+    stage.show(trainer(), error="")
+    slow, seen = threading.Event(), stage.answers["/v1/trainers/t1"]
+    stage.answers["/v1/trainers/t1"] = lambda query: slow.wait(20) and seen
+    enter(page)
+    page.click("#trainers tr button")
+    page.wait_for_selector("#detail-title")
+    assert page.is_hidden("text=Why it failed")
+    slow.set()
+    page.wait_for_selector("#detail .state.running")
+    assert page.is_hidden("text=Why it failed")
+
+
+def test_while_the_controller_is_away_the_page_says_since_when(page: Any, stage: Stage) -> None:
+    enter(page)
+    opacity = "getComputedStyle(document.getElementById('tiles')).opacity"
+    assert page.evaluate(opacity) == "1"
+    stage.tell(None)
+    page.wait_for_selector("#link.off:has-text('nothing new since')")
+    assert float(page.evaluate(opacity)) < 1
+    stage.tell(status())
+    page.wait_for_selector("#link.live")
+    assert page.evaluate(opacity) == "1"
+
+
+def test_long_words_stay_within_their_dialogs(page: Any, stage: Stage) -> None:
+    name = "x" * 64
+    stage.show(trainer(name=name, state="waiting", reason="y" * 300, nodes=[]), error="z" * 300)
+    details(page)
+    wide = "(id) => { const box = document.getElementById(id); return box.scrollWidth - box.clientWidth; }"
+    for width in (390, 1600):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate(wide, "detail") == 0, width
+        page.click("#cancel")
+        assert page.evaluate(wide, "confirm") == 0, width
+        page.click("#confirm-no")
+
+
+def test_what_has_the_focus_is_not_under_the_header(page: Any, stage: Stage) -> None:
+    stage.tell(status(*(trainer(i, f"trial-{i}") for i in range(1, 80))))
+    enter(page)
+    page.locator("#trainers tr button").last.focus()
+    for _ in range(30):
+        page.keyboard.press("Shift+Tab")
+        top, header = page.evaluate(
+            "[document.activeElement.getBoundingClientRect().top,"
+            " document.querySelector('header').getBoundingClientRect().bottom]"
+        )
+        assert top >= header

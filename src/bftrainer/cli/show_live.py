@@ -50,6 +50,12 @@ def header(status: Row, console: Console) -> Text:
     return line
 
 
+def pool_problem(status: Row) -> Text | None:
+    """What is wrong with the pool, if anything: nodes may never come."""
+    found = (status.get("pool") or {}).get("problem")
+    return Text(f"the pool has a problem: {printable(found)[:400]}", style="bold red") if found else None
+
+
 def trainers_table(rows: Sequence[Row], console: Console, colours: Mapping[str, str] | None = None) -> RenderableType:
     """A line a trainer, and below it why those that do not train do not."""
     if not rows:
@@ -115,7 +121,12 @@ def bar(share: float, width: int, console: Console) -> str:
 
 def metrics(found: Mapping[str, Any]) -> str:
     """What the script reports, in one line."""
-    return ", ".join(f"{printable(k)} {f'{v:.4g}' if isinstance(v, int | float) else '?'}" for k, v in found.items())
+    return ", ".join(f"{printable(k)} {_metric(v)}" for k, v in found.items())
+
+
+def _metric(value: object) -> str:
+    finite = isinstance(value, int | float) and math.isfinite(value)
+    return f"{value:.4g}" if finite else "not finite"  # which JSON has no number for
 
 
 def detail(row: Row, console: Console) -> RenderableType:

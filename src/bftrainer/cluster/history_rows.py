@@ -245,33 +245,3 @@ def read_rescales(db: Database, trainer: str, limit: int) -> list[dict[str, Any]
     return [
         {"time": time, **{key: found.get(key) for key in keys}} for time, data in rows for found in (json.loads(data),)
     ]
-
-
-def read_costs(db: Database, start: float) -> dict[str, float]:
-    """Samples not made because members paused: at each rescale, the pause times the rate at the size before.
-
-    What had to be made again is not in it: it is counted for the whole of a training, and nobody knows when it was.
-    """
-    with db.transaction():
-        first = _first_since(db, start)
-        rows = db.rows(
-            "SELECT trainer, json_extract(data, '$.why'), json_extract(data, '$.world_before'), "
-            "json_extract(data, '$.pause_s') FROM events WHERE kind = 'rescale' AND seq >= ?",
-            (first,),
-        )
-        rates = {
-            f"t{number}": {int(size): float(rate) for size, rate in json.loads(in_use or "{}").items()}
-            for number, in_use in db.rows("SELECT number, json_extract(learned, '$.in_use') FROM trainers")
-        }
-    costs = {"preemption": 0.0, "rescale": 0.0}
-    for trainer, why, size, pause_s in rows:
-        if why != "start" and size and pause_s:
-            costs["preemption" if why == "preempt" else "rescale"] += pause_s * _rate(rates.get(trainer, {}), int(size))
-    return costs
-
-
-def _rate(rates: dict[int, float], size: int) -> float:
-    if size in rates:
-        return rates[size]
-    near = min(rates, key=lambda other: abs(other - size), default=None)
-    return rates[near] * size / near if near else 0.0

@@ -2,8 +2,8 @@
 
 import { ask, get } from "./api.js";
 import { colourOf, css } from "./draw.js";
-import { amount, clock, day, make, many, NONE, percent, say, span, whole } from "./format.js";
-import { drawCurve, loadPlotly, Metrics, namesIn, purge, told } from "./plots.js";
+import { amount, clock, day, make, many, metricText, NONE, percent, say, span, whole } from "./format.js";
+import { drawCurve, loadPlotly, Metrics, namesIn, purge } from "./plots.js";
 
 const EVERY_MS = 3000;
 const OVER = ["done", "failed", "cancelled"];
@@ -61,6 +61,7 @@ export class Detail {
     this.log = make("pre", { tabindex: "0", "aria-label": "The end of its log" });
     this.error = make("pre", { tabindex: "0", "aria-label": "Why it failed" });
     this.errorPart = make("div", {}, make("h3", { text: "Why it failed" }), this.error);
+    this.errorPart.hidden = true;
     const head = ["Time", "Why", "Nodes", "Pause", "Forming", "Copying"].map((text, i) => make("th", { scope: "col", text, cls: i > 1 ? "n" : "" }));
     this.dialog.replaceChildren(
       make("div", { cls: "detail-head" }, this.mark, this.title, this.state, make("span", { cls: "push" }), this.stop, close),
@@ -125,7 +126,7 @@ export class Detail {
   async draw(row, past, signal) {
     const sizes = Object.entries(row.curve.measured);
     say(this.curveWords, sizes.length ? `Measured: ${sizes.slice(0, 12).map(([size, rate]) => `${size}: ${amount(rate)}`).join(", ")}.` : "Nothing measured yet: the curve is a guess.");
-    const now = Object.entries(row.metrics).slice(0, 8).map(([name, value]) => told(name, value));
+    const now = Object.entries(row.metrics).slice(0, 8).map(([name, value]) => metricText(name, value));
     say(this.metricWords, now.length ? `${past.points.length} moments kept. Now: ${now.join(", ")}.` : "It has reported no metrics.");
     const draw = await (this.library ??= loadPlotly());
     if (signal.aborted) return;

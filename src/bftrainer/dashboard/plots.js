@@ -1,7 +1,7 @@
 // The charts of one trainer, drawn by Plotly, which is loaded when first needed. Plotly reads tags in every text it is
 // given, links among them: what users named is written beside its charts, never into them.
 
-import { amount, make, say, short } from "./format.js";
+import { make, metricText, say } from "./format.js";
 
 const MOST = 8;
 const CONFIG = { displaylogo: false, responsive: true, displayModeBar: false };
@@ -52,11 +52,6 @@ export function namesIn(points) {
   return [...new Set(points.flatMap((point) => Object.keys(point.metrics)))].sort();
 }
 
-// A metric and its newest value. `null` is what JSON has for a number that is not finite.
-export function told(name, value, most = 40) {
-  return `${short(name, most)} ${value === null ? "not finite" : amount(value)}`;
-}
-
 // One small chart for each metric, all with the same time axis: a perplexity of 500 must not flatten a loss of 2.
 export class Metrics {
   constructor() {
@@ -88,7 +83,7 @@ export class Metrics {
       const [head, plot] = parts[i].children;
       const values = points.map((point) => point.metrics[name]);
       const broken = values.filter((value) => value === null).length;
-      say(head, `${told(name, values.findLast((value) => value !== undefined))}${broken ? `; ${broken} of ${points.length} moments not finite` : ""}`);
+      say(head, `${metricText(name, values.findLast((value) => value !== undefined))}${broken ? `; ${broken} of ${points.length} moments not finite` : ""}`);
       head.classList.toggle("bad", broken > 0);
       if (!draw) continue;
       const { value, axis, layout } = look(plot);

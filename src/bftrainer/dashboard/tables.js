@@ -1,7 +1,7 @@
 // The tables of the page. Rows are updated in place, so that focus and selection stay where they are.
 
 import { colourOf, css } from "./draw.js";
-import { amount, clock, make, NONE, percent, say, short, span, whole } from "./format.js";
+import { amount, clock, make, metricText, NONE, percent, say, short, span, whole } from "./format.js";
 
 const MOST_ROWS = 300;
 const MOST_NODES = 1000;
@@ -16,8 +16,9 @@ export function forget() {
 }
 
 export function tiles(list, entries) {
-  entries.forEach(([name, value, words], i) => {
+  entries.forEach(([name, value, words, title], i) => {
     const tile = list.children[i] ?? list.appendChild(make("div", {}, make("dt"), make("dd", {}, make("span"), make("small"))));
+    if (title) tile.title = title;
     say(tile.querySelector("dt"), name);
     say(tile.querySelector("span"), value);
     say(tile.querySelector("small"), words);
@@ -48,8 +49,9 @@ function sync(body, items, keyOf, create, update) {
 }
 
 export function metricsText(metrics) {
-  const known = Object.entries(metrics ?? {}).filter(([, value]) => value !== null);
-  return known.slice(0, 3).map(([name, value]) => `${short(name, 18)} ${amount(value)}`).join(", ") || NONE;
+  // What is not finite comes first: it is what somebody should see.
+  const known = Object.entries(metrics ?? {}).sort(([, a], [, b]) => (b === null) - (a === null));
+  return known.slice(0, 3).map(([name, value]) => metricText(name, value, 18)).join(", ") || NONE;
 }
 
 export function showTrainers(body, words, rows, open) {
