@@ -257,5 +257,9 @@ def test_the_page_says_when_the_controller_is_gone_and_finds_it_again(browser: A
         watched.page.wait_for_selector("#link.off")
         past.start()
         wait_until(lambda: watched.page.locator("#link.live").count(), 60, "the page back")
+        # An end in good order lets the page go, and says nothing of it.
+        assert past.stop() == 0
+        assert "ERROR" not in past.log.read_text()
+        watched.page.wait_for_selector("#link.off")
     finally:
         watched.context.close()

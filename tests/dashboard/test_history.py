@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -15,7 +16,7 @@ import httpx
 import pytest
 
 from bench import Bench
-from bftrainer.cluster import api, history, history_rows, page
+from bftrainer.cluster import api, history, history_rows, insight, page
 from bftrainer.cluster.controller import Controller
 from bftrainer.cluster.database import Database
 from bftrainer.cluster.history import Asked, History, Viewer, nodes_over_time, pool_over_time
@@ -337,7 +338,7 @@ def test_one_owner_cannot_take_all_streams(bench: Bench, monkeypatch: pytest.Mon
     async def count() -> None:
         feed = page._Feed(lambda caller: {})
         row = next(row for row in bench.store.tokens() if row.owner == "ann")
-        streams = [feed.events(row, lambda: True) for _ in range(2)]
+        streams = [feed.events(row, lambda: True, lambda: False) for _ in range(2)]
         for stream in streams:
             await anext(stream)
         assert feed.open == {"ann": 2}
@@ -346,6 +347,22 @@ def test_one_owner_cannot_take_all_streams(bench: Bench, monkeypatch: pytest.Mon
         assert feed.open == {}
 
     asyncio.run(count())
+
+
+def test_a_stream_ends_with_the_controller_however_long_it_rests(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "STREAM_EVERY_S", 3600.0)
+
+    async def scene() -> None:
+        row = bench.store.check_token(bench.store.create_token(name="a", owner="a", role="user", time=1.0))
+        assert row is not None
+        over: list[bool] = []
+        stream = page._Feed(lambda caller: {}).events(row, lambda: True, lambda: bool(over))
+        assert "status" in await anext(stream)
+        over.append(True)
+        async with asyncio.timeout(30):
+            assert [text async for text in stream] == []
+
+    asyncio.run(scene())
 
 
 def _until(store: Store, good: Any) -> Any:
@@ -440,6 +457,34 @@ def test_a_node_that_says_it_will_go_makes_a_preemption_of_a_shrink(bench: Bench
 
 def rescales(bench: Bench) -> list[Any]:
     return [event.data for event in bench.store.events(kind="rescale")]
+
+
+@pytest.mark.parametrize(("efficiency", "least_s"), [(None, insight.SOON_S), (0.5, insight.EVERY_S)])
+def test_one_looks_again_sooner_while_there_is_no_figure(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, efficiency: float | None, least_s: float
+) -> None:
+    class Process:
+        returncode = 0
+
+        async def communicate(self) -> tuple[bytes, bytes]:
+            return json.dumps({"efficiency": efficiency}).encode(), b""
+
+    async def start(*words: str, **more: Any) -> Process:
+        return Process()
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    monkeypatch.setattr(insight, "SHARE", 1e9)
+
+    async def scene() -> None:
+        insights = insight.Insights(bench.store.path, PolicySettings())
+        assert insights.newest() is None
+        began = time.monotonic()
+        assert insights._task is not None
+        await insights._task
+        assert insights.newest() == {"efficiency": efficiency}
+        assert least_s <= insights._due - began < 2 * least_s + 30
+
+    asyncio.run(scene())
 
 
 @pytest.mark.parametrize("window_s", [86400.0, 120.0])

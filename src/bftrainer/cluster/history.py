@@ -201,7 +201,7 @@ def nodes_over_time(past: Past, cells: int, viewer: Viewer) -> dict[str, Any]:
     return {
         **found,
         "who": who,
-        "taken": taken[-timeline.MOST_TAKEN :],
+        **timeline.marks(taken),
         "preemptions": timeline.counted(window, (time for time, _, _ in past.taken)),
         "rescales": timeline.counted(window, (time for time, _, why in past.rescales if why != "start")),
     }
