@@ -19,6 +19,7 @@ from bench import Bench
 from bftrainer.cluster import api, history, history_rows, insight, page
 from bftrainer.cluster.controller import Controller
 from bftrainer.cluster.database import Database
+from bftrainer.cluster.decisions import read_decisions
 from bftrainer.cluster.history import Asked, History, Viewer, nodes_over_time, pool_over_time
 from bftrainer.cluster.history_rows import read_past
 from bftrainer.cluster.insight import look_back
@@ -302,11 +303,54 @@ def test_decisions_are_told_with_reasons_and_users_see_their_part(bench: Bench) 
         older = await client.get(f"/v1/decisions?before={found[0]['seq']}&limit=1", headers=by["root"])
         assert older.json()["decisions"] == found[1:2]
         assert (await client.get("/v1/decisions", headers=by["ann"])).json()["decisions"] == []
-        assert (await client.get("/v1/decisions", headers=by["someone"])).json()["decisions"][0]["changes"]
+        mine = (await client.get("/v1/decisions", headers=by["someone"])).json()["decisions"]
+        assert {change["name"] for one in mine for change in one["changes"]} == {"mine", "other"}
         assert (await client.get("/v1/trainers/t1/history", headers=by["ann"])).status_code == 404
         assert (await client.get("/v1/trainers/t1/history", headers=by["someone"])).status_code == 200
 
     play(bench, scene)
+
+
+def chain(bench: Bench, trainer: str, owner: str | None = None) -> list[tuple[int, int]]:
+    """Sizes of a trainer as decisions and losses tell of them, oldest first."""
+    db = Database.open(bench.store.path, read_only=True)
+    try:
+        found, following = read_decisions(db, 1 << 60, 200, owner)
+    finally:
+        db.close()
+    assert following is None
+    steps = [step for one in found for step in (*one["changes"], *one["lost"]) if step["trainer"] == trainer]
+    return [(step["before"], step["after"]) for step in reversed(steps)]
+
+
+def test_the_sizes_of_a_trainer_add_up_from_row_to_row(bench: Bench) -> None:
+    bench.join("n1", "n2", "n3", "n4")
+    trainer = bench.submit("2-4", name="mine")
+    bench.now += 10
+    bench.take("n1")  # 4 to 3, and nothing to decide
+    bench.now += 10
+    with bench.store.transaction():
+        bench.cluster.leaving("n2", 5.0, bench.now)  # 3 to 2, announced; then it leaves, which is no second loss
+    bench.settle()
+    bench.now += 10
+    bench.take("n3")  # below its minimum
+    bench.now += 10
+    bench.join("n5", "n6")
+    sizes = chain(bench, trainer)
+    assert sizes[0][0] == 0
+    assert [(after, before) for (_, after), (before, _) in pairwise(sizes) if after != before] == []
+    assert {(4, 3), (3, 2), (2, 0)} <= set(sizes)
+    assert chain(bench, trainer, "someone") == sizes
+    assert chain(bench, trainer, "eve") == []
+
+
+def test_what_a_finished_trainer_held_is_not_lost_to_it(bench: Bench) -> None:
+    bench.join("n1")
+    trainer = bench.submit("1")
+    bench.finish(trainer)
+    bench.now += 10
+    bench.take("n1")
+    assert chain(bench, trainer) == [(0, 1)]
 
 
 def test_the_stream_tells_the_status_and_ends_with_the_token(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,3 +218,16 @@ def test_what_has_the_focus_is_not_under_the_header(page: Any, stage: Stage) -> 
             " document.querySelector('header').getBoundingClientRect().bottom]"
         )
         assert top >= header
+
+
+def test_what_was_lost_stands_below_the_decision_that_followed(page: Any, stage: Stage) -> None:
+    about = {"trainer": "t1", "name": "a b"}
+    change = {**about, "action": "grow", "before": 1, "after": 2, "gain": 2.0, "cost": 1.0, "reason": "a b grows"}
+    lost = {**about, "time": NOW - 5, "nodes": ["node-8"], "before": 2, "after": 1, "min_nodes": 1}
+    rest = {"pool": 2, "horizon_s": 60, "waiting": 0, "ms": 1}
+    decisions = [{"seq": 9, "time": NOW, "changes": [change], "lost": [lost], **rest}]
+    stage.answers["/v1/decisions"] = {"decisions": decisions, "before": None}
+    enter(page)
+    page.wait_for_selector("#decisions tr.lost")
+    rows = [text.split("\t") for text in page.locator("#decisions tr").all_inner_texts()]
+    assert [(row[3], row[4]) for row in rows] == [("1 → 2 ▲", "grows"), ("2 → 1 ▼", "lost node-8")]

@@ -18,7 +18,8 @@ import numpy as np
 
 from bftrainer.cluster.columns import encoded
 from bftrainer.cluster.database import Database
-from bftrainer.cluster.history_rows import MOST_DECISIONS, Past, read_decisions, read_past, read_points, read_rescales
+from bftrainer.cluster.decisions import MOST_DECISIONS, read_decisions
+from bftrainer.cluster.history_rows import Past, read_past, read_points, read_rescales
 from bftrainer.dashboard import timeline
 from bftrainer.dashboard.timeline import Cells, Interval
 

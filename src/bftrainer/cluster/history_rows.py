@@ -16,9 +16,6 @@ from bftrainer.cluster.database import Database
 from bftrainer.cluster.launchers.base import HEAD
 from bftrainer.errors import InputError
 
-MOST_DECISIONS = 200
-MOST_LOOKED_AT = 2000
-"""Decisions that a question goes through: each holds where every trainer was."""
 MOST_ROWS = 1_000_000
 """Of a window, before it is cut down to a picture: a busy week of a thousand nodes."""
 
@@ -177,56 +174,6 @@ def _taken(
         if at >= 0 and spans[at].end >= left:
             found.append((left, node, spans[at].trainer))
     return tuple(sorted(found))
-
-
-_DECISION = """
-SELECT seq, time, json_extract(data, '$.pool'), json_extract(data, '$.horizon_s'), json_extract(data, '$.changes'),
-    json_extract(data, '$.reasons'), json_extract(data, '$.waiting'), json_extract(data, '$.ms')
-FROM events WHERE kind = 'decision' AND seq < ? AND seq >= ? AND json_array_length(data, '$.changes') > 0
-"""
-_ABOUT = """
-AND EXISTS (SELECT 1 FROM json_each(data, '$.changes') AS change WHERE json_extract(change.value, '$.trainer') IN (
-    SELECT 't' || number FROM trainers WHERE owner = ?))
-"""
-
-
-def read_decisions(db: Database, before: int, limit: int, owner: str | None) -> tuple[list[dict[str, Any]], int | None]:
-    """Decisions that changed something, newest first; to an owner, what they meant for the owner's trainers.
-
-    So many are looked at and no more, whatever is found among them. Also: what to ask for next, if there may be more.
-    """
-    with db.transaction():
-        row = db.row(
-            "SELECT seq FROM events WHERE kind = 'decision' AND seq < ? ORDER BY seq DESC LIMIT 1 OFFSET ?",
-            (before, MOST_LOOKED_AT - 1),
-        )
-        floor = int(row[0]) if row is not None else 0
-        about, whose = (_ABOUT, (owner,)) if owner is not None else ("", ())
-        sql = f"{_DECISION} {about} ORDER BY seq DESC LIMIT ?"
-        rows = db.rows(sql, (before, floor, *whose, limit))
-        mine = None
-        if owner is not None:
-            mine = {trainer for (trainer,) in db.rows("SELECT 't' || number FROM trainers WHERE owner = ?", (owner,))}
-    following = rows[-1][0] if len(rows) == limit else floor or None
-    return [_decision(row, mine) for row in rows], following
-
-
-def _decision(row: tuple[Any, ...], mine: set[str] | None) -> dict[str, Any]:
-    seq, time, pool, horizon_s, changes, reasons, waiting, ms = row
-    shown = [
-        {**change, "reason": reason}
-        for change, reason in zip(json.loads(changes), json.loads(reasons or "[]"), strict=False)
-        if mine is None or change["trainer"] in mine
-    ]
-    return {
-        "seq": seq,
-        "time": time,
-        "pool": pool,
-        "horizon_s": horizon_s,
-        "changes": shown,
-        "waiting": waiting if mine is None else None,
-        "ms": ms,
-    }
 
 
 def read_points(db: Database, trainer: int) -> list[dict[str, Any]]:

@@ -105,7 +105,7 @@ def add(
         before: Annotated[int | None, Query(ge=0, le=1 << 60)] = None,
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
     ) -> Response:
-        """Decisions that changed something, newest first; a user sees what they meant for the user's own trainers."""
+        """Decisions that changed something or followed a loss, newest first; to a user, of the user's own trainers."""
         return _json(request, await history.decisions(before, limit, _viewer(caller)))
 
     @app.get("/v1/trainers/{ref}/history")

@@ -167,9 +167,8 @@ function among(decisions) {
 }
 
 function drawDecisions() {
-  const names = new Map((state.status?.trainers ?? []).map((row) => [row.id, row.name]));
   const all = held();
-  showDecisions($("decisions"), all, (change) => names.get(change.trainer) ?? /^\S+/.exec(change.reason ?? "")?.[0]?.replace(/[:,]$/, "") ?? change.trainer, open);
+  showDecisions($("decisions"), all, open);
   $("no-decisions").hidden = all.length > 0;
   $("older").hidden = state.before === null || all.length >= MOST_DECISIONS;
 }

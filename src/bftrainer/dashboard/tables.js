@@ -150,34 +150,47 @@ function bar(cell, share) {
   say(cell.querySelector("span span"), share === null || share === undefined ? NONE : percent(share, share < 0.1 ? 1 : 0));
 }
 
-export function showDecisions(body, decisions, nameOf, open) {
-  const items = decisions.flatMap((decision) => decision.changes.map((change, i) => ({ decision, change, first: i === 0 })));
-  sync(body, items, ({ decision, change }) => `${decision.seq} ${change.trainer}`, () => make("tr", {},
+// Newest first: below a decision what trainers had lost before it, so that sizes add up from row to row.
+function rowsOf(decision) {
+  const changes = decision.changes.map((change) => ({ key: `${decision.seq} ${change.trainer}`, time: decision.time, change }));
+  const lost = (decision.lost ?? []).map((change) => ({ key: `${decision.seq} ${change.trainer} lost`, time: change.time, change }));
+  return [...changes, ...lost].map((item, i) => ({ ...item, decision, first: i === 0 || i === changes.length, told: i < changes.length }));
+}
+
+export function showDecisions(body, decisions, open) {
+  sync(body, decisions.flatMap(rowsOf), ({ key }) => key, () => make("tr", {},
     make("td"), make("td", { cls: "n" }), make("td"), make("td", { cls: "n" }), make("td", { cls: "why" }), make("td", { cls: "n" }), make("td", { cls: "n" })),
-  (tr, { decision, change, first }) => {
+  (tr, { decision, change, time, first, told }) => {
     const cells = tr.children;
     // The date is needed once a time is no longer today's; all else stays as it was decided.
-    say(cells[0], first ? clock(decision.time, { date: Date.now() / 1000 - decision.time > 43200 }) : "");
+    say(cells[0], first ? clock(time, { date: Date.now() / 1000 - time > 43200 }) : "");
     if (cells[4].textContent) return;
     tr.classList.toggle("inner", !first);
-    cells[0].title = `${clock(decision.time, { date: true })}, decided in ${decision.ms} ms, horizon ${span(decision.horizon_s)}`;
-    say(cells[1], first ? whole(decision.pool) : "");
-    const name = nameOf(change);
-    const button = make("button", { cls: "link", type: "button", text: short(name, 30) });
+    tr.classList.toggle("lost", !told);
+    cells[0].title = told ? `${clock(time, { date: true })}, decided in ${decision.ms} ms, horizon ${span(decision.horizon_s)}` : clock(time, { date: true });
+    say(cells[1], first && told ? whole(decision.pool) : "");
+    const button = make("button", { cls: "link", type: "button", text: short(change.name, 30) });
     button.addEventListener("click", () => open(change.trainer));
     cells[2].replaceChildren(button);
     const grows = change.after > change.before;
-    cells[3].replaceChildren(make("span", { cls: grows ? "up" : "down", text: `${change.before} → ${change.after} ${grows ? "▲" : "▼"}` }));
-    say(cells[4], reasonText(change, name));
-    say(cells[5], amount(change.gain));
-    say(cells[6], change.cost ? amount(change.cost) : NONE);
+    const cls = !told ? "bad" : grows ? "up" : "down";
+    cells[3].replaceChildren(make("span", { cls, text: `${change.before} → ${change.after} ${grows ? "▲" : "▼"}` }));
+    say(cells[4], told ? reasonText(change) : lossText(change));
+    say(cells[5], told ? amount(change.gain) : "");
+    say(cells[6], told ? (change.cost ? amount(change.cost) : NONE) : "");
   });
 }
 
+function lossText({ nodes, before, after, min_nodes: least }) {
+  const some = `${nodes.slice(0, 5).join(", ")}${nodes.length > 5 ? ` and ${nodes.length - 5} more` : ""}`;
+  const stopped = after === 0 && before > nodes.length ? `; it needs at least ${least}, and stopped` : "";
+  return `lost ${some}${stopped}`;
+}
+
 // The reason begins with the trainer's name, which has its own column.
-function reasonText(change, name) {
-  const text = change.reason ?? change.action;
-  return (text.startsWith(name) ? text.slice(name.length) : text).replace(/^[\s:,]+/, "") || change.action;
+function reasonText({ name, action, reason }) {
+  const text = reason ?? action;
+  return (text.startsWith(name) ? text.slice(name.length) : text).replace(/^[\s:,]+/, "") || action;
 }
 
 export function showNodes(body, words, nodes) {
