@@ -245,6 +245,12 @@ def test_a_report_opens_from_a_file_and_draws(browser: Any, tmp_path: Path) -> N
         )
         assert inked
         assert watched.asked == [report.as_uri()]
+        watched.page.set_viewport_size({"width": 390, "height": 800})  # a phone
+        narrow = "[...document.querySelectorAll('#losses td')].map((cell) => cell.clientWidth)"
+        assert min(watched.page.evaluate(narrow)) > 40, "no cell is two letters wide"
+        prose = "[...document.querySelectorAll('#losses tbody td:last-child')].map((cell) => cell.clientWidth)"
+        assert min(watched.page.evaluate(prose)) > 150
+        assert watched.page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_the_page_says_when_the_controller_is_gone_and_finds_it_again(browser: Any, past: Live) -> None:

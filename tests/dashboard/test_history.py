@@ -232,7 +232,7 @@ def test_a_long_answer_is_compressed_once_for_all(bench: Bench, monkeypatch: pyt
 
 def test_every_route_needs_a_token_but_the_page(bench: Bench) -> None:
     async def scene(client: httpx.AsyncClient, by: dict[str, dict[str, str]]) -> None:
-        paths = ["history/pool", "history/nodes", "decisions", "insight", "stream", "trainers/t1/history"]
+        paths = ["history/pool", "history/nodes", "decisions", "insight", "finished", "stream", "trainers/t1/history"]
         for path in paths:
             for headers in ({}, {"Authorization": "Bearer wrong"}):
                 assert (await client.get(f"/v1/{path}", headers=headers)).status_code == 401
@@ -351,6 +351,47 @@ def test_what_a_finished_trainer_held_is_not_lost_to_it(bench: Bench) -> None:
     bench.now += 10
     bench.take("n1")
     assert chain(bench, trainer) == [(0, 1)]
+
+
+def test_the_api_says_why_a_trainer_is_queued(bench: Bench) -> None:
+    bench.join("n1")
+    bench.submit("9-12")
+
+    async def scene(client: httpx.AsyncClient, by: dict[str, dict[str, str]]) -> None:
+        for path in ("status", "trainers"):
+            (row,) = (await client.get(f"/v1/{path}", headers=by["someone"])).json()["trainers"]
+            assert row["reason"] == "needs at least 9 nodes; the pool has 1"
+        row = (await client.get("/v1/trainers/t1", headers=by["someone"])).json()
+        assert row["reason"] == "needs at least 9 nodes; the pool has 1"
+
+    play(bench, scene)
+
+
+def test_what_finished_long_ago_is_found_and_users_find_their_own(bench: Bench) -> None:
+    for i in range(5):
+        owner, group = ("ann", "sweep%") if i % 2 else ("someone", "")
+        spec = {"script": "/t.py", "group": group}
+        row = bench.store.add_trainer(name=f"Trial-{i}", owner=owner, spec=spec, time=1.0)
+        bench.store.update_trainer(row.id, state="failed" if i == 4 else "done", ended=2.0, metrics={"loss": 0.5})
+    bench.submit(name="unfinished")
+
+    async def scene(client: httpx.AsyncClient, by: dict[str, dict[str, str]]) -> None:
+        async def ask(who: str, query: str) -> tuple[list[str], int | None]:
+            found = (await client.get(f"/v1/finished?{query}", headers=by[who])).json()
+            return [row["name"] for row in found["trainers"]], found["before"]
+
+        first, before = await ask("root", "limit=3")
+        assert first == ["Trial-4", "Trial-3", "Trial-2"]
+        assert await ask("root", f"limit=3&before={before}") == (["Trial-1", "Trial-0"], None)
+        assert (await ask("ann", ""))[0] == ["Trial-3", "Trial-1"]
+        assert (await ask("ann", "search=trial-2"))[0] == []
+        assert (await ask("root", "search=TRIAL-2"))[0] == ["Trial-2"]
+        assert (await ask("root", "search=sweep%25"))[0] == ["Trial-3", "Trial-1"], "no sign means anything else"
+        assert (await ask("root", "search=failed"))[0] == ["Trial-4"]
+        assert (await ask("root", "search=t5"))[0] == ["Trial-4"]
+        assert (await client.get("/v1/finished?limit=0", headers=by["root"])).status_code == 422
+
+    play(bench, scene)
 
 
 def test_the_stream_tells_the_status_and_ends_with_the_token(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

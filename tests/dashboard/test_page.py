@@ -231,3 +231,43 @@ def test_what_was_lost_stands_below_the_decision_that_followed(page: Any, stage:
     page.wait_for_selector("#decisions tr.lost")
     rows = [text.split("\t") for text in page.locator("#decisions tr").all_inner_texts()]
     assert [(row[3], row[4]) for row in rows] == [("1 → 2 ▲", "grows"), ("2 → 1 ▼", "lost node-8")]
+
+
+def test_what_finished_long_ago_can_be_searched(page: Any, stage: Stage) -> None:
+    old = [trainer(i, f"old-{i}", state="done", ended=NOW - 9e5) for i in range(60, 0, -1)]
+
+    def answer(query: dict[str, str]) -> Any:
+        rows = [row for row in old if query.get("search", "") in row["name"]]
+        rows = [row for row in rows if int(row["id"][1:]) < int(query.get("before", 99))]
+        shown = rows[: int(query["limit"])]
+        return {"trainers": shown, "before": int(shown[-1]["id"][1:]) if len(shown) == int(query["limit"]) else None}
+
+    stage.answers["/v1/finished"] = answer
+    stage.show(old[0], [])
+    stage.tell(status())
+    enter(page)
+    rows = "document.querySelectorAll('#finished tr').length"
+    page.click("text=Finished trainers")
+    until(page, f"{rows} === 50")
+    page.click("#more")
+    until(page, f"{rows} === 60")
+    assert page.is_hidden("#more")
+    page.fill("#search", "old-60")
+    until(page, f"{rows} === 1")
+    page.click("#finished button")
+    page.wait_for_selector("#detail .state.done")
+    page.keyboard.press("Escape")
+    page.fill("#search", "nothing")
+    page.wait_for_selector("#finished-words:has-text('None is found')")
+    page.click("#leave")
+    assert page.evaluate(rows) == 0
+
+
+def test_a_sweep_shows_what_it_chose_and_a_queue_why_it_waits(page: Any, stage: Stage) -> None:
+    params = {"lr": 0.001, "layers": [64, 32], "note": "<b>x</b>"}
+    why = "needs at least 9 nodes; the pool has 4"
+    stage.show(trainer(group="grid", params=params, state="queued", reason=why, nodes=[]))
+    details(page)
+    for where in ("#trainers tr", "#detail"):
+        assert "lr 0.001, layers [64,32], note <b>x</b>" in page.inner_text(where)
+        assert why in page.inner_text(where)

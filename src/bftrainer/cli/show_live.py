@@ -87,11 +87,21 @@ def trainers_table(rows: Sequence[Row], console: Console, colours: Mapping[str, 
     parts: list[RenderableType] = [table]
     if len(rows) > _MOST_SHOWN:
         parts.append(Text(f"… and {len(rows) - _MOST_SHOWN:,} more", style="dim"))
-    for row in rows[:_MOST_SHOWN]:
+    return Group(*parts, *_reasons(rows[:_MOST_SHOWN]))
+
+
+def _reasons(rows: Sequence[Row]) -> list[Text]:
+    """Why those that do not train do not. A whole queue may have the same reason: it is told once."""
+    alike: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
         if row.get("reason") and row["state"] not in ("running", "done"):
-            what = f"{printable(row['name'])} ({printable(row['id'])}) {row['state']}: {printable(row['reason'])}"
-            parts.append(Text(what, style=STYLES.get(row["state"], "")))
-    return Group(*parts)
+            alike.setdefault((row["state"], row["reason"]), []).append(row)
+    told = []
+    for (state, reason), (first, *others) in alike.items():
+        more = f" and {len(others)} more" if others else ""
+        what = f"{printable(first['name'])} ({printable(first['id'])}){more} {state}: {printable(reason)}"
+        told.append(Text(what, style=STYLES.get(state, "")))
+    return told
 
 
 def _sizes(row: Row) -> str:

@@ -24,6 +24,7 @@ from bftrainer.cluster.database import DiskFullError
 from bftrainer.cluster.guard import NO_TOKEN, Guard, bearer
 from bftrainer.cluster.schema import TokenRow, TrainerRow
 from bftrainer.cluster.spec import parse_spec
+from bftrainer.cluster.waiting import Reasons
 from bftrainer.cluster.workers import FINISHED
 from bftrainer.errors import BFTrainerError, InputError
 
@@ -62,8 +63,9 @@ def build(controller: Controller, secret: str) -> FastAPI:
             raise HTTPException(404, f"there is no trainer {ref[:64]!r}")
         return row
 
-    def show(row: TrainerRow) -> dict[str, Any]:
-        return views.trainer(row, cluster.trainers.get(row.id), time.time())
+    def show(row: TrainerRow, reasons: Reasons | None = None) -> dict[str, Any]:
+        live = cluster.trainers.get(row.id)
+        return views.trainer(row, live, time.time(), (reasons or Reasons(cluster)).of(live))
 
     def rows(caller: TokenRow, *, everything: bool) -> list[TrainerRow]:
         whose = None if caller.role == "admin" else caller.owner
@@ -77,7 +79,8 @@ def build(controller: Controller, secret: str) -> FastAPI:
     def status_of(caller: TokenRow) -> dict[str, Any]:
         """The status as a caller may see it."""
         now = time.time()
-        mine = [show(row) for row in rows(caller, everything=False)]
+        reasons = Reasons(cluster)
+        mine = [show(row, reasons) for row in rows(caller, everything=False)]
         policy = controller.config.policy
         last, is_admin = cluster.last_decision, caller.role == "admin"
         return {
@@ -111,7 +114,8 @@ def build(controller: Controller, secret: str) -> FastAPI:
         everything: Annotated[bool, Query(alias="all")] = False,
     ) -> dict[str, Any]:
         """Trainers that are not finished, and those that were within the last hour; with `all`, all."""
-        shown = [show(row) for row in rows(caller, everything=everything)]
+        reasons = Reasons(cluster)
+        shown = [show(row, reasons) for row in rows(caller, everything=everything)]
         return {"trainers": [row for row in shown if not state or row["state"] == state]}
 
     @app.post("/v1/trainers", status_code=201)
@@ -132,7 +136,8 @@ def build(controller: Controller, secret: str) -> FastAPI:
         row = find(ref, caller)
         lines, _ = controller.logbook(row.id).tail(20)
         tail = [f"{line.node} | {line.text}" for line in lines]
-        return views.trainer_in_detail(row, cluster.trainers.get(row.id), time.time(), tail)
+        live = cluster.trainers.get(row.id)
+        return views.trainer_in_detail(row, live, time.time(), tail, Reasons(cluster).of(live))
 
     @app.post("/v1/trainers/{ref}/cancel")
     async def cancel(caller: Caller, ref: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from bftrainer.cluster.database import Database
 from bftrainer.cluster.launchers.base import HEAD
+from bftrainer.cluster.schema import FINISHED
 from bftrainer.errors import InputError
 
 MOST_ROWS = 1_000_000
@@ -192,3 +193,29 @@ def read_rescales(db: Database, trainer: str, limit: int) -> list[dict[str, Any]
     return [
         {"time": time, **{key: found.get(key) for key in keys}} for time, data in rows for found in (json.loads(data),)
     ]
+
+
+_OVER = """
+SELECT number, name, owner, ifnull(json_extract(spec, '$.group'), ''), state, reason, submitted, ended, samples,
+    node_seconds, metrics
+FROM trainers WHERE state IN (SELECT value FROM json_each(?1)) AND number < ?2 AND (?3 IS NULL OR owner = ?3)
+    AND (?4 = '' OR instr(lower(name || ' t' || number || ' ' || owner || ' ' || state || ' '
+        || ifnull(json_extract(spec, '$.group'), '')), ?4) > 0)
+ORDER BY number DESC LIMIT ?5
+"""
+_OVER_KEYS = ("name", "owner", "group", "state", "reason", "submitted", "ended", "samples", "node_seconds")
+
+
+def read_finished(
+    db: Database, search: str, before: int, limit: int, owner: str | None
+) -> tuple[list[dict[str, Any]], int | None]:
+    """Finished trainers, the newest first, that have a text in their name, id, group, owner or state.
+
+    To an `owner` theirs alone. Also: what to ask for next, if there may be more.
+    """
+    rows = db.rows(_OVER, (json.dumps(FINISHED), before, owner, search.strip().lower(), limit))
+    found = [
+        {"id": f"t{number}", **dict(zip(_OVER_KEYS, columns, strict=True)), "metrics": json.loads(metrics or "{}")}
+        for number, *columns, metrics in rows
+    ]
+    return found, rows[-1][0] if len(rows) == limit else None

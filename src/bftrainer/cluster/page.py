@@ -108,6 +108,17 @@ def add(
         """Decisions that changed something or followed a loss, newest first; to a user, of the user's own trainers."""
         return _json(request, await history.decisions(before, limit, _viewer(caller)))
 
+    @app.get("/v1/finished")
+    async def finished(
+        request: Request,
+        caller: Caller,
+        search: Annotated[str, Query(max_length=100)] = "",
+        before: Annotated[int | None, Query(ge=0, le=1 << 60)] = None,
+        limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    ) -> Response:
+        """Finished trainers, newest first, with a text in name, id, group, owner or state; to a user, their own."""
+        return _json(request, await history.finished(search, before, limit, _viewer(caller)))
+
     @app.get("/v1/trainers/{ref}/history")
     async def trainer_history(request: Request, caller: Caller, ref: str) -> Response:
         """What a trainer reported over time, and its newest rescales with what they cost."""

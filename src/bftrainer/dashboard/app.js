@@ -2,6 +2,7 @@
 
 import { ask, follow, get, Refused, setToken, takeToken, token } from "./api.js";
 import { Detail } from "./detail.js";
+import { Finished } from "./finished.js";
 import { amount, clock, NONE, percent, say, short, whole } from "./format.js";
 import { Past } from "./past.js";
 import { forget, showDecisions, showNodes, showTrainers, tiles } from "./tables.js";
@@ -17,6 +18,7 @@ let session = null;
 const detail = new Detail($("detail"), $("confirm"));
 const open = (id) => detail.open(id);
 const past = new Past(open, showTiles);
+const finished = new Finished(open);
 
 // Whoever logs in next must see nothing of what the last user saw.
 function clear() {
@@ -24,6 +26,7 @@ function clear() {
   session = null;
   state = nothing();
   past.forget();
+  finished.forget();
   forget();
   for (const id of ["detail", "confirm"]) if ($(id).open) $(id).close();
   detail.empty();
@@ -40,6 +43,7 @@ function begin() {
   $("leave").hidden = false;
   session = new AbortController();
   follow(heard, session.signal);
+  finished.begin(session.signal);
   repeat((signal) => past.refresh(signal), () => past.every());
   repeat(refreshDecisions, () => 5);
   repeat(refreshInsight, () => (state.insight?.efficiency ? 20 : 4));

@@ -4,6 +4,7 @@ import { ask, get } from "./api.js";
 import { colourOf, css } from "./draw.js";
 import { amount, clock, day, make, many, metricText, NONE, percent, say, span, whole } from "./format.js";
 import { drawCurve, loadPlotly, Metrics, namesIn, purge } from "./plots.js";
+import { paramsText } from "./tables.js";
 
 const EVERY_MS = 3000;
 const OVER = ["done", "failed", "cancelled"];
@@ -51,6 +52,7 @@ export class Detail {
     this.mark = make("i", { cls: "swatch" });
     this.problem = make("p", { cls: "error", role: "alert" });
     this.facts = make("dl", { cls: "tiles" });
+    this.params = make("p");
     this.curve = make("div", { cls: "plot" });
     this.metrics = new Metrics();
     this.curveWords = make("p", { cls: "soft" });
@@ -65,7 +67,7 @@ export class Detail {
     const head = ["Time", "Why", "Nodes", "Pause", "Forming", "Copying"].map((text, i) => make("th", { scope: "col", text, cls: i > 1 ? "n" : "" }));
     this.dialog.replaceChildren(
       make("div", { cls: "detail-head" }, this.mark, this.title, this.state, make("span", { cls: "push" }), this.stop, close),
-      make("div", { cls: "detail-body" }, this.problem, this.facts, this.errorPart,
+      make("div", { cls: "detail-body" }, this.problem, this.facts, this.params, this.errorPart,
         make("div", { cls: "pair" },
           make("div", {}, make("h3", { text: "Samples per second by nodes" }), this.curve, this.curveWords),
           make("div", {}, make("h3", { text: "What it reports" }), this.metrics.element, this.metricWords)),
@@ -108,6 +110,8 @@ export class Detail {
       ["Submitted", clock(row.submitted, { seconds: false }), `${day(row.submitted)}, by ${row.owner}`],
     ];
     this.facts.replaceChildren(...facts.map(([name, value, words]) => make("div", {}, make("dt", { text: name }), make("dd", { text: value }, make("small", { text: words })))));
+    const params = paramsText(row.params);
+    say(this.params, params ? `${row.group ? `${row.group}: ` : ""}${params}` : "");
     this.errorPart.hidden = !(row.error || row.traceback);
     say(this.error, [row.error, row.traceback].filter(Boolean).join("\n\n"));
     const p = row.pauses;

@@ -20,6 +20,7 @@ STATIC = {
     "api.js": "text/javascript; charset=utf-8",
     "tables.js": "text/javascript; charset=utf-8",
     "plots.js": "text/javascript; charset=utf-8",
+    "finished.js": "text/javascript; charset=utf-8",
     "past.js": "text/javascript; charset=utf-8",
     "detail.js": "text/javascript; charset=utf-8",
     "app.js": "text/javascript; charset=utf-8",

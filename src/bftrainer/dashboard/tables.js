@@ -84,13 +84,24 @@ function drawTrainers() {
   say(words, `${active} active, ${rows.length - active} finished in the last hour${left ? `; ${left} rows are not shown` : ""}`);
 }
 
-function trainerRow(row, open) {
+function swatch(id) {
   const mark = make("i", { cls: "swatch" });
-  mark.style.background = css(colourOf(Number(row.id.slice(1))));
+  mark.style.background = css(colourOf(Number(id.slice(1))));
+  return mark;
+}
+
+// What a sweep chose for a trainer.
+export function paramsText(params, most = Infinity) {
+  const all = Object.entries(params ?? {});
+  const told = all.slice(0, most).map(([name, value]) => `${short(name, 24)} ${short(typeof value === "string" ? value : JSON.stringify(value), 24)}`);
+  return [...told, ...(all.length > most ? ["…"] : [])].join(", ");
+}
+
+function trainerRow(row, open) {
   const button = make("button", { cls: "link", type: "button" });
   button.addEventListener("click", () => open(row.id));
   return make("tr", {},
-    make("th", { scope: "row" }, make("span", { cls: "name" }, mark, make("span", {}, button, make("small")))),
+    make("th", { scope: "row" }, make("span", { cls: "name" }, swatch(row.id), make("span", {}, button, make("small")))),
     make("td", {}, make("span", { cls: "state" }), make("span", { cls: "reason" })),
     make("td", {}, make("span", { cls: "progress" }, make("progress", { max: 1 }), make("span"))),
     make("td", { cls: "n" }), make("td", { cls: "n" }), make("td", { cls: "n" }), make("td", { cls: "metrics" }), make("td", { cls: "n" }));
@@ -128,7 +139,7 @@ function update(tr, item) {
   const row = item.row;
   tr.classList.toggle("member", Boolean(item.member));
   say(tr.querySelector("button"), row.name);
-  say(tr.querySelector("small"), `${row.id} · ${row.owner}`);
+  say(tr.querySelector("small"), [row.id, row.owner, paramsText(row.params, 4)].filter(Boolean).join(" · "));
   const state = tr.querySelector(".state");
   say(state, row.state);
   state.className = `state ${row.state}`;
@@ -191,6 +202,18 @@ function lossText({ nodes, before, after, min_nodes: least }) {
 function reasonText({ name, action, reason }) {
   const text = reason ?? action;
   return (text.startsWith(name) ? text.slice(name.length) : text).replace(/^[\s:,]+/, "") || action;
+}
+
+export function showFinished(body, rows, open) {
+  sync(body, rows, (row) => row.id, (row) => {
+    const button = make("button", { cls: "link", type: "button", text: row.name });
+    button.addEventListener("click", () => open(row.id));
+    const words = [row.id, row.owner, row.group].filter(Boolean).join(" · ");
+    return make("tr", {}, make("th", { scope: "row" }, make("span", { cls: "name" }, swatch(row.id), make("span", {}, button, make("small", { text: words })))),
+      make("td", {}, make("span", { cls: `state ${row.state}`, text: row.state }), make("span", { cls: "reason", text: short(row.reason, 120) })),
+      make("td", { text: clock(row.ended, { seconds: false, date: true }) }), make("td", { cls: "n", text: amount(row.samples) }),
+      make("td", { cls: "metrics", text: metricsText(row.metrics) }), make("td", { cls: "n", text: amount(row.node_seconds / 3600) }));
+  }, () => {}); // what is finished stays as it is
 }
 
 export function showNodes(body, words, nodes) {
