@@ -133,7 +133,7 @@ function showTiles() {
   tiles($("tiles"), [
     ["Nodes now", whole(size), size ? `${whole(size - used)} free` : "the pool is empty"],
     ["In use", whole(used), size ? `${percent(used / size)} of the pool` : NONE],
-    ["Node-hours harvested", amount(totals.node_seconds / 3600), pool ? `${percent(pool.used_node_hours / pool.node_hours)} used in this window` : "since the beginning"],
+    ["Node-hours harvested", amount(totals.node_seconds / 3600), pool?.node_hours ? `${percent(pool.used_node_hours / pool.node_hours)} used in this window` : "since the beginning"],
     ["Samples", amount(totals.samples), "by the trainers below"],
     ["Efficiency", ready ? percent(insight.efficiency, 1) : NONE, ready ? `of at most ${percent(insight.bound, 1)}; ${since}` : why, BOUND],
     ["Lost to preemption", lost ? amount(lost.preemption) : NONE, lost ? `samples, estimated, ${asOf}` : NONE, PREEMPTION],

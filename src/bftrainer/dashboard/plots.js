@@ -78,6 +78,9 @@ export class Metrics {
     if (parts.length !== this.grid.children.length || parts.some((part, i) => part !== this.grid.children[i])) this.grid.replaceChildren(...parts);
     const times = points.map((point) => new Date(point.time * 1000));
     const range = times.length > 1 ? { range: [times[0], times.at(-1)] } : {};
+    const seconds = times.length ? (times.at(-1) - times[0]) / 1000 : 0;
+    // Short enough to stand upright below a small chart.
+    const time = { type: "date", nticks: 3, tickangle: 0, tickformat: seconds < 600 ? "%H:%M:%S" : seconds < 86400 ? "%H:%M" : "%d %b" };
     for (const [i, name] of shown.entries()) {
       if (signal.aborted) return;
       const [head, plot] = parts[i].children;
@@ -88,9 +91,9 @@ export class Metrics {
       if (!draw) continue;
       const { value, axis, layout } = look(plot);
       const line = { x: times, y: values.map((one) => one ?? null), mode: points.length < 3 ? "markers" : "lines", connectgaps: false,
-        line: { color: value("--pool"), width: 1.6 }, hovertemplate: "%{y:.5~g} at %{x|%H:%M:%S}<extra></extra>" };
+        line: { color: value("--pool"), width: 1.6 }, hovertemplate: "%{y:.5~g} at %{x|%d %b %H:%M:%S}<extra></extra>" };
       await draw.react(plot, [line], { ...layout, height: 130, margin: { l: 46, r: 8, t: 6, b: 22 }, showlegend: false,
-        xaxis: { ...axis, type: "date", nticks: 4, ...range }, yaxis: { ...axis, type: "linear", nticks: 4, exponentformat: "power" } }, CONFIG);
+        xaxis: { ...axis, ...time, ...range }, yaxis: { ...axis, type: "linear", nticks: 4, exponentformat: "power" } }, CONFIG);
     }
   }
 
