@@ -288,6 +288,21 @@ def test_status_fits_the_terminal(busy: Book, call: Call, monkeypatch: pytest.Mo
     assert "digits grows 1 -> 2; rest waits" in " ".join(answer.out.split())
 
 
+def test_a_pool_that_fails_and_a_loss_that_is_no_number_are_told(busy: Book, call: Call) -> None:
+    assert "problem" not in call("status").out
+    busy.problem = "/bin/false ended with status 1"
+    busy.trainers["t1"]["metrics"] = {"loss": None}
+    assert "the pool has a problem: /bin/false ended with status 1" in call("status").out
+    assert "loss not finite" in call("status", "digits").out
+
+
+def test_the_same_reason_is_told_once(book: Book, call: Call) -> None:
+    for _ in range(5):
+        book.add(reason="waits for its turn")
+    assert "job1 (t1) and 4 more queued: waits for its turn" in call("status").out
+    assert call("status").out.count("its turn") == 1
+
+
 def test_status_of_one_trainer_shows_the_learned_curve(busy: Book, call: Call) -> None:
     out = call("status", "digits").out
     assert "2     1,200 █████████████            ● measured, now" in out

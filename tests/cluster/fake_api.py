@@ -32,6 +32,7 @@ class Book:
     logs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     specs: list[dict[str, Any]] = field(default_factory=list)
     paused: bool = False
+    problem: str = ""
     max_trainers: int | None = None
     asked: list[str] = field(default_factory=list)
     on_ask: Callable[[str], None] = lambda path: None
@@ -104,7 +105,7 @@ def make_app(book: Book) -> FastAPI:
         used = sum(1 for node in book.nodes if node["trainer"])
         return {
             **{"version": "0.1.0", "now": NOW + 60, "started": NOW, "paused": book.paused, "dry_run": False},
-            "pool": {"kind": "local", "size": len(book.nodes), "used": used},
+            "pool": {"kind": "local", "size": len(book.nodes), "used": used, "problem": book.problem},
             "policy": {
                 "allocator": "exact",
                 "objective": "weighted-efficiency",

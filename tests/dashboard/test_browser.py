@@ -14,29 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing import Watched, needs_browser, until
 
 from bftrainer.cluster.store import FILE, Store
-from dashboard import CHROMIUM, fill
+from dashboard import fill
 from live import EXAMPLES, Live, wait_until
 
-needs_browser = pytest.mark.skipif(
-    importlib.util.find_spec("playwright") is None or not Path(CHROMIUM).exists(),
-    reason="needs the playwright package and Debian's chromium",
-)
 pytestmark = [needs_browser, pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")]
 
 PACE = {"BFTRAINER_PACE": "1:0.05,4:0.06"}
-DEADLINE_MS = 60_000
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")
@@ -60,42 +46,6 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
             store.log(now - 100 + i, "decision", data=data)
     with Live(state, "--pool", "local", "--nodes", "1", "--dry-run") as live:
         yield live
-
-
-class Watched:
-    """A page, and all that it asked for and complained about."""
-
-    def __init__(self, browser: Any, url: str, **options: Any) -> None:
-        self.context = browser.new_context(viewport={"width": 1280, "height": 900}, **options)
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(DEADLINE_MS)
-        self.url = url
-        self.asked: list[str] = []
-        self.complaints: list[str] = []
-        self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("console", self._said)
-
-    def _said(self, message: Any) -> None:
-        # The browser itself notes an answer of 401; that it came is what one test is about.
-        if message.type in ("error", "warning") and "401" not in message.text:
-            self.complaints.append(message.text)
-
-    def __enter__(self) -> Watched:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.context.close()
-        if error[0] is None:
-            assert self.complaints == []
-            outside = [url for url in self.asked if not url.startswith((self.url, "data:", "blob:"))]
-            assert outside == []
-            assert not any("bft_" in url for url in self.asked if "#" not in url)
-
-
-def until(page: Any, condition: str) -> None:
-    """Wait for a condition. The browser's own waiting evaluates text in the page, which the page's policy forbids."""
-    wait_until(lambda: page.evaluate(condition), DEADLINE_MS / 1000, condition)
 
 
 def client_of(live: Live) -> tuple[str, str]:
@@ -295,6 +245,12 @@ def test_a_report_opens_from_a_file_and_draws(browser: Any, tmp_path: Path) -> N
         )
         assert inked
         assert watched.asked == [report.as_uri()]
+        watched.page.set_viewport_size({"width": 390, "height": 800})  # a phone
+        narrow = "[...document.querySelectorAll('#losses td')].map((cell) => cell.clientWidth)"
+        assert min(watched.page.evaluate(narrow)) > 40, "no cell is two letters wide"
+        prose = "[...document.querySelectorAll('#losses tbody td:last-child')].map((cell) => cell.clientWidth)"
+        assert min(watched.page.evaluate(prose)) > 150
+        assert watched.page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_the_page_says_when_the_controller_is_gone_and_finds_it_again(browser: Any, past: Live) -> None:
@@ -307,5 +263,9 @@ def test_the_page_says_when_the_controller_is_gone_and_finds_it_again(browser: A
         watched.page.wait_for_selector("#link.off")
         past.start()
         wait_until(lambda: watched.page.locator("#link.live").count(), 60, "the page back")
+        # An end in good order lets the page go, and says nothing of it.
+        assert past.stop() == 0
+        assert "ERROR" not in past.log.read_text()
+        watched.page.wait_for_selector("#link.off")
     finally:
         watched.context.close()

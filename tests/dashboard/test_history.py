@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -15,13 +16,15 @@ import httpx
 import pytest
 
 from bench import Bench
-from bftrainer.cluster import api, history, history_rows, page
+from bftrainer.cluster import api, history, history_rows, insight, page
 from bftrainer.cluster.controller import Controller
 from bftrainer.cluster.database import Database
+from bftrainer.cluster.decisions import read_decisions
 from bftrainer.cluster.history import Asked, History, Viewer, nodes_over_time, pool_over_time
-from bftrainer.cluster.history_rows import read_costs, read_past
+from bftrainer.cluster.history_rows import read_past
 from bftrainer.cluster.insight import look_back
 from bftrainer.cluster.logbook import Logbook
+from bftrainer.cluster.losses import read_costs
 from bftrainer.cluster.points import MOST, Points
 from bftrainer.cluster.pools.base import Office
 from bftrainer.cluster.settings import Config, PolicySettings, Server
@@ -229,7 +232,7 @@ def test_a_long_answer_is_compressed_once_for_all(bench: Bench, monkeypatch: pyt
 
 def test_every_route_needs_a_token_but_the_page(bench: Bench) -> None:
     async def scene(client: httpx.AsyncClient, by: dict[str, dict[str, str]]) -> None:
-        paths = ["history/pool", "history/nodes", "decisions", "insight", "stream", "trainers/t1/history"]
+        paths = ["history/pool", "history/nodes", "decisions", "insight", "finished", "stream", "trainers/t1/history"]
         for path in paths:
             for headers in ({}, {"Authorization": "Bearer wrong"}):
                 assert (await client.get(f"/v1/{path}", headers=headers)).status_code == 401
@@ -300,9 +303,93 @@ def test_decisions_are_told_with_reasons_and_users_see_their_part(bench: Bench) 
         older = await client.get(f"/v1/decisions?before={found[0]['seq']}&limit=1", headers=by["root"])
         assert older.json()["decisions"] == found[1:2]
         assert (await client.get("/v1/decisions", headers=by["ann"])).json()["decisions"] == []
-        assert (await client.get("/v1/decisions", headers=by["someone"])).json()["decisions"][0]["changes"]
+        mine = (await client.get("/v1/decisions", headers=by["someone"])).json()["decisions"]
+        assert {change["name"] for one in mine for change in one["changes"]} == {"mine", "other"}
         assert (await client.get("/v1/trainers/t1/history", headers=by["ann"])).status_code == 404
         assert (await client.get("/v1/trainers/t1/history", headers=by["someone"])).status_code == 200
+
+    play(bench, scene)
+
+
+def chain(bench: Bench, trainer: str, owner: str | None = None) -> list[tuple[int, int]]:
+    """Sizes of a trainer as decisions and losses tell of them, oldest first."""
+    db = Database.open(bench.store.path, read_only=True)
+    try:
+        found, following = read_decisions(db, 1 << 60, 200, owner)
+    finally:
+        db.close()
+    assert following is None
+    steps = [step for one in found for step in (*one["changes"], *one["lost"]) if step["trainer"] == trainer]
+    return [(step["before"], step["after"]) for step in reversed(steps)]
+
+
+def test_the_sizes_of_a_trainer_add_up_from_row_to_row(bench: Bench) -> None:
+    bench.join("n1", "n2", "n3", "n4")
+    trainer = bench.submit("2-4", name="mine")
+    bench.now += 10
+    bench.take("n1")  # 4 to 3, and nothing to decide
+    bench.now += 10
+    with bench.store.transaction():
+        bench.cluster.leaving("n2", 5.0, bench.now)  # 3 to 2, announced; then it leaves, which is no second loss
+    bench.settle()
+    bench.now += 10
+    bench.take("n3")  # below its minimum
+    bench.now += 10
+    bench.join("n5", "n6")
+    sizes = chain(bench, trainer)
+    assert sizes[0][0] == 0
+    assert [(after, before) for (_, after), (before, _) in pairwise(sizes) if after != before] == []
+    assert {(4, 3), (3, 2), (2, 0)} <= set(sizes)
+    assert chain(bench, trainer, "someone") == sizes
+    assert chain(bench, trainer, "eve") == []
+
+
+def test_what_a_finished_trainer_held_is_not_lost_to_it(bench: Bench) -> None:
+    bench.join("n1")
+    trainer = bench.submit("1")
+    bench.finish(trainer)
+    bench.now += 10
+    bench.take("n1")
+    assert chain(bench, trainer) == [(0, 1)]
+
+
+def test_the_api_says_why_a_trainer_is_queued(bench: Bench) -> None:
+    bench.join("n1")
+    bench.submit("9-12")
+
+    async def scene(client: httpx.AsyncClient, by: dict[str, dict[str, str]]) -> None:
+        for path in ("status", "trainers"):
+            (row,) = (await client.get(f"/v1/{path}", headers=by["someone"])).json()["trainers"]
+            assert row["reason"] == "needs at least 9 nodes; the pool has 1"
+        row = (await client.get("/v1/trainers/t1", headers=by["someone"])).json()
+        assert row["reason"] == "needs at least 9 nodes; the pool has 1"
+
+    play(bench, scene)
+
+
+def test_what_finished_long_ago_is_found_and_users_find_their_own(bench: Bench) -> None:
+    for i in range(5):
+        owner, group = ("ann", "sweep%") if i % 2 else ("someone", "")
+        spec = {"script": "/t.py", "group": group}
+        row = bench.store.add_trainer(name=f"Trial-{i}", owner=owner, spec=spec, time=1.0)
+        bench.store.update_trainer(row.id, state="failed" if i == 4 else "done", ended=2.0, metrics={"loss": 0.5})
+    bench.submit(name="unfinished")
+
+    async def scene(client: httpx.AsyncClient, by: dict[str, dict[str, str]]) -> None:
+        async def ask(who: str, query: str) -> tuple[list[str], int | None]:
+            found = (await client.get(f"/v1/finished?{query}", headers=by[who])).json()
+            return [row["name"] for row in found["trainers"]], found["before"]
+
+        first, before = await ask("root", "limit=3")
+        assert first == ["Trial-4", "Trial-3", "Trial-2"]
+        assert await ask("root", f"limit=3&before={before}") == (["Trial-1", "Trial-0"], None)
+        assert (await ask("ann", ""))[0] == ["Trial-3", "Trial-1"]
+        assert (await ask("ann", "search=trial-2"))[0] == []
+        assert (await ask("root", "search=TRIAL-2"))[0] == ["Trial-2"]
+        assert (await ask("root", "search=sweep%25"))[0] == ["Trial-3", "Trial-1"], "no sign means anything else"
+        assert (await ask("root", "search=failed"))[0] == ["Trial-4"]
+        assert (await ask("root", "search=t5"))[0] == ["Trial-4"]
+        assert (await client.get("/v1/finished?limit=0", headers=by["root"])).status_code == 422
 
     play(bench, scene)
 
@@ -336,7 +423,7 @@ def test_one_owner_cannot_take_all_streams(bench: Bench, monkeypatch: pytest.Mon
     async def count() -> None:
         feed = page._Feed(lambda caller: {})
         row = next(row for row in bench.store.tokens() if row.owner == "ann")
-        streams = [feed.events(row, lambda: True) for _ in range(2)]
+        streams = [feed.events(row, lambda: True, lambda: False) for _ in range(2)]
         for stream in streams:
             await anext(stream)
         assert feed.open == {"ann": 2}
@@ -345,6 +432,22 @@ def test_one_owner_cannot_take_all_streams(bench: Bench, monkeypatch: pytest.Mon
         assert feed.open == {}
 
     asyncio.run(count())
+
+
+def test_a_stream_ends_with_the_controller_however_long_it_rests(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "STREAM_EVERY_S", 3600.0)
+
+    async def scene() -> None:
+        row = bench.store.check_token(bench.store.create_token(name="a", owner="a", role="user", time=1.0))
+        assert row is not None
+        over: list[bool] = []
+        stream = page._Feed(lambda caller: {}).events(row, lambda: True, lambda: bool(over))
+        assert "status" in await anext(stream)
+        over.append(True)
+        async with asyncio.timeout(30):
+            assert [text async for text in stream] == []
+
+    asyncio.run(scene())
 
 
 def _until(store: Store, good: Any) -> Any:
@@ -383,12 +486,90 @@ def test_what_pauses_cost_is_counted_at_the_rate_before_them(bench: Bench) -> No
     bench.store.update_trainer(trainer, learned={"in_use": {"2": 100.0}}, samples_redone=(1 << 63) - 1)
     for why, size in (("grow", 2), ("preempt", 4), ("start", 2)):
         bench.store.log(bench.now, "rescale", trainer=trainer, data={"why": why, "world_before": size, "pause_s": 0.5})
+    assert costs(bench, 10) == {"preemption": 100.0, "rescale": 50.0}
+    assert costs(bench, -10)["rescale"] == 0
+
+
+def costs(bench: Bench, seconds: float = 1e6) -> dict[str, float]:
     db = Database.open(bench.store.path, read_only=True)
     try:
-        assert read_costs(db, bench.now - 10) == {"preemption": 100.0, "rescale": 50.0}
-        assert read_costs(db, bench.now + 10)["rescale"] == 0
+        return read_costs(db, bench.now - seconds, bench.now)
     finally:
         db.close()
+
+
+def test_a_trainer_that_lost_all_its_nodes_loses_until_it_trains_again(bench: Bench) -> None:
+    bench.join("n1", "n2")
+    trainer = bench.submit("1-2")
+    bench.store.update_trainer(trainer, learned={"in_use": {"2": 10.0}})
+    bench.now += 100
+    bench.take("n1", "n2")
+    early = costs(bench)["preemption"]  # the pause after the first of them
+    bench.now += 50
+    assert costs(bench)["preemption"] - early == 500.0, "it still waits"
+    assert costs(bench, 20)["preemption"] == 200.0, "of this, what lies in the window"
+    bench.join("n3")
+    assert bench.state(trainer) == "running"
+    bench.now += 1000
+    assert costs(bench)["preemption"] - early == 500.0
+    assert costs(bench)["rescale"] == 0.0
+
+
+def test_a_script_that_fails_loses_nothing_to_preemption(bench: Bench) -> None:
+    bench.join("n1")
+    trainer = bench.submit("1")
+    bench.store.update_trainer(trainer, learned={"in_use": {"1": 10.0}})
+    bench.end(bench.members(trainer)[0], 1)
+    for _ in range(20):
+        bench.pass_time(1.0)
+    assert bench.state(trainer) == "running"
+    assert [row["why"] for row in rescales(bench)] == ["start", "start"]
+    assert costs(bench) == {"preemption": 0.0, "rescale": 0.0}
+
+
+def test_a_node_that_says_it_will_go_makes_a_preemption_of_a_shrink(bench: Bench) -> None:
+    bench.join("n1", "n2", "n3")
+    trainer = bench.submit("1-3")
+    bench.store.update_trainer(trainer, learned={"in_use": {"3": 10.0}})
+    before = costs(bench)
+    with bench.store.transaction():
+        bench.cluster.leaving("n1", 50.0, bench.now)
+    bench.settle()
+    assert rescales(bench)[-1]["why"] == "shrink"
+    assert costs(bench)["rescale"] == before["rescale"]
+    assert costs(bench)["preemption"] == before["preemption"] + 0.2 * 10.0
+
+
+def rescales(bench: Bench) -> list[Any]:
+    return [event.data for event in bench.store.events(kind="rescale")]
+
+
+@pytest.mark.parametrize(("efficiency", "least_s"), [(None, insight.SOON_S), (0.5, insight.EVERY_S)])
+def test_one_looks_again_sooner_while_there_is_no_figure(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, efficiency: float | None, least_s: float
+) -> None:
+    class Process:
+        returncode = 0
+
+        async def communicate(self) -> tuple[bytes, bytes]:
+            return json.dumps({"efficiency": efficiency}).encode(), b""
+
+    async def start(*words: str, **more: Any) -> Process:
+        return Process()
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    monkeypatch.setattr(insight, "SHARE", 1e9)
+
+    async def scene() -> None:
+        insights = insight.Insights(bench.store.path, PolicySettings())
+        assert insights.newest() is None
+        began = time.monotonic()
+        assert insights._task is not None
+        await insights._task
+        assert insights.newest() == {"efficiency": efficiency}
+        assert least_s <= insights._due - began < 2 * least_s + 30
+
+    asyncio.run(scene())
 
 
 @pytest.mark.parametrize("window_s", [86400.0, 120.0])

@@ -118,3 +118,14 @@ def test_the_script_of_a_report_has_no_imports_left() -> None:
 
 def test_data_cannot_end_the_element_it_stands_in() -> None:
     assert "<" not in files.as_data({"</script>": "<!-- &"})
+
+
+def test_marks_of_too_many_losses_are_spread_over_all_of_the_time() -> None:
+    taken = [[0, cell] for cell in range(10 * timeline.MOST_TAKEN + 1)]
+    found = timeline.marks(taken)
+    assert found["taken_every"] == 11
+    assert len(found["taken"]) <= timeline.MOST_TAKEN
+    cells = [cell for _, cell in found["taken"]]
+    assert (cells[0], cells[-1] > 9.9 * timeline.MOST_TAKEN) == (0, True)
+    assert timeline.marks(taken[:5]) == {"taken": taken[:5], "taken_every": 1}
+    assert timeline.marks([]) == {"taken": [], "taken_every": 1}

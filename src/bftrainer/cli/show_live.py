@@ -50,6 +50,12 @@ def header(status: Row, console: Console) -> Text:
     return line
 
 
+def pool_problem(status: Row) -> Text | None:
+    """What is wrong with the pool, if anything: nodes may never come."""
+    found = (status.get("pool") or {}).get("problem")
+    return Text(f"the pool has a problem: {printable(found)[:400]}", style="bold red") if found else None
+
+
 def trainers_table(rows: Sequence[Row], console: Console, colours: Mapping[str, str] | None = None) -> RenderableType:
     """A line a trainer, and below it why those that do not train do not."""
     if not rows:
@@ -81,11 +87,21 @@ def trainers_table(rows: Sequence[Row], console: Console, colours: Mapping[str, 
     parts: list[RenderableType] = [table]
     if len(rows) > _MOST_SHOWN:
         parts.append(Text(f"… and {len(rows) - _MOST_SHOWN:,} more", style="dim"))
-    for row in rows[:_MOST_SHOWN]:
+    return Group(*parts, *_reasons(rows[:_MOST_SHOWN]))
+
+
+def _reasons(rows: Sequence[Row]) -> list[Text]:
+    """Why those that do not train do not. A whole queue may have the same reason: it is told once."""
+    alike: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
         if row.get("reason") and row["state"] not in ("running", "done"):
-            what = f"{printable(row['name'])} ({printable(row['id'])}) {row['state']}: {printable(row['reason'])}"
-            parts.append(Text(what, style=STYLES.get(row["state"], "")))
-    return Group(*parts)
+            alike.setdefault((row["state"], row["reason"]), []).append(row)
+    told = []
+    for (state, reason), (first, *others) in alike.items():
+        more = f" and {len(others)} more" if others else ""
+        what = f"{printable(first['name'])} ({printable(first['id'])}){more} {state}: {printable(reason)}"
+        told.append(Text(what, style=STYLES.get(state, "")))
+    return told
 
 
 def _sizes(row: Row) -> str:
@@ -115,7 +131,12 @@ def bar(share: float, width: int, console: Console) -> str:
 
 def metrics(found: Mapping[str, Any]) -> str:
     """What the script reports, in one line."""
-    return ", ".join(f"{printable(k)} {f'{v:.4g}' if isinstance(v, int | float) else '?'}" for k, v in found.items())
+    return ", ".join(f"{printable(k)} {_metric(v)}" for k, v in found.items())
+
+
+def _metric(value: object) -> str:
+    finite = isinstance(value, int | float) and math.isfinite(value)
+    return f"{value:.4g}" if finite else "not finite"  # which JSON has no number for
 
 
 def detail(row: Row, console: Console) -> RenderableType:

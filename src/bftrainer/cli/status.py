@@ -13,7 +13,7 @@ from rich.text import Text
 from bftrainer.cli.live import Json, JsonLines, Patient, State, Url, connect, printable, say, say_json, screen
 from bftrainer.cli.output import print_json
 from bftrainer.cli.show_groups import folded, group_of, groups_table, members_table
-from bftrainer.cli.show_live import detail, duration, figure, header, nodes_table, trainers_table
+from bftrainer.cli.show_live import detail, duration, figure, header, nodes_table, pool_problem, trainers_table
 from bftrainer.errors import InputError
 
 _MOST_EVENTS = 1000
@@ -57,6 +57,8 @@ def status(
         console.print(detail(found, console))
         return
     console.print(header(found, console), soft_wrap=True)
+    if (problem := pool_problem(found)) is not None:
+        console.print(problem, soft_wrap=True)
     console.print()
     shown = folded(found["trainers"])
     if any(group_of(row) for row in found["trainers"]):

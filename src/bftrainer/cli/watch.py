@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from bftrainer.cli.live import FINISHED, Patient, State, Url, printable, say, say_json, screen
-from bftrainer.cli.show_live import COLOURS, header, percent, trainers_table
+from bftrainer.cli.show_live import COLOURS, header, percent, pool_problem, trainers_table
 
 Row = Mapping[str, Any]
 
@@ -103,7 +103,10 @@ def picture(scene: Scene, console: Console) -> Group:
     most = max(3, console.height - _DECISIONS - _BAR_LINES - 10)
     names = [row["name"] for row in rows if row["state"] not in FINISHED]
     colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
-    parts: list[Any] = [header(scene.status, console), Text(), pool_bar(scene.nodes, colours, console), Text()]
+    parts: list[Any] = [header(scene.status, console)]
+    if (problem := pool_problem(scene.status)) is not None:
+        parts.append(problem)
+    parts += [Text(), pool_bar(scene.nodes, colours, console), Text()]
     parts.append(trainers_table(rows[:most], console, colours))
     if len(rows) > most:
         parts.append(Text(f"… and {len(rows) - most:,} more: see `bftrainer status`", style="dim"))
@@ -138,6 +141,8 @@ def line(scene: Scene) -> str:
     parts = [f"{pool.get('used', 0)} of {pool.get('size', 0)} nodes used"]
     if scene.status.get("paused"):
         parts[0] += ", paused"
+    if (problem := pool_problem(scene.status)) is not None:
+        parts.append(problem.plain)
     for row in scene.status["trainers"]:
         text = f"{printable(row['name'])} {row['state']}"
         if row["state"] not in FINISHED:

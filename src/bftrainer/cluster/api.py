@@ -25,6 +25,7 @@ from bftrainer.cluster.guard import NO_TOKEN, Guard, bearer
 from bftrainer.cluster.schema import TokenRow, TrainerRow
 from bftrainer.cluster.spec import parse_spec
 from bftrainer.cluster.totals import Totals
+from bftrainer.cluster.waiting import Reasons
 from bftrainer.cluster.workers import FINISHED
 from bftrainer.errors import BFTrainerError, InputError
 
@@ -66,8 +67,9 @@ def build(controller: Controller, secret: str) -> FastAPI:
             raise HTTPException(404, f"there is no trainer {ref[:64]!r}")
         return row
 
-    def show(row: TrainerRow) -> dict[str, Any]:
-        return views.trainer(row, cluster.trainers.get(row.id), time.time())
+    def show(row: TrainerRow, reasons: Reasons | None = None) -> dict[str, Any]:
+        live = cluster.trainers.get(row.id)
+        return views.trainer(row, live, time.time(), (reasons or Reasons(cluster)).of(live))
 
     def rows(caller: TokenRow, *, everything: bool) -> list[TrainerRow]:
         whose = None if caller.role == "admin" else caller.owner
@@ -82,7 +84,9 @@ def build(controller: Controller, secret: str) -> FastAPI:
         """The status as a caller may see it."""
         now = time.time()
         whose = None if caller.role == "admin" else caller.owner
-        mine = [show(row) for row in store.trainers(ended_after=now - RECENT_S, brief=True, owner=whose)]
+        reasons = Reasons(cluster)
+        recent = store.trainers(ended_after=now - RECENT_S, brief=True, owner=whose)
+        mine = [show(row, reasons) for row in recent]
         made = totals.of(whose, now - RECENT_S, mine)
         policy = controller.config.policy
         last, is_admin = cluster.last_decision, caller.role == "admin"
@@ -124,7 +128,8 @@ def build(controller: Controller, secret: str) -> FastAPI:
         everything: Annotated[bool, Query(alias="all")] = False,
     ) -> dict[str, Any]:
         """Trainers that are not finished, and those that were within the last hour; with `all`, all."""
-        shown = [show(row) for row in rows(caller, everything=everything)]
+        reasons = Reasons(cluster)
+        shown = [show(row, reasons) for row in rows(caller, everything=everything)]
         return {"trainers": [row for row in shown if not state or row["state"] == state]}
 
     @app.post("/v1/trainers", status_code=201)
@@ -145,7 +150,8 @@ def build(controller: Controller, secret: str) -> FastAPI:
         row = find(ref, caller)
         lines, _ = controller.logbook(row.id).tail(20)
         tail = [f"{line.node} | {line.text}" for line in lines]
-        return views.trainer_in_detail(row, cluster.trainers.get(row.id), time.time(), tail)
+        live = cluster.trainers.get(row.id)
+        return views.trainer_in_detail(row, live, time.time(), tail, Reasons(cluster).of(live))
 
     @app.post("/v1/trainers/{ref}/cancel")
     async def cancel(caller: Caller, ref: str) -> dict[str, Any]:

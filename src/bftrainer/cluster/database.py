@@ -1,8 +1,8 @@
 """One SQLite file, opened as the controller needs it: write-ahead log, newest schema, transactions that nest.
 
-`store.py` speaks SQL through it; `history_rows.py` and `insight.py` read for the dashboard, and nobody else does. What
-can go wrong with a file (a full disk, a file that is no database, one from a newer version) comes out as one line that
-says what to do.
+`store.py` speaks SQL through it; `history_rows.py`, `decisions.py` and `losses.py` read for the dashboard, and nobody
+else does. What can go wrong with a file (a full disk, a file that is no database, one from a newer version) comes out
+as one line that says what to do.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ import numpy as np
 
 from bftrainer.cluster.columns import encoded
 from bftrainer.cluster.database import Database
-from bftrainer.cluster.history_rows import MOST_DECISIONS, Past, read_decisions, read_past, read_points, read_rescales
+from bftrainer.cluster.decisions import MOST_DECISIONS, read_decisions
+from bftrainer.cluster.history_rows import Past, read_finished, read_past, read_points, read_rescales
 from bftrainer.dashboard import timeline
 from bftrainer.dashboard.timeline import Cells, Interval
 
@@ -84,6 +85,15 @@ class History:
         def read(db: Database) -> Answer:
             found, following = read_decisions(db, before or 1 << 62, limit, viewer.owner)
             return _written({"decisions": found, "before": following})
+
+        return await self._read(read)
+
+    async def finished(self, search: str, before: int | None, limit: int, viewer: Viewer) -> Answer:
+        """Trainers that are finished, newest first, as JSON; `before` in it is what to ask for next."""
+
+        def read(db: Database) -> Answer:
+            found, following = read_finished(db, search, before or 1 << 62, limit, viewer.owner)
+            return _written({"trainers": found, "before": following})
 
         return await self._read(read)
 
@@ -201,7 +211,7 @@ def nodes_over_time(past: Past, cells: int, viewer: Viewer) -> dict[str, Any]:
     return {
         **found,
         "who": who,
-        "taken": taken[-timeline.MOST_TAKEN :],
+        **timeline.marks(taken),
         "preemptions": timeline.counted(window, (time for time, _, _ in past.taken)),
         "rescales": timeline.counted(window, (time for time, _, why in past.rescales if why != "start")),
     }

@@ -14,11 +14,9 @@ from typing import Any, NamedTuple
 
 from bftrainer.cluster.database import Database
 from bftrainer.cluster.launchers.base import HEAD
+from bftrainer.cluster.schema import FINISHED
 from bftrainer.errors import InputError
 
-MOST_DECISIONS = 200
-MOST_LOOKED_AT = 2000
-"""Decisions that a question goes through: each holds where every trainer was."""
 MOST_ROWS = 1_000_000
 """Of a window, before it is cut down to a picture: a busy week of a thousand nodes."""
 
@@ -179,56 +177,6 @@ def _taken(
     return tuple(sorted(found))
 
 
-_DECISION = """
-SELECT seq, time, json_extract(data, '$.pool'), json_extract(data, '$.horizon_s'), json_extract(data, '$.changes'),
-    json_extract(data, '$.reasons'), json_extract(data, '$.waiting'), json_extract(data, '$.ms')
-FROM events WHERE kind = 'decision' AND seq < ? AND seq >= ? AND json_array_length(data, '$.changes') > 0
-"""
-_ABOUT = """
-AND EXISTS (SELECT 1 FROM json_each(data, '$.changes') AS change WHERE json_extract(change.value, '$.trainer') IN (
-    SELECT 't' || number FROM trainers WHERE owner = ?))
-"""
-
-
-def read_decisions(db: Database, before: int, limit: int, owner: str | None) -> tuple[list[dict[str, Any]], int | None]:
-    """Decisions that changed something, newest first; to an owner, what they meant for the owner's trainers.
-
-    So many are looked at and no more, whatever is found among them. Also: what to ask for next, if there may be more.
-    """
-    with db.transaction():
-        row = db.row(
-            "SELECT seq FROM events WHERE kind = 'decision' AND seq < ? ORDER BY seq DESC LIMIT 1 OFFSET ?",
-            (before, MOST_LOOKED_AT - 1),
-        )
-        floor = int(row[0]) if row is not None else 0
-        about, whose = (_ABOUT, (owner,)) if owner is not None else ("", ())
-        sql = f"{_DECISION} {about} ORDER BY seq DESC LIMIT ?"
-        rows = db.rows(sql, (before, floor, *whose, limit))
-        mine = None
-        if owner is not None:
-            mine = {trainer for (trainer,) in db.rows("SELECT 't' || number FROM trainers WHERE owner = ?", (owner,))}
-    following = rows[-1][0] if len(rows) == limit else floor or None
-    return [_decision(row, mine) for row in rows], following
-
-
-def _decision(row: tuple[Any, ...], mine: set[str] | None) -> dict[str, Any]:
-    seq, time, pool, horizon_s, changes, reasons, waiting, ms = row
-    shown = [
-        {**change, "reason": reason}
-        for change, reason in zip(json.loads(changes), json.loads(reasons or "[]"), strict=False)
-        if mine is None or change["trainer"] in mine
-    ]
-    return {
-        "seq": seq,
-        "time": time,
-        "pool": pool,
-        "horizon_s": horizon_s,
-        "changes": shown,
-        "waiting": waiting if mine is None else None,
-        "ms": ms,
-    }
-
-
 def read_points(db: Database, trainer: int) -> list[dict[str, Any]]:
     """What a trainer reported over time."""
     rows = db.rows("SELECT time, samples, metrics FROM points WHERE trainer = ? ORDER BY time", (trainer,))
@@ -247,31 +195,27 @@ def read_rescales(db: Database, trainer: str, limit: int) -> list[dict[str, Any]
     ]
 
 
-def read_costs(db: Database, start: float) -> dict[str, float]:
-    """Samples not made because members paused: at each rescale, the pause times the rate at the size before.
+_OVER = """
+SELECT number, name, owner, ifnull(json_extract(spec, '$.group'), ''), state, reason, submitted, ended, samples,
+    node_seconds, metrics
+FROM trainers WHERE state IN (SELECT value FROM json_each(?1)) AND number < ?2 AND (?3 IS NULL OR owner = ?3)
+    AND (?4 = '' OR instr(lower(name || ' t' || number || ' ' || owner || ' ' || state || ' '
+        || ifnull(json_extract(spec, '$.group'), '')), ?4) > 0)
+ORDER BY number DESC LIMIT ?5
+"""
+_OVER_KEYS = ("name", "owner", "group", "state", "reason", "submitted", "ended", "samples", "node_seconds")
 
-    What had to be made again is not in it: it is counted for the whole of a training, and nobody knows when it was.
+
+def read_finished(
+    db: Database, search: str, before: int, limit: int, owner: str | None
+) -> tuple[list[dict[str, Any]], int | None]:
+    """Finished trainers, the newest first, that have a text in their name, id, group, owner or state.
+
+    To an `owner` theirs alone. Also: what to ask for next, if there may be more.
     """
-    with db.transaction():
-        first = _first_since(db, start)
-        rows = db.rows(
-            "SELECT trainer, json_extract(data, '$.why'), json_extract(data, '$.world_before'), "
-            "json_extract(data, '$.pause_s') FROM events WHERE kind = 'rescale' AND seq >= ?",
-            (first,),
-        )
-        rates = {
-            f"t{number}": {int(size): float(rate) for size, rate in json.loads(in_use or "{}").items()}
-            for number, in_use in db.rows("SELECT number, json_extract(learned, '$.in_use') FROM trainers")
-        }
-    costs = {"preemption": 0.0, "rescale": 0.0}
-    for trainer, why, size, pause_s in rows:
-        if why != "start" and size and pause_s:
-            costs["preemption" if why == "preempt" else "rescale"] += pause_s * _rate(rates.get(trainer, {}), int(size))
-    return costs
-
-
-def _rate(rates: dict[int, float], size: int) -> float:
-    if size in rates:
-        return rates[size]
-    near = min(rates, key=lambda other: abs(other - size), default=None)
-    return rates[near] * size / near if near else 0.0
+    rows = db.rows(_OVER, (json.dumps(FINISHED), before, owner, search.strip().lower(), limit))
+    found = [
+        {"id": f"t{number}", **dict(zip(_OVER_KEYS, columns, strict=True)), "metrics": json.loads(metrics or "{}")}
+        for number, *columns, metrics in rows
+    ]
+    return found, rows[-1][0] if len(rows) == limit else None

@@ -2,8 +2,8 @@
 
 The figures are those of `bftrainer report` for the last 24 hours (`accounting.py`, `excerpt.py`). Looking back means to
 replay the run, which may take many seconds of a core. A process of low priority does it (`python -m
-bftrainer.cluster.insight`), at most once a minute and for at most a twentieth of the time, and only while a page is
-open that asks for it.
+bftrainer.cluster.insight`), at most once a minute (sooner while there is no figure yet) and for at most a twentieth of
+the time, and only while a page is open that asks for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bftrainer.cluster.database import Database
-from bftrainer.cluster.history_rows import read_costs
+from bftrainer.cluster.losses import read_costs
 from bftrainer.cluster.settings import Config, PolicySettings
 from bftrainer.cluster.store import Store
 from bftrainer.elastic.processes import dying_with
@@ -28,6 +28,8 @@ from bftrainer.errors import BFTrainerError
 
 WINDOW_S = 86400.0
 EVERY_S = 60.0
+SOON_S = 10.0
+"""Instead, while there is no figure yet: a run that has just begun has one soon."""
 SHARE = 0.05
 """Of the time, at most, in which such a process runs."""
 MOST_S = 120.0
@@ -72,7 +74,8 @@ class Insights:
                     process.kill()
                 await process.wait()
         took_s = time.monotonic() - began
-        self._due = time.monotonic() + max(EVERY_S, took_s / SHARE)
+        known = self._found is not None and self._found["efficiency"] is not None
+        self._due = time.monotonic() + max(EVERY_S if known else SOON_S, took_s / SHARE)
 
 
 def look_back(path: Path, policy: PolicySettings, now: float, window_s: float = WINDOW_S) -> Insight:
@@ -88,7 +91,7 @@ def look_back(path: Path, policy: PolicySettings, now: float, window_s: float = 
             started = db.row("SELECT min(time) FROM events")
             since = max(started[0] or now, now - window_s) if started else now
             found: Insight = {"computed": now, "since": since, "efficiency": None, "bound": None, "why": ""}
-            found["lost"] = read_costs(db, since)
+            found["lost"] = read_costs(db, since, now)
             if store.event_span().count > MOST_EVENTS:
                 return {**found, "why": "the log is too long to be replayed every minute"}
             try:

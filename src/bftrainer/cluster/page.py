@@ -33,6 +33,8 @@ _BYTES_A_SECOND = 200_000
 _QUIET_S = 15.0
 _CHECK_S = 5.0
 """How often a stream looks whether its token is still good."""
+_LOOK_S = 0.2
+"""How often it looks whether the controller ends, which does not wait for it for long."""
 
 # Styles: plotly sets some of its own. Pictures: it makes those it saves.
 POLICY = (
@@ -103,8 +105,19 @@ def add(
         before: Annotated[int | None, Query(ge=0, le=1 << 60)] = None,
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
     ) -> Response:
-        """Decisions that changed something, newest first; a user sees what they meant for the user's own trainers."""
+        """Decisions that changed something or followed a loss, newest first; to a user, of the user's own trainers."""
         return _json(request, await history.decisions(before, limit, _viewer(caller)))
+
+    @app.get("/v1/finished")
+    async def finished(
+        request: Request,
+        caller: Caller,
+        search: Annotated[str, Query(max_length=100)] = "",
+        before: Annotated[int | None, Query(ge=0, le=1 << 60)] = None,
+        limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    ) -> Response:
+        """Finished trainers, newest first, with a text in name, id, group, owner or state; to a user, their own."""
+        return _json(request, await history.finished(search, before, limit, _viewer(caller)))
 
     @app.get("/v1/trainers/{ref}/history")
     async def trainer_history(request: Request, caller: Caller, ref: str) -> Response:
@@ -128,11 +141,12 @@ def add(
             raise HTTPException(503, f"{MOST_STREAMS} pages are open already; try again when others have closed theirs")
 
         def good() -> bool:
-            return (
-                store.check_token(bearer(request.headers.get("authorization"))) is not None and not controller.draining
-            )
+            return store.check_token(bearer(request.headers.get("authorization"))) is not None
 
-        return StreamingResponse(feed.events(caller, good), media_type="text/event-stream", headers=_NO_STORE)
+        def ending() -> bool:
+            return controller.draining or getattr(app.state, "ending", False)
+
+        return StreamingResponse(feed.events(caller, good, ending), media_type="text/event-stream", headers=_NO_STORE)
 
 
 class _Feed:
@@ -144,13 +158,15 @@ class _Feed:
         self._status_of = status_of
         self._made: dict[tuple[str, str], tuple[float, str, str]] = {}
 
-    async def events(self, caller: TokenRow, good: Callable[[], bool]) -> AsyncGenerator[str, None]:
-        """Lines of a stream, until the token is revoked or the reader has gone."""
+    async def events(
+        self, caller: TokenRow, good: Callable[[], bool], ending: Callable[[], bool]
+    ) -> AsyncGenerator[str, None]:
+        """Lines of a stream, until the token is revoked, the reader has gone or the controller is `ending`."""
         self.open[caller.owner] += 1
         try:
             sent, quiet_since = "", time.monotonic()
             checked = time.monotonic()
-            while True:
+            while not ending():
                 text, what = self._text(caller)
                 if what != sent:
                     sent, quiet_since = what, time.monotonic()
@@ -158,7 +174,9 @@ class _Feed:
                 elif time.monotonic() - quiet_since > _QUIET_S:
                     quiet_since = time.monotonic()
                     yield ": nothing new\n\n"
-                await asyncio.sleep(max(STREAM_EVERY_S, len(text) / _BYTES_A_SECOND))
+                following = time.monotonic() + max(STREAM_EVERY_S, len(text) / _BYTES_A_SECOND)
+                while not ending() and (left := following - time.monotonic()) > 0:
+                    await asyncio.sleep(min(left, _LOOK_S))
                 if time.monotonic() - checked > _CHECK_S:
                     checked = time.monotonic()
                     if not good():

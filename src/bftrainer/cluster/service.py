@@ -164,6 +164,7 @@ async def serve(
                 await _until(stop, controller, web)
                 store.trim_events(config.trainers.keep_events)
             finally:
+                app.state.ending = True  # whoever follows a stream is let go before the server stops waiting for them
                 wants = controller.draining or (config.pool.kind == "local" if drain is None else drain)
                 await controller.stop(drain=wants and not controller.failed.done())
                 server.should_exit = True

@@ -18,8 +18,8 @@ HIDDEN = "(hidden)"
 """Instead of the values of a trainer's environment: people put passwords there."""
 
 
-def trainer(row: TrainerRow, live: Live | None, now: float) -> dict[str, Any]:
-    """One trainer in short. `live` has the newest figures while it is not finished."""
+def trainer(row: TrainerRow, live: Live | None, now: float, waits: str = "") -> dict[str, Any]:
+    """One trainer in short. `live` has the newest figures while it is not finished; `waits` is why it has no nodes."""
     spec = row.spec
     job = live.job if live is not None else None
     progress = job.progress if job is not None else None
@@ -36,7 +36,7 @@ def trainer(row: TrainerRow, live: Live | None, now: float) -> dict[str, Any]:
         "group": spec.get("group", ""),
         "params": spec.get("params", {}),
         "state": state,
-        "reason": job.reason if job is not None else row.reason,
+        "reason": (job.reason if job is not None else row.reason) or waits,
         "script": spec.get("script", ""),
         "launcher": spec.get("launcher", "elastic"),
         "min_nodes": spec.get("min_nodes"),
@@ -62,7 +62,9 @@ def trainer(row: TrainerRow, live: Live | None, now: float) -> dict[str, Any]:
     }
 
 
-def trainer_in_detail(row: TrainerRow, live: Live | None, now: float, log_tail: list[str]) -> dict[str, Any]:
+def trainer_in_detail(
+    row: TrainerRow, live: Live | None, now: float, log_tail: list[str], waits: str = ""
+) -> dict[str, Any]:
     """One trainer with all that is known of it."""
     spec = TrainerSpec.model_validate(row.spec)
     prior = Prior(spec.prior_curve(), spec.up_s, spec.down_s)
@@ -70,7 +72,7 @@ def trainer_in_detail(row: TrainerRow, live: Live | None, now: float, log_tail: 
     curve = learned.curve(spec.min_nodes, spec.max_nodes, 1.0)
     workers = live.job.workers.values() if live is not None else ()
     return {
-        **trainer(row, live, now),
+        **trainer(row, live, now, waits),
         "spec": {**row.spec, "env": dict.fromkeys(row.spec.get("env", ()), HIDDEN)},
         "curve": {
             **_points(curve),

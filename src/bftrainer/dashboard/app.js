@@ -1,42 +1,38 @@
-// The live page: log in, follow the status, draw the past, keep the tables up to date.
+// The live page: log in, follow the status, keep tiles and tables up to date. `past.js` draws the past.
 
 import { ask, follow, get, Refused, setToken, takeToken, token } from "./api.js";
 import { Detail } from "./detail.js";
-import { addTip, cellsFor, drawGantt, drawLegend, drawPool } from "./draw.js";
-import { amount, clock, make, many, NONE, percent, say, span, whole } from "./format.js";
+import { Finished } from "./finished.js";
+import { amount, clock, NONE, percent, say, short, whole } from "./format.js";
+import { Past } from "./past.js";
 import { forget, showDecisions, showNodes, showTrainers, tiles } from "./tables.js";
 import { addThemeSwitch } from "./theme.js";
 
-const WINDOWS = [["5 min", 300], ["1 h", 3600], ["6 h", 21600], ["24 h", 86400], ["7 d", 604800]];
 const MOST_DECISIONS = 600;
 const $ = (id) => document.getElementById(id);
-const GANTT = $("gantt").getAttribute("aria-label");
 
 // `older` is null until somebody asks for older decisions than the newest.
-const nothing = () => ({ seconds: 3600, chosen: false, status: null, pool: null, nodes: null, insight: null, decisions: [], older: null, before: null, states: new Map() });
+const nothing = () => ({ status: null, insight: null, decisions: [], older: null, before: null, states: new Map(), lost: null });
 let state = nothing();
 let session = null;
-let hits = { pool: null, gantt: null };
-const tip = document.querySelector(".tip");
 const detail = new Detail($("detail"), $("confirm"));
 const open = (id) => detail.open(id);
+const past = new Past(open, showTiles);
+const finished = new Finished(open);
 
 // Whoever logs in next must see nothing of what the last user saw.
 function clear() {
   session?.abort();
   session = null;
   state = nothing();
-  hits = { pool: null, gantt: null };
+  past.forget();
+  finished.forget();
   forget();
   for (const id of ["detail", "confirm"]) if ($(id).open) $(id).close();
   detail.empty();
-  for (const id of ["where", "link", "news", "tiles", "pool-words", "legend", "nodes", "nodes-words", "trainers-words", "trainers", "decisions", "confirm-title"]) $(id).replaceChildren();
-  for (const id of ["no-trainers", "no-decisions", "nodes-words", "older"]) $(id).hidden = true;
-  for (const id of ["pool", "gantt"]) $(id).width = $(id).height = 0; // which also takes away what is drawn
-  tip.hidden = true;
-  tip.replaceChildren();
-  delete $("gantt").dataset.runs;
-  $("gantt").setAttribute("aria-label", GANTT);
+  for (const id of ["where", "link", "news", "tiles", "notice", "nodes", "nodes-words", "trainers-words", "trainers", "decisions", "confirm-title"]) $(id).replaceChildren();
+  for (const id of ["notice", "no-trainers", "no-decisions", "nodes-words", "older"]) $(id).hidden = true;
+  $("board").classList.remove("stale");
   $("link").className = "pill";
 }
 
@@ -47,9 +43,10 @@ function begin() {
   $("leave").hidden = false;
   session = new AbortController();
   follow(heard, session.signal);
-  repeat(refreshHistory, () => Math.min(Math.max(2, state.seconds / 900), 60));
+  finished.begin(session.signal);
+  repeat((signal) => past.refresh(signal), () => past.every());
   repeat(refreshDecisions, () => 5);
-  repeat(refreshInsight, () => (state.insight ? 20 : 4));
+  repeat(refreshInsight, () => (state.insight?.efficiency ? 20 : 4));
   repeat(refreshNodes, () => 3);
 }
 
@@ -84,14 +81,19 @@ async function repeat(what, everySeconds) {
 function heard(status, problem) {
   if (problem) {
     if (problem.status === 401) return end(problem.message);
-    link("off", problem.status ? problem.message : "connection lost, trying again");
+    state.lost ??= Date.now() / 1000;
+    link("off", `${problem.status ? problem.message : "connection lost"}; nothing new since ${clock(state.lost)}, trying again`);
+    $("board").classList.add("stale");
     return;
   }
-  // A run that has just begun would be a sliver of an hour.
-  if (!state.chosen) choose(status.now - status.started < 240 ? 300 : 3600);
+  state.lost = null;
+  $("board").classList.remove("stale");
+  past.begun(status);
   state.status = status;
   link(status.paused ? "warn" : "live", status.paused ? "paused" : status.dry_run ? "dry run" : "live");
   say($("where"), `${status.pool.kind ?? "?"} pool · ${status.policy.objective}, ${status.policy.allocator}`);
+  $("notice").hidden = !status.pool.problem;
+  say($("notice"), status.pool.problem ? `The pool has a problem: ${short(status.pool.problem, 400)}` : "");
   showTiles();
   showTrainers($("trainers"), $("trainers-words"), status.trainers, open);
   $("no-trainers").hidden = status.trainers.length > 0;
@@ -113,58 +115,35 @@ function announce(rows) {
   if (news.length) say($("news"), news.slice(0, 5).join(", "));
 }
 
+const BOUND = "U: the time in which a pool of constant size with the same node-hours would have made the same samples at no cost, as a share of the time it took. The bound is in the same unit. It can be above 100 %: a pool that is large while there is much to do and small when trainers have ended can do more than a constant one.";
+const PREEMPTION = "Samples that were not made because nodes were taken: the pauses after that, and, of a trainer that lost all it needed, the whole time until it trained again, at its rate before. Giving nodes back for a pause of harvesting counts too. Samples computed twice do not.";
+const RESCALING = "Samples that were not made in the pauses of rescales that were decided on, at the rate before each.";
+
 function showTiles() {
-  const { status, pool, insight } = state;
+  const { status, insight } = state;
+  const { pool } = past;
   if (!status) return;
   const { size, used } = status.pool;
   const { totals } = status;
   const ready = insight && insight.efficiency !== null;
-  const since = insight ? `since ${clock(insight.since, { seconds: false, date: true })}, as of ${clock(insight.computed, { seconds: false })}` : "";
+  const asOf = insight ? `as of ${clock(insight.computed, { seconds: false })}` : "";
+  const since = insight ? `since ${clock(insight.since, { seconds: false, date: true })}, ${asOf}` : "";
+  const why = insight?.why ? `${insight.why}, ${asOf}` : "being worked out";
   const lost = insight?.lost;
   tiles($("tiles"), [
     ["Nodes now", whole(size), size ? `${whole(size - used)} free` : "the pool is empty"],
     ["In use", whole(used), size ? `${percent(used / size)} of the pool` : NONE],
-    ["Node-hours harvested", amount(totals.node_seconds / 3600), pool ? `${percent(pool.used_node_hours / pool.node_hours)} used in this window` : "since the beginning"],
-    ["Samples", amount(totals.samples), "by the trainers below"],
-    ["Efficiency", ready ? percent(insight.efficiency, 1) : NONE, ready ? `of at most ${percent(insight.bound, 1)}; ${since}` : insight?.why || "being worked out"],
-    ["Lost to preemption", lost ? amount(lost.preemption) : NONE, lost ? "samples, estimated from the pauses" : NONE],
-    ["Lost to rescaling", lost ? amount(lost.rescale) : NONE, lost ? "samples, estimated from the pauses" : NONE],
+    ["Node-hours harvested", amount(totals.node_seconds / 3600), pool?.node_hours ? `${percent(pool.used_node_hours / pool.node_hours)} used in this window` : "since the beginning"],
+    ["Samples", amount(totals.samples), totals.owner ? "by your trainers" : "since the beginning"],
+    ["Efficiency", ready ? percent(insight.efficiency, 1) : NONE, ready ? `of at most ${percent(insight.bound, 1)}; ${since}` : why, BOUND],
+    ["Lost to preemption", lost ? amount(lost.preemption) : NONE, lost ? `samples, estimated, ${asOf}` : NONE, PREEMPTION],
+    ["Lost to rescaling", lost ? amount(lost.rescale) : NONE, lost ? `samples, estimated, ${asOf}` : NONE, RESCALING],
   ]);
 }
 
 async function refreshInsight(signal) {
   state.insight = (await get("/v1/insight", { signal })).insight;
   showTiles();
-}
-
-async function refreshHistory(signal) {
-  const { seconds } = state;
-  const asked = `seconds=${seconds}&cells=${cellsFor($("pool").parentElement)}`;
-  const [pool, nodes] = await Promise.all([get(`/v1/history/pool?${asked}`, { signal }), get(`/v1/history/nodes?${asked}`, { signal })]);
-  if (seconds !== state.seconds) return; // another window was chosen meanwhile
-  Object.assign(state, { pool, nodes });
-  drawPast();
-  showTiles();
-}
-
-// How long it took, for the benchmark. Only the newest is kept: a browser never forgets one by itself.
-function measured(name, start) {
-  performance.clearMeasures(name);
-  performance.measure(name, { start, end: performance.now() });
-}
-
-function drawPast() {
-  const { pool, nodes } = state;
-  if (!pool || !nodes || $("board").hidden) return;
-  const began = performance.now();
-  hits = { pool: drawPool($("pool"), pool), gantt: drawGantt($("gantt"), nodes) };
-  drawLegend($("legend"), nodes);
-  measured("draw", began);
-  const rows = nodes.nodes.length < nodes.of_nodes ? `; ${nodes.nodes.length} of ${nodes.of_nodes} nodes are drawn` : "";
-  const words = `${amount(pool.node_hours)} node-hours, ${percent(pool.used_node_hours / pool.node_hours)} used, ${many(pool.preemptions, "preemption")}, ${many(pool.rescales, "rescale")}${rows}`;
-  say($("pool-words"), words);
-  $("gantt").setAttribute("aria-label", `Which trainer was on which of ${nodes.of_nodes} nodes in ${span(state.seconds)}: ${words}`);
-  $("gantt").dataset.runs = String(nodes.runs.reduce((sum, runs) => sum + runs.length / 3, 0));
 }
 
 async function refreshDecisions(signal) {
@@ -192,9 +171,8 @@ function among(decisions) {
 }
 
 function drawDecisions() {
-  const names = new Map((state.status?.trainers ?? []).map((row) => [row.id, row.name]));
   const all = held();
-  showDecisions($("decisions"), all, (change) => names.get(change.trainer) ?? /^\S+/.exec(change.reason ?? "")?.[0]?.replace(/[:,]$/, "") ?? change.trainer, open);
+  showDecisions($("decisions"), all, open);
   $("no-decisions").hidden = all.length > 0;
   $("older").hidden = state.before === null || all.length >= MOST_DECISIONS;
 }
@@ -225,22 +203,6 @@ $("older").addEventListener("click", async ({ currentTarget: button }) => {
 
 $("nodes-fold").addEventListener("toggle", () => { if (session) refreshNodes(session.signal).catch(() => {}); });
 
-function choose(seconds) {
-  state.seconds = seconds;
-  state.chosen = true;
-  WINDOWS.forEach(([, other], i) => $("windows").children[i].setAttribute("aria-pressed", String(other === seconds)));
-}
-
-for (const [text, seconds] of WINDOWS) {
-  const button = make("button", { cls: "plain", type: "button", text, "aria-pressed": String(seconds === state.seconds) });
-  button.addEventListener("click", () => {
-    choose(seconds);
-    const asked = performance.now();
-    if (session) refreshHistory(session.signal).then(() => measured("asked-to-drawn", asked)).catch((problem) => { if (problem.name !== "AbortError") link("off", problem.message); });
-  });
-  $("windows").append(button);
-}
-
 $("login-form").addEventListener("submit", async (event) => {
   event.preventDefault();
   const given = $("token").value.trim();
@@ -258,17 +220,10 @@ $("login-form").addEventListener("submit", async (event) => {
 });
 $("leave").addEventListener("click", () => end(""));
 
-addTip($("pool"), tip, () => hits.pool);
-addTip($("gantt"), tip, () => hits.gantt, open);
 addThemeSwitch($("theme"), () => {
-  drawPast();
+  past.draw();
   if (detail.id) detail.refresh();
 });
-let due = 0;
-new ResizeObserver(() => {
-  cancelAnimationFrame(due);
-  due = requestAnimationFrame(drawPast);
-}).observe($("pool").parentElement);
 
 if (takeToken()) begin();
 else end("");

@@ -1,27 +1,13 @@
-// One trainer in detail: its curve, what it reports, its pauses and its log. Charts are plotly's, loaded when first needed.
+// One trainer in detail: its curve, what it reports, its pauses and its log.
 
 import { ask, get } from "./api.js";
 import { colourOf, css } from "./draw.js";
-import { amount, clock, day, make, many, NONE, percent, say, span, whole } from "./format.js";
+import { amount, clock, day, make, many, metricText, NONE, percent, say, span, whole } from "./format.js";
+import { drawCurve, loadPlotly, Metrics, namesIn, purge } from "./plots.js";
+import { paramsText } from "./tables.js";
 
 const EVERY_MS = 3000;
 const OVER = ["done", "failed", "cancelled"];
-
-let plotly = null;
-
-function loadPlotly() {
-  plotly ??= new Promise((done) => {
-    const script = make("script", { src: "/static/plotly.min.js" });
-    script.addEventListener("load", () => done(window.Plotly ?? window.moduleName ?? null));
-    script.addEventListener("error", () => {
-      plotly = null;
-      script.remove();
-      done(null);
-    });
-    document.head.append(script);
-  });
-  return plotly;
-}
 
 export class Detail {
   constructor(dialog, confirm) {
@@ -45,13 +31,13 @@ export class Detail {
     this.refresh();
   }
 
-  // Nothing is asked, shown or kept any more. A plot of Plotly listens to the window until it is purged.
+  // Nothing is asked, shown or kept any more.
   empty() {
     clearTimeout(this.timer);
     this.shut.abort();
     this.id = null;
     this.library = null;
-    for (const plot of this.dialog.querySelectorAll(".js-plotly-plot")) (window.Plotly ?? window.moduleName).purge(plot);
+    purge(this.dialog);
     this.dialog.replaceChildren();
   }
 
@@ -66,8 +52,9 @@ export class Detail {
     this.mark = make("i", { cls: "swatch" });
     this.problem = make("p", { cls: "error", role: "alert" });
     this.facts = make("dl", { cls: "tiles" });
+    this.params = make("p");
     this.curve = make("div", { cls: "plot" });
-    this.metrics = make("div", { cls: "plot" });
+    this.metrics = new Metrics();
     this.curveWords = make("p", { cls: "soft" });
     this.metricWords = make("p", { cls: "soft" });
     this.pauses = make("tbody");
@@ -76,13 +63,14 @@ export class Detail {
     this.log = make("pre", { tabindex: "0", "aria-label": "The end of its log" });
     this.error = make("pre", { tabindex: "0", "aria-label": "Why it failed" });
     this.errorPart = make("div", {}, make("h3", { text: "Why it failed" }), this.error);
+    this.errorPart.hidden = true;
     const head = ["Time", "Why", "Nodes", "Pause", "Forming", "Copying"].map((text, i) => make("th", { scope: "col", text, cls: i > 1 ? "n" : "" }));
     this.dialog.replaceChildren(
       make("div", { cls: "detail-head" }, this.mark, this.title, this.state, make("span", { cls: "push" }), this.stop, close),
-      make("div", { cls: "detail-body" }, this.problem, this.facts, this.errorPart,
+      make("div", { cls: "detail-body" }, this.problem, this.facts, this.params, this.errorPart,
         make("div", { cls: "pair" },
           make("div", {}, make("h3", { text: "Samples per second by nodes" }), this.curve, this.curveWords),
-          make("div", {}, make("h3", { text: "What it reports" }), this.metrics, this.metricWords)),
+          make("div", {}, make("h3", { text: "What it reports" }), this.metrics.element, this.metricWords)),
         make("h3", { text: "Rescales" }), this.pauseWords,
         make("div", { cls: "wide" }, this.pauseTable = make("table", {}, make("thead", {}, make("tr", {}, ...head)), this.pauses)),
         make("h3", { text: "Log" }), this.workers, this.log));
@@ -122,6 +110,8 @@ export class Detail {
       ["Submitted", clock(row.submitted, { seconds: false }), `${day(row.submitted)}, by ${row.owner}`],
     ];
     this.facts.replaceChildren(...facts.map(([name, value, words]) => make("div", {}, make("dt", { text: name }), make("dd", { text: value }, make("small", { text: words })))));
+    const params = paramsText(row.params);
+    say(this.params, params ? `${row.group ? `${row.group}: ` : ""}${params}` : "");
     this.errorPart.hidden = !(row.error || row.traceback);
     say(this.error, [row.error, row.traceback].filter(Boolean).join("\n\n"));
     const p = row.pauses;
@@ -140,36 +130,14 @@ export class Detail {
   async draw(row, past, signal) {
     const sizes = Object.entries(row.curve.measured);
     say(this.curveWords, sizes.length ? `Measured: ${sizes.slice(0, 12).map(([size, rate]) => `${size}: ${amount(rate)}`).join(", ")}.` : "Nothing measured yet: the curve is a guess.");
-    const names = [...new Set(past.points.flatMap((point) => Object.keys(point.metrics)))].slice(0, 8);
-    say(this.metricWords, names.length ? `${past.points.length} moments kept. Now: ${Object.entries(row.metrics).slice(0, 8).map(([name, value]) => `${name} ${amount(value)}`).join(", ")}.` : "It has reported no metrics.");
-    const draw = await (this.library ??= loadPlotly()); // what cannot be had is asked for again at the next opening
+    const now = Object.entries(row.metrics).slice(0, 8).map(([name, value]) => metricText(name, value));
+    say(this.metricWords, now.length ? `${past.points.length} moments kept. Now: ${now.join(", ")}.` : "It has reported no metrics.");
+    const draw = await (this.library ??= loadPlotly());
     if (signal.aborted) return;
-    if (!draw) {
-      this.curve.hidden = this.metrics.hidden = true;
-      return;
-    }
-    this.metrics.hidden = !names.length;
-    const style = getComputedStyle(this.dialog);
-    const value = (name) => style.getPropertyValue(name).trim();
-    const axis = { gridcolor: value("--rule"), zeroline: false, linecolor: value("--line"), automargin: true };
-    const layout = {
-      margin: { l: 46, r: 8, t: 8, b: 36 }, height: 250, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      font: { color: value("--soft"), size: 11, family: "system-ui, sans-serif" }, legend: { orientation: "h", y: 1.14, x: 0 }, hovermode: "closest",
-    };
-    const config = { displaylogo: false, responsive: true, displayModeBar: false };
-    const { curve } = row;
-    const traces = [{ x: curve.nodes, y: curve.rates, name: "fit, in use", mode: "lines", line: { color: value("--pool"), width: 2 } }];
-    if (curve.prior) traces.push({ x: curve.prior.nodes, y: curve.prior.rates, name: "prior", mode: "lines", line: { color: value("--soft"), dash: "dot" } });
-    traces.push({ x: sizes.map(([size]) => Number(size)), y: sizes.map(([, rate]) => rate), name: "measured", mode: "markers", marker: { color: value("--orange"), size: 9 } });
-    await draw.react(this.curve, traces, { ...layout, xaxis: { ...axis, title: { text: "nodes" }, rangemode: "tozero" }, yaxis: { ...axis, rangemode: "tozero" } }, config);
-    if (!names.length || signal.aborted) return;
-    const times = past.points.map((point) => new Date(point.time * 1000));
-    // What differs by far in size gets the other axis, so that a loss of 2 does not flatten an accuracy of 0.9.
-    const largest = names.map((name) => Math.max(...past.points.map((point) => Math.abs(point.metrics[name] ?? 0))));
-    const other = largest.map((most) => most > 5 * Math.min(...largest.filter((m) => m > 0), Infinity));
-    const lines = names.map((name, i) => ({ x: times, y: past.points.map((point) => point.metrics[name] ?? null), name, mode: past.points.length < 3 ? "markers" : "lines", connectgaps: true, yaxis: other[i] ? "y2" : "y" }));
-    const second = other.includes(true) ? { yaxis2: { ...axis, type: "linear", overlaying: "y", side: "right", gridcolor: "rgba(0,0,0,0)" } } : {};
-    await draw.react(this.metrics, lines, { ...layout, xaxis: { ...axis, type: "date" }, yaxis: { ...axis, type: "linear" }, ...second }, config);
+    this.curve.hidden = !draw;
+    if (draw) await drawCurve(draw, this.curve, row.curve);
+    this.metrics.element.hidden = !namesIn(past.points).length;
+    await this.metrics.draw(draw, past.points, signal);
   }
 
   ask() {

@@ -271,17 +271,19 @@ export function shares(data) {
   return [...held].map(([who, cells]) => ({ who, seconds: cells * second })).sort((a, b) => b.seconds - a.seconds);
 }
 
-export function drawLegend(list, data, most = 12) {
+export function drawLegend(list, data, longest = 12) {
   const found = shares(data).filter(({ who }) => who > 0);
-  const entries = found.slice(0, most).map(({ who }) => {
+  const entries = found.slice(0, longest).map(({ who }) => {
     const mark = make("i", { cls: "swatch" });
     mark.style.background = css(colourOf(data.who[who - 1].place));
     return make("li", {}, mark, short(data.who[who - 1].name, 28));
   });
-  if (found.length > most) entries.push(make("li", { text: `and ${found.length - most} more` }));
+  if (found.length > longest) entries.push(make("li", { text: `and ${found.length - longest} more` }));
   const sign = (text, cls, words) => make("li", {}, make("b", { text, cls }), words);
   entries.push(make("li", {}, make("i", { cls: "swatch free" }), "free"));
-  entries.push(sign("▼", "bad", "preempted"), sign("◆", "rescale", "rescaled"));
+  // Thousands of marks on nodes would hide the nodes; the row above has all of them.
+  const most = data.taken_every > 1 ? `preempted; on nodes 1 of ${data.taken_every} is marked` : "preempted";
+  entries.push(sign("▼", "bad", most), sign("◆", "rescale", "rescaled"));
   list.replaceChildren(...entries);
 }
 

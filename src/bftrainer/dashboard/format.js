@@ -4,10 +4,12 @@ export const NONE = "–";
 
 export function amount(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return NONE;
-  for (const [size, unit] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
-    if (Math.abs(value) >= size) return `${digits(value / (size === 1e4 ? 1e3 : size), 3)} ${unit}`;
+  const size = Math.abs(value);
+  if (size >= 1e15 || (size < 1e-4 && size > 0)) return Number(value.toPrecision(3)).toExponential().replace("e+", "e");
+  for (const [least, unit] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
+    if (size >= least) return `${digits(value / (least === 1e4 ? 1e3 : least), 3)} ${unit}`;
   }
-  return Math.abs(value) < 100 ? digits(value, 3) : Math.round(value).toLocaleString("en-GB");
+  return size < 100 ? digits(value, 3) : Math.round(value).toLocaleString("en-GB");
 }
 
 export function digits(value, most) {
@@ -54,6 +56,11 @@ export function short(name, most = 24) {
   if (name.length <= most) return name;
   const tail = Math.floor((most - 1) / 2);
   return `${name.slice(0, most - 1 - tail)}…${name.slice(-tail)}`;
+}
+
+// A metric as a trainer reported it. `null` is what JSON has for a number that is not finite.
+export function metricText(name, value, most = 40) {
+  return `${short(name, most)} ${value === null ? "not finite" : amount(value)}`;
 }
 
 // An element with text and children. Text is only ever set as text.

@@ -1,7 +1,7 @@
 // The tables of the page. Rows are updated in place, so that focus and selection stay where they are.
 
 import { colourOf, css } from "./draw.js";
-import { amount, clock, make, NONE, percent, say, short, span, whole } from "./format.js";
+import { amount, clock, make, metricText, NONE, percent, say, short, span, whole } from "./format.js";
 
 const MOST_ROWS = 300;
 const MOST_NODES = 1000;
@@ -16,8 +16,9 @@ export function forget() {
 }
 
 export function tiles(list, entries) {
-  entries.forEach(([name, value, words], i) => {
+  entries.forEach(([name, value, words, title], i) => {
     const tile = list.children[i] ?? list.appendChild(make("div", {}, make("dt"), make("dd", {}, make("span"), make("small"))));
+    if (title) tile.title = title;
     say(tile.querySelector("dt"), name);
     say(tile.querySelector("span"), value);
     say(tile.querySelector("small"), words);
@@ -48,8 +49,9 @@ function sync(body, items, keyOf, create, update) {
 }
 
 export function metricsText(metrics) {
-  const known = Object.entries(metrics ?? {}).filter(([, value]) => value !== null);
-  return known.slice(0, 3).map(([name, value]) => `${short(name, 18)} ${amount(value)}`).join(", ") || NONE;
+  // What is not finite comes first: it is what somebody should see.
+  const known = Object.entries(metrics ?? {}).sort(([, a], [, b]) => (b === null) - (a === null));
+  return known.slice(0, 3).map(([name, value]) => metricText(name, value, 18)).join(", ") || NONE;
 }
 
 export function showTrainers(body, words, rows, open) {
@@ -82,13 +84,24 @@ function drawTrainers() {
   say(words, `${active} active, ${rows.length - active} finished in the last hour${left ? `; ${left} rows are not shown` : ""}`);
 }
 
-function trainerRow(row, open) {
+function swatch(id) {
   const mark = make("i", { cls: "swatch" });
-  mark.style.background = css(colourOf(Number(row.id.slice(1))));
+  mark.style.background = css(colourOf(Number(id.slice(1))));
+  return mark;
+}
+
+// What a sweep chose for a trainer.
+export function paramsText(params, most = Infinity) {
+  const all = Object.entries(params ?? {});
+  const told = all.slice(0, most).map(([name, value]) => `${short(name, 24)} ${short(typeof value === "string" ? value : JSON.stringify(value), 24)}`);
+  return [...told, ...(all.length > most ? ["…"] : [])].join(", ");
+}
+
+function trainerRow(row, open) {
   const button = make("button", { cls: "link", type: "button" });
   button.addEventListener("click", () => open(row.id));
   return make("tr", {},
-    make("th", { scope: "row" }, make("span", { cls: "name" }, mark, make("span", {}, button, make("small")))),
+    make("th", { scope: "row" }, make("span", { cls: "name" }, swatch(row.id), make("span", {}, button, make("small")))),
     make("td", {}, make("span", { cls: "state" }), make("span", { cls: "reason" })),
     make("td", {}, make("span", { cls: "progress" }, make("progress", { max: 1 }), make("span"))),
     make("td", { cls: "n" }), make("td", { cls: "n" }), make("td", { cls: "n" }), make("td", { cls: "metrics" }), make("td", { cls: "n" }));
@@ -126,7 +139,7 @@ function update(tr, item) {
   const row = item.row;
   tr.classList.toggle("member", Boolean(item.member));
   say(tr.querySelector("button"), row.name);
-  say(tr.querySelector("small"), `${row.id} · ${row.owner}`);
+  say(tr.querySelector("small"), [row.id, row.owner, paramsText(row.params, 4)].filter(Boolean).join(" · "));
   const state = tr.querySelector(".state");
   say(state, row.state);
   state.className = `state ${row.state}`;
@@ -148,34 +161,59 @@ function bar(cell, share) {
   say(cell.querySelector("span span"), share === null || share === undefined ? NONE : percent(share, share < 0.1 ? 1 : 0));
 }
 
-export function showDecisions(body, decisions, nameOf, open) {
-  const items = decisions.flatMap((decision) => decision.changes.map((change, i) => ({ decision, change, first: i === 0 })));
-  sync(body, items, ({ decision, change }) => `${decision.seq} ${change.trainer}`, () => make("tr", {},
+// Newest first: below a decision what trainers had lost before it, so that sizes add up from row to row.
+function rowsOf(decision) {
+  const changes = decision.changes.map((change) => ({ key: `${decision.seq} ${change.trainer}`, time: decision.time, change }));
+  const lost = (decision.lost ?? []).map((change) => ({ key: `${decision.seq} ${change.trainer} lost`, time: change.time, change }));
+  return [...changes, ...lost].map((item, i) => ({ ...item, decision, first: i === 0 || i === changes.length, told: i < changes.length }));
+}
+
+export function showDecisions(body, decisions, open) {
+  sync(body, decisions.flatMap(rowsOf), ({ key }) => key, () => make("tr", {},
     make("td"), make("td", { cls: "n" }), make("td"), make("td", { cls: "n" }), make("td", { cls: "why" }), make("td", { cls: "n" }), make("td", { cls: "n" })),
-  (tr, { decision, change, first }) => {
+  (tr, { decision, change, time, first, told }) => {
     const cells = tr.children;
     // The date is needed once a time is no longer today's; all else stays as it was decided.
-    say(cells[0], first ? clock(decision.time, { date: Date.now() / 1000 - decision.time > 43200 }) : "");
+    say(cells[0], first ? clock(time, { date: Date.now() / 1000 - time > 43200 }) : "");
     if (cells[4].textContent) return;
     tr.classList.toggle("inner", !first);
-    cells[0].title = `${clock(decision.time, { date: true })}, decided in ${decision.ms} ms, horizon ${span(decision.horizon_s)}`;
-    say(cells[1], first ? whole(decision.pool) : "");
-    const name = nameOf(change);
-    const button = make("button", { cls: "link", type: "button", text: short(name, 30) });
+    tr.classList.toggle("lost", !told);
+    cells[0].title = told ? `${clock(time, { date: true })}, decided in ${decision.ms} ms, horizon ${span(decision.horizon_s)}` : clock(time, { date: true });
+    say(cells[1], first && told ? whole(decision.pool) : "");
+    const button = make("button", { cls: "link", type: "button", text: short(change.name, 30) });
     button.addEventListener("click", () => open(change.trainer));
     cells[2].replaceChildren(button);
     const grows = change.after > change.before;
-    cells[3].replaceChildren(make("span", { cls: grows ? "up" : "down", text: `${change.before} → ${change.after} ${grows ? "▲" : "▼"}` }));
-    say(cells[4], reasonText(change, name));
-    say(cells[5], amount(change.gain));
-    say(cells[6], change.cost ? amount(change.cost) : NONE);
+    const cls = !told ? "bad" : grows ? "up" : "down";
+    cells[3].replaceChildren(make("span", { cls, text: `${change.before} → ${change.after} ${grows ? "▲" : "▼"}` }));
+    say(cells[4], told ? reasonText(change) : lossText(change));
+    say(cells[5], told ? amount(change.gain) : "");
+    say(cells[6], told ? (change.cost ? amount(change.cost) : NONE) : "");
   });
 }
 
+function lossText({ nodes, before, after, min_nodes: least }) {
+  const some = `${nodes.slice(0, 5).join(", ")}${nodes.length > 5 ? ` and ${nodes.length - 5} more` : ""}`;
+  const stopped = after === 0 && before > nodes.length ? `; it needs at least ${least}, and stopped` : "";
+  return `lost ${some}${stopped}`;
+}
+
 // The reason begins with the trainer's name, which has its own column.
-function reasonText(change, name) {
-  const text = change.reason ?? change.action;
-  return (text.startsWith(name) ? text.slice(name.length) : text).replace(/^[\s:,]+/, "") || change.action;
+function reasonText({ name, action, reason }) {
+  const text = reason ?? action;
+  return (text.startsWith(name) ? text.slice(name.length) : text).replace(/^[\s:,]+/, "") || action;
+}
+
+export function showFinished(body, rows, open) {
+  sync(body, rows, (row) => row.id, (row) => {
+    const button = make("button", { cls: "link", type: "button", text: row.name });
+    button.addEventListener("click", () => open(row.id));
+    const words = [row.id, row.owner, row.group].filter(Boolean).join(" · ");
+    return make("tr", {}, make("th", { scope: "row" }, make("span", { cls: "name" }, swatch(row.id), make("span", {}, button, make("small", { text: words })))),
+      make("td", {}, make("span", { cls: `state ${row.state}`, text: row.state }), make("span", { cls: "reason", text: short(row.reason, 120) })),
+      make("td", { text: clock(row.ended, { seconds: false, date: true }) }), make("td", { cls: "n", text: amount(row.samples) }),
+      make("td", { cls: "metrics", text: metricsText(row.metrics) }), make("td", { cls: "n", text: amount(row.node_seconds / 3600) }));
+  }, () => {}); // what is finished stays as it is
 }
 
 export function showNodes(body, words, nodes) {

@@ -21,7 +21,7 @@ MOST_CELLS = 2000
 MOST_ROWS = 1500
 MOST_RUNS = 150_000
 MOST_TAKEN = 4000
-"""Marks on single nodes; the newest ones stay."""
+"""Marks on single nodes."""
 
 ABSENT, FREE = -1, 0
 """In a grid; trainers follow from 1."""
@@ -177,6 +177,14 @@ def counted(cells: Cells, times: Iterable[float]) -> list[list[int]]:
             at = cells.at(time)
             found[at] = found.get(at, 0) + 1
     return [[at, found[at]] for at in sorted(found)]
+
+
+def marks(taken: Sequence[list[int]]) -> dict[str, Any]:
+    """Where nodes were taken, as rows and cells in order of time. Of too many every second, third, … is marked: spread
+    over all of the time, they show where more were taken and where less.
+    """
+    every = math.ceil(len(taken) / MOST_TAKEN) or 1
+    return {"taken": list(taken[::every]), "taken_every": every}
 
 
 def by_number(name: str) -> tuple[tuple[str, int], ...]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from bftrainer.core.pool import Node
 from bftrainer.core.trace import Trace, Window
-from bftrainer.dashboard.timeline import MOST_TAKEN, Cells, Interval, counted
+from bftrainer.dashboard.timeline import Cells, Interval, counted, marks
 from bftrainer.dashboard.timeline import gantt as gantt_of
 from bftrainer.scheduler import Plan, State
 from bftrainer.simulate.replay import Replay, Timeline
@@ -140,13 +140,13 @@ def gantt_data(gantt: Gantt, line: Timeline, idle: Trace | None = None) -> dict[
     found = gantt_of(Cells(gantt.window.start, gantt.window.end, _CELLS), free, used, nodes, _MOST_RUNS)
     cells = Cells(gantt.window.start, gantt.window.end, found["cells"])
     row = {node: i for i, node in enumerate(found["nodes"])}
-    taken = [(span.end, span.node) for span in gantt.spans if span.preempted]
+    taken = sorted((span.end, span.node) for span in gantt.spans if span.preempted)
     rescaled = line.time[1:][np.diff(line.rescale) > 0]
     return {
         **found,
         "nodes": [shortened(node, 40) for node in found["nodes"]],
         "who": [{"id": None, "name": shortened(name, 60), "place": place} for name, place in gantt.places.items()],
-        "taken": [[row[node], cells.at(time)] for time, node in taken if node in row][-MOST_TAKEN:],
+        **marks([[row[node], cells.at(time)] for time, node in taken if node in row]),
         "preemptions": counted(cells, (time for time, _ in taken)),
         "rescales": counted(cells, rescaled.tolist()),
     }

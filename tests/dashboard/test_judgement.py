@@ -1,0 +1,47 @@
+"""What efficiency and bound mean on the page: why the bound may be above 100 %."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bftrainer.cluster import facts
+from bftrainer.cluster.judgement import Judgement, judge
+from bftrainer.cluster.store import FILE, Store
+from bftrainer.core.curve import Curve
+from bftrainer.core.trainer import Trainer
+from bftrainer.scheduler import Policy
+
+
+def judged(folder: Path, later: int) -> Judgement:
+    """Two trainers for at most two nodes each, with 200 and 300 samples to make at one a second and node, in 500
+    node-seconds: `later` nodes come after 100 seconds, or four are there and three leave then.
+    """
+    with Store.open(folder / FILE) as store, store.transaction():
+        for i in range(4):
+            store.log(0.0 if i < 4 - later else 100.0, "node.joined", node=f"n{i}", data={"host": "h", "agent": "a"})
+        for name, work in (("a", 200), ("b", 300)):
+            spec = {"script": "/t.py", "min_nodes": 1, "max_nodes": 2}
+            row = store.add_trainer(name=name, owner="ann", spec=spec, time=0.0)
+            curve = Curve((0, 1, 2), (0.0, 1.0, 2.0))
+            known = Trainer(row.id, curve, 1, 2, 0.0, 0.0, submit=0.0, owner="ann")
+            store.log(0.0, "trainer.learned", trainer=row.id, data=facts.trainer_as_json(known))
+            store.update_trainer(row.id, state="done", started=0.0, ended=200.0, samples=work, total=work)
+        for i in range(1, 4) if not later else ():
+            store.log(100.0, "node.left", node=f"n{i}", data={"reason": "taken"})
+    with Store.open(folder / FILE) as store:
+        return judge(store, Policy())
+
+
+def test_a_pool_that_is_large_while_there_is_much_to_do_beats_a_constant_one(tmp_path: Path) -> None:
+    found = judged(tmp_path, later=0)
+    assert found.eq_nodes == 2.5
+    # Of two and a half nodes the first trainer would have had two up to 100 s, and then the other could use but two of
+    # them, up to 225 s. The pool that shrank left nothing unused, and was done at 200 s.
+    assert found.bound == pytest.approx(225 / 200)
+    assert found.efficiency == pytest.approx(225 / 200), "this run lost nothing"
+
+
+def test_a_pool_that_grows_late_does_not(tmp_path: Path) -> None:
+    assert judged(tmp_path, later=3).bound <= 1.0
