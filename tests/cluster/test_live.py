@@ -88,7 +88,7 @@ def test_what_a_user_does_wrong_is_one_clear_line(tmp_path: Path) -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         used = bftrainer(state, "serve", "--port", port)
-        assert used.returncode == 2
+        assert used.returncode == 1  # a service tries again: it may be free then
         assert f"port {port}" in used.stderr
         assert "in use" in used.stderr
     open_ = bftrainer(state, "serve", "--port", "0", "--host", "0.0.0.0")
