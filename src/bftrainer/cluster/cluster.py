@@ -24,11 +24,11 @@ from bftrainer.cluster.quiet_job import QuietJob
 from bftrainer.cluster.spec import TrainerSpec, default_name
 from bftrainer.cluster.store import Store
 from bftrainer.cluster.wire import Bye, Ended, Forget, FromController, Join, Start, Stop, WorkerStatus
+from bftrainer.cluster.words import understood
 from bftrainer.cluster.workers import Order
 from bftrainer.core.pool import Event
 from bftrainer.core.trainer import Trainer
 from bftrainer.elastic import protocol
-from bftrainer.elastic.protocol import Failed, Formed, Report
 from bftrainer.scheduler import Scheduler, State
 
 
@@ -205,10 +205,10 @@ class Cluster:
     def heard(self, name: str, worker: str, message: Mapping[str, Any], now: float) -> None:
         """A worker said something to its agent."""
         live = self._trainer_of(worker)
-        if live is None:
+        if live is None or worker not in live.job.workers:
             return
         try:
-            said = _understood(message)
+            said = understood(message)
         except protocol.ProtocolError as problem:
             live.job.fail(str(problem))
         else:
@@ -224,7 +224,7 @@ class Cluster:
 
     def _reported(self, live: Live, worker: str, report: Mapping[str, Any], now: float) -> None:
         try:
-            said = _understood({**report, "type": "report"})
+            said = understood({**report, "type": "report"})
         except protocol.ProtocolError as problem:
             live.job.fail(str(problem))
             self._after(live.id, now)
@@ -533,19 +533,3 @@ class Cluster:
         """Node-seconds that the pool has had."""
         since = self.pool_counted_at
         return self.pool_node_s + (len(self.state.pool) * (now - since) if since else 0.0)
-
-
-def _understood(message: Mapping[str, Any]) -> protocol.Message | None:
-    """What a worker said, looked at before anything is changed by it: its program may be anybody's."""
-    try:
-        said = protocol.from_json(message)
-        if isinstance(said, Report):
-            return facts.checked(said)
-        if isinstance(said, Failed):
-            return Failed(str(said.error), str(said.traceback))
-        if isinstance(said, Formed):
-            times = (float(said.pause_s), float(said.form_s), float(said.sync_s))
-            return Formed(int(said.generation), int(said.world), *times)
-    except (TypeError, ValueError, KeyError, AttributeError) as problem:
-        raise protocol.ProtocolError(f"a worker said {str(message)[:200]}: {problem}") from None
-    return said

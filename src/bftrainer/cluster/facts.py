@@ -12,19 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from bftrainer.cluster.owners import limits_as_json, limits_as_text
 from bftrainer.cluster.spec import TrainerSpec
+from bftrainer.cluster.words import LEAST, MOST
 from bftrainer.cluster.workers import JobSettings
 from bftrainer.core.curve import Curve
 from bftrainer.core.trainer import Trainer
-from bftrainer.elastic.protocol import Report
 from bftrainer.scheduler import Plan, State
 
 if TYPE_CHECKING:
     from bftrainer.cluster.live import Live
-
-LEAST, MOST = 1e-9, 1e15
-"""Bounds of rates and weights: beyond them sums of them mean nothing."""
-MOST_METRICS = 100
-"""Kept of what a script reports."""
 
 
 def job_settings(settings: JobSettings, spec: TrainerSpec) -> JobSettings:
@@ -41,8 +36,8 @@ def as_trainer(live: Live, usual_rate: float) -> Trainer:
         Curve(curve.nodes, (0.0, *(min(max(rate, LEAST), MOST) for rate in curve.rates[1:]))),
         spec.min_nodes,
         spec.max_nodes,
-        learned.growth_s(len(live.job.nodes)),
-        learned.down_s,
+        min(learned.growth_s(len(live.job.nodes)), MOST),
+        min(learned.down_s, MOST),
         submit=live.submitted,
         owner=live.owner,
         weight=min(max(spec.weight, LEAST), MOST),
@@ -105,30 +100,6 @@ def decision_as_json(plan: Plan, state: State, names: Mapping[str, str], took_ms
         "waiting": len(state.waiting),
         "ms": round(took_ms, 3),
     }
-
-
-def checked(report: Report) -> Report:
-    """A report whose values are what they should be; `ValueError` or `TypeError` if they are not."""
-
-    def whole(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
-            raise ValueError(f"must be a whole number, but got {value!r}")
-        return value
-
-    for name in ("generation", "step", "epoch", "samples", "world", "redone"):
-        whole(getattr(report, name))
-    for optional in (report.total, report.epochs):
-        if optional is not None:
-            whole(optional)
-    return replace(
-        report,
-        rates={str(whole(int(size))): rate for size, rate in _numbers(report.rates).items() if LEAST <= rate <= MOST},
-        metrics={name[:100]: value for name, value in list(_numbers(report.metrics).items())[:MOST_METRICS]},
-    )
-
-
-def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
-    return {str(name): float(value) for name, value in found.items()}
 
 
 def columns(live: Live, ended: float | None) -> dict[str, Any]:
