@@ -21,6 +21,7 @@ from bench import Bench
 from bftrainer.cluster import guard
 from bftrainer.cluster.client import Address, ApiClient
 from bftrainer.cluster.logbook import Logbook
+from bftrainer.cluster.spec import TrainerSpec
 from bftrainer.cluster.store import FILE, Store
 from live import Live, wait_until
 from test_api import SPEC, by, play
@@ -28,6 +29,28 @@ from test_api import SPEC, by, play
 WORKER = Path(__file__).with_name("tiny_worker.py")
 PLANTED = "planted-secret-value"
 HTML = "<img src=x onerror=alert(1)>"
+
+
+# Names.
+
+
+def test_no_trainer_is_named_as_an_id_and_ids_win_over_names_from_before(tmp_path: Path) -> None:
+    async def scene(client: httpx.AsyncClient, bench: Bench, tokens: dict[str, str]) -> None:
+        for name in ("t1", "t007", "t99999999999999999999"):
+            refused = await client.post("/v1/trainers", json={**SPEC, "name": name}, headers=by(tokens, "root"))
+            assert refused.status_code == 422
+            assert "must not look like a trainer's id" in refused.json()["error"]
+        made = await client.post("/v1/trainers", json={**SPEC, "script": "/t1.py"}, headers=by(tokens, "ann"))
+        assert (made.json()["id"], made.json()["name"]) == ("t1", "trainer-t1")
+        with bench.store.transaction():  # as an older version took it
+            spec = TrainerSpec.model_validate({**SPEC, "name": "t1"})
+            bench.cluster.submit(spec, "root", 1.0)
+        assert (await client.post("/v1/trainers/t1/cancel", headers=by(tokens, "root"))).json()["owner"] == "ann"
+        assert (await client.get("/v1/trainers/t2", headers=by(tokens, "root"))).json()["name"] == "t1"
+        bench.restart()
+        assert bench.cluster.trainers["t2"].name == "t1"
+
+    play(tmp_path, scene)
 
 
 # Answers.

@@ -38,6 +38,7 @@ from bftrainer.cluster.launchers.base import Home
 from bftrainer.cluster.live import ClusterSettings
 from bftrainer.cluster.logbook import Logbook
 from bftrainer.cluster.pools.registry import make_pool
+from bftrainer.cluster.schema import LOCAL_TOKEN
 from bftrainer.cluster.settings import Config
 from bftrainer.cluster.slurm_read import read_switches
 from bftrainer.cluster.store import FILE, Store
@@ -51,7 +52,6 @@ LOCK_FILE = "serve.lock"
 SECRET_FILE = "agent-secret"  # noqa: S105 - the name of a file
 SOLVE_S = 1.0
 """How long an allocator that searches may search; then the best that it found counts."""
-LOCAL_TOKEN = "local"  # noqa: S105 - the name of a token
 
 
 @dataclass(frozen=True, slots=True)

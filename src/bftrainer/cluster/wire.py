@@ -23,6 +23,8 @@ URL = "BFTRAINER_URL"
 """Environment: where the controller is, such as http://127.0.0.1:8765."""
 SECRET = "BFTRAINER_SECRET"  # noqa: S105 - the name of a variable, not a secret
 """Environment of an agent: the secret by which it joins. Workers never see it."""
+TOKEN = "BFTRAINER_TOKEN"  # noqa: S105 - the same
+"""Environment of commands: a user's token. What a controller starts never sees its own."""
 NODE = "BFTRAINER_NODE"
 """Environment of agents and workers: the name of the node they are on."""
 STATE_ID = "BFTRAINER_STATE_ID"
@@ -61,6 +63,11 @@ class WorkerStatus:
     report: Mapping[str, Any] | None = None
     """What it reported last, a `protocol.Report`."""
     speaks: bool = True
+
+
+def inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    """What agents and commands that a controller starts get of its environment: all but tokens and secrets."""
+    return {name: value for name, value in environment.items() if name not in (TOKEN, SECRET)}
 
 
 # From the agent.
