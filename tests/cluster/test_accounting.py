@@ -222,6 +222,7 @@ def test_a_node_that_was_leaving_when_the_controller_died_counts_again_once_it_i
         on.pass_time(10)
         with on.store.transaction():
             on.cluster.pause(60.0, on.now)
+            on.store.log(on.now + 1.0, "trainer.submitted", trainer="t9")  # the last that is known of that life
         on.crash()  # and the agents with it
         on.agents.clear()
         on.workers.clear()
