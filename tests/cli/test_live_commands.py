@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import sqlite3
 import sys
@@ -358,6 +359,18 @@ def test_events_can_be_followed(busy: Book, call: Call, monkeypatch: pytest.Monk
 # logs
 
 
+def test_what_a_script_prints_brings_a_terminal_colours_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "\x1b[1;31mred\x1b[0m\tü \x1b]0;title\x07 \x1b[2J\x1b[8m \x9b1A\r\x1bc end"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
+    assert live.shown(said) == said
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert live.shown("plain ü") == "plain ü"
+    left = live.shown(said)
+    assert left.startswith("\x1b[1;31mred\x1b[0m\tü \\x1b]0;title\\x07 \\x1b[2J")
+    assert left.endswith("\x1b[0m")
+    assert {c for c in re.sub("\x1b\\[[0-9;]*m", "", left) if not c.isprintable()} == {"\t"}
+
+
 def test_logs_print_all_pages_in_order(book: Book, call: Call) -> None:
     book.add(state="running")
     for n in range(10):
@@ -473,6 +486,7 @@ def test_a_token_is_made_listed_and_revoked(call: Call, tmp_path: Path) -> None:
     (row,) = json.loads(call("token", "list", "--json").out)["tokens"]
     assert (row["name"], row["owner"], row["role"], row["revoked"]) == ("laptop", "alice", "admin", None)
     assert token not in call("token", "list").out
+    refused(call("token", "create", "local"), "NAME must not be local, which `bftrainer serve` makes")
     refused(call("token", "create", "laptop"), "there is a token named 'laptop' already")
     assert call("token", "revoke", "laptop").status == 0
     refused(call("token", "revoke", "laptop"), "no token is called 'laptop'")

@@ -214,6 +214,32 @@ def test_nodes_that_were_gone_when_the_controller_came_back_count_until_it_went(
         assert found.pool_us == (10 + 3600 + 20 + 10) * 1_000_000
 
 
+def test_a_node_that_was_leaving_when_the_controller_died_counts_again_once_it_is_back(tmp_path: Path) -> None:
+    with bench(tmp_path) as on:
+        on.slow = True  # its worker does not leave at once
+        on.join("n1", "n2")
+        submit(on, "ann", "2-2")
+        on.pass_time(10)
+        with on.store.transaction():
+            on.cluster.pause(60.0, on.now)
+            on.store.log(on.now + 1.0, "trainer.submitted", trainer="t9")  # the last that is known of that life
+        on.crash()  # and the agents with it
+        on.agents.clear()
+        on.workers.clear()
+        on.now += 100.0
+        on.open()
+        on.pass_time(9.0)
+        on.pass_time(1.0)
+        assert [event.data["reason"] for event in on.store.events(kind="node.left")] == ["did not come back"] * 2
+        with on.store.transaction():
+            on.cluster.resume(on.now)
+        on.join("n1", "n2")
+        on.pass_time(50)
+        found = account(on.store, now=on.now)
+        adds_up(found)
+        assert found.pool_us == 2 * (10 + 50) * 1_000_000
+
+
 def test_a_dry_run_holds_nothing(tmp_path: Path) -> None:
     with bench(tmp_path) as on:
         with on.store.transaction():

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from bftrainer.cli.main import run as run_command
 from bftrainer.cluster import wire
 from bftrainer.cluster.agent_options import Options, read_environment, resolve
+from bftrainer.cluster.launchers.head import HeadAgent
+from bftrainer.cluster.pools import discovery
+from bftrainer.cluster.pools.local import LocalPool, LocalSettings
 from bftrainer.errors import InputError
 
 
@@ -62,3 +69,32 @@ def test_a_wrong_call_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatc
         monkeypatch.delenv(name, raising=False)
     assert run_command(["agent"]) == 2
     assert capsys.readouterr().err.startswith("bftrainer: there is no secret to join with")
+
+
+def test_what_a_controller_and_its_agents_start_sees_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(wire.TOKEN, "of an admin")
+    monkeypatch.setenv("PLAIN", "kept")
+    environment = {wire.TOKEN: "x", wire.SECRET: "s", wire.URL: "http://127.0.0.1:1", "PLAIN": "kept"}
+    resolve(Options(), environment)
+    assert environment == {wire.URL: "http://127.0.0.1:1", "PLAIN": "kept"}
+    assert wire.inherited(os.environ).keys() == os.environ.keys() - {wire.TOKEN, wire.SECRET}
+
+    started = []
+    monkeypatch.setattr(subprocess, "Popen", lambda argv, **more: started.append(more["env"]) or SimpleNamespace(pid=1))
+    head = HeadAgent(tmp_path, {wire.SECRET: "theirs"})
+    head.keep(wanted=True, here=False)
+    monkeypatch.undo()
+    (given,) = started
+    assert (wire.TOKEN in given, given["PLAIN"], given[wire.SECRET]) == (False, "kept", "theirs")
+
+
+def test_commands_of_pools_see_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(wire.TOKEN, "of an admin")
+    said = asyncio.run(discovery.run((sys.executable, "-c", "import os; print(*os.environ)"), 20.0)).decode().split()
+    assert wire.TOKEN not in said
+    assert "PATH" in said
+    office = SimpleNamespace(agent_environment={wire.SECRET: "theirs"})
+    pool = LocalPool(LocalSettings(nodes=1), tmp_path, preload=())
+    monkeypatch.setattr(LocalPool, "_to", office)
+    assert wire.TOKEN not in pool._environment("n1")
+    assert pool._environment("n1")[wire.SECRET] == "theirs"

@@ -18,9 +18,10 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from bench import Bench
-from bftrainer.cluster import guard
+from bftrainer.cluster import door, guard, service
 from bftrainer.cluster.client import Address, ApiClient
 from bftrainer.cluster.logbook import Logbook
+from bftrainer.cluster.spec import TrainerSpec
 from bftrainer.cluster.store import FILE, Store
 from live import Live, wait_until
 from test_api import SPEC, by, play
@@ -28,6 +29,28 @@ from test_api import SPEC, by, play
 WORKER = Path(__file__).with_name("tiny_worker.py")
 PLANTED = "planted-secret-value"
 HTML = "<img src=x onerror=alert(1)>"
+
+
+# Names.
+
+
+def test_no_trainer_is_named_as_an_id_and_ids_win_over_names_from_before(tmp_path: Path) -> None:
+    async def scene(client: httpx.AsyncClient, bench: Bench, tokens: dict[str, str]) -> None:
+        for name in ("t1", "t007", "t99999999999999999999"):
+            refused = await client.post("/v1/trainers", json={**SPEC, "name": name}, headers=by(tokens, "root"))
+            assert refused.status_code == 422
+            assert "must not look like a trainer's id" in refused.json()["error"]
+        made = await client.post("/v1/trainers", json={**SPEC, "script": "/t1.py"}, headers=by(tokens, "ann"))
+        assert (made.json()["id"], made.json()["name"]) == ("t1", "trainer-t1")
+        with bench.store.transaction():  # as an older version took it
+            spec = TrainerSpec.model_validate({**SPEC, "name": "t1"})
+            bench.cluster.submit(spec, "root", 1.0)
+        assert (await client.post("/v1/trainers/t1/cancel", headers=by(tokens, "root"))).json()["owner"] == "ann"
+        assert (await client.get("/v1/trainers/t2", headers=by(tokens, "root"))).json()["name"] == "t1"
+        bench.restart()
+        assert bench.cluster.trainers["t2"].name == "t1"
+
+    play(tmp_path, scene)
 
 
 # Answers.
@@ -163,11 +186,11 @@ def test_a_body_is_read_only_of_those_who_may_and_only_so_far(tmp_path: Path) ->
 
 
 @contextlib.contextmanager
-def served(app: Any, **settings: Any) -> Iterator[int]:
+def served(app: Any, listening: socket.socket | None = None, **settings: Any) -> Iterator[int]:
     """An application behind the controller's protocol, on a port, in a thread."""
     config = uvicorn.Config(app, http=guard.PatientProtocol, log_config=None, lifespan="off", **settings)
-    server = uvicorn.Server(config)
-    listening = socket.create_server(("127.0.0.1", 0))
+    server = service._Server(config)
+    listening = listening or socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
     thread.start()
     try:
@@ -235,6 +258,46 @@ def test_a_connection_that_says_nothing_or_too_little_is_closed(monkeypatch: pyt
         time.sleep(2 * guard.REQUEST_S)  # between two requests it may take longer than within one
         idle.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert b"200 OK" in closed(idle)
+
+
+def a_door(most: int) -> door.Door:
+    found = door.Door(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    found.bind(("127.0.0.1", 0))
+    found.listen()
+    found.most = most
+    return found
+
+
+def test_connections_are_bounded_and_those_beyond_are_closed_at_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(door, "LEAST_EACH", 2)
+    entrance = a_door(8)
+    with served(echo, entrance) as port:
+        here = [socket.create_connection(("127.0.0.1", port)) for _ in range(4)]
+        wait_until(lambda: entrance.inside == 4)
+        for _ in range(20):
+            assert closed(socket.create_connection(("127.0.0.1", port))) == b""
+        there = socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0))  # others are not hurt
+        there.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert answered(there).startswith(b"HTTP/1.1 200 OK")
+        here.pop().close()
+        wait_until(lambda: entrance.inside == 4)
+        again = socket.create_connection(("127.0.0.1", port))
+        again.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert b"200 OK" in closed(again)
+        for connection in (*here, there):
+            connection.close()
+        wait_until(lambda: entrance.inside == 0)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_the_agents_of_a_large_machine_and_of_one_do_not_feel_the_bounds() -> None:
+    most = guard.MOST_FILES - guard.SPARE_FILES
+    assert door.each_of("127.0.0.1", most) == door.each_of("::1", most) > 8000
+    assert door.each_of("10.0.0.1", most) == door.each_of("fe80::1%eth0", most) > 4000
+    assert door.each_of("127.0.0.1", 1024 - guard.SPARE_FILES) >= 64 + 100
+    assert door.each_of("10.0.0.1", 64) == 64
 
 
 def test_whoever_does_not_read_the_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,9 @@ def test_what_json_and_unicode_cannot_say_is_stored_all_the_same(store: Store) -
     (row,) = store.trainers()
     assert (row.samples, row.step) == (2**63 - 1, 1 - 2**63)
     store.keep("\ud800", {"a": "\ud800"})
-    assert store.kept("\ud800") == {"a": "\ud800"}
+    assert store.kept("\ud800") == {"a": "\\ud800"}
+    store.keep("smile", ["\N{GRINNING FACE}", {"\ud800": 1}])
+    assert store.kept("smile") == ["\N{GRINNING FACE}", {"\\ud800": 1}]
 
 
 def test_workers_run_until_they_end_and_end_once(store: Store) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bftrainer.cluster import service
 from bftrainer.cluster.agent_link import Link
 from bftrainer.cluster.client import Address, ApiClient, UnreachableError, UntrustedError, find_controller
 from bftrainer.cluster.settings import Api
@@ -17,6 +19,7 @@ from bftrainer.cluster.tls import CA, client_context, identity_of
 from bftrainer.cluster.wire import Join
 from bftrainer.errors import InputError
 from live import Live, wait_until
+from test_security import a_door, echo, served
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
 
@@ -107,6 +110,19 @@ def test_the_authority_comes_from_the_environment_or_the_controllers_own_file(tm
     assert find_controller(tmp_path, "https://a:1", "mine", env={}).authority == "/ca.pem"
     assert find_controller(tmp_path, "https://b:1", "mine", env={}).authority == ""
     assert find_controller(tmp_path, "http://a:1", "mine", env={}).authority == ""
+
+
+def test_a_handshake_that_does_not_come_is_not_waited_for_and_counts_as_a_connection(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entrance = a_door(8)
+    keys = {"ssl_certfile": str(files / "server.pem"), "ssl_keyfile": str(files / "server.key")}
+    monkeypatch.setattr(service, "REQUEST_S", 1.0)
+    with served(echo, entrance, **keys) as port, socket.create_connection(("127.0.0.1", port)) as silent:
+        wait_until(lambda: entrance.inside == 1)
+        silent.settimeout(20)  # a minute, if nothing was set
+        assert silent.recv(1) == b""
+        wait_until(lambda: entrance.inside == 0)
 
 
 def test_a_controller_with_tls_is_reached_by_agents_and_commands_that_know_it_and_by_nobody_else(

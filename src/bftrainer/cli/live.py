@@ -39,6 +39,7 @@ POLL_S = 1.0
 PATIENCE_S = 120.0
 """How long a command that follows something waits for a controller that is being restarted."""
 
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[@-~]")
 _PACKAGES = ("fastapi", "httpx", "prometheus_client", "pydantic", "uvicorn", "websockets")
 _WIDTH = 120
@@ -153,6 +154,19 @@ def forgive() -> None:
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="replace")
+
+
+def shown(text: str) -> str:
+    """A line that a script printed, for whatever stdout is: to a terminal it brings colours and nothing else that would
+    steer it.
+    """
+    if not sys.stdout.isatty() or text.isprintable():
+        return text
+    plain = "".join(
+        part if _COLOUR.fullmatch(part) else "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in part)
+        for part in re.split(f"({_COLOUR.pattern})", text)
+    )
+    return f"{plain}\x1b[0m" if _COLOUR.search(text) else plain
 
 
 def printable(text: object) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bftrainer.cli.live import JsonLines, Patient, State, Url, printable, say, say_json
+from bftrainer.cli.live import JsonLines, Patient, State, Url, printable, say, say_json, shown
 from bftrainer.cli.output import print_json
 from bftrainer.errors import InputError
 
@@ -89,9 +89,9 @@ def _print(line: Line, prefix: bool, as_json: bool) -> None:
     if as_json:
         say_json(line)
     elif prefix:
-        say(f"{printable(line['worker'])}@{printable(line['node'])}: {line['text']}")
+        say(f"{printable(line['worker'])}@{printable(line['node'])}: {shown(line['text'])}")
     else:
-        say(line["text"])
+        say(shown(line["text"]))
 
 
 def register(app: typer.Typer) -> None:

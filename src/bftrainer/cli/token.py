@@ -34,11 +34,13 @@ def create(
 ) -> None:
     """Make a token and print it, this once. Users set BFTRAINER_TOKEN to it."""
     with live_packages():
-        from bftrainer.cluster.schema import ROLES
+        from bftrainer.cluster.schema import LOCAL_TOKEN, ROLES
     owner = owner or _user()
     for what, text in (("NAME", name), ("--owner", owner)):
         if not text.strip() or not text.isprintable() or len(text) > 200:
             raise InputError(f"{what} must be a word in one line, but got {text!r:.80}")
+    if name == LOCAL_TOKEN:
+        raise InputError(f"NAME must not be {name}, which `bftrainer serve` makes and replaces: choose another")
     if role not in ROLES:
         raise InputError(f"--role must be one of {', '.join(ROLES)}, but got {role!r}")
     with open_store(state_of(state), make=True) as store:

@@ -229,6 +229,8 @@ class _Book:
         within = self.start <= time <= self.end
         match event.kind:
             case "node.joined":
+                # Of an absence before this: the node had left by announcement, so that nothing came of it.
+                lost[event.node] = [at for at in lost.get(event.node, ()) if at >= time]
                 if event.data.get("agent") != "none":  # a dry run holds nothing
                     self._here.add(event.node)
                     self.joined += within

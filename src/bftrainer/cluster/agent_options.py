@@ -54,6 +54,7 @@ class Settings:
 def resolve(options: Options, environment: MutableMapping[str, str]) -> Settings:
     """The settings of an agent. The secret is taken out of the environment: what the agent starts does not see it."""
     secret = environment.pop(wire.SECRET, "")
+    environment.pop(wire.TOKEN, None)  # of whoever started the controller or this agent: workers have no use for it
     if options.secret_file is not None:
         try:
             secret = options.secret_file.read_text().strip()

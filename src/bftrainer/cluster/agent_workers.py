@@ -291,7 +291,7 @@ class Workers:
                 worker.heard_at = time.monotonic()
                 if message is not None and not isinstance(message, Hello | Generation | Go):
                     self._hear(worker.name, message, json.loads(line))
-        except (OSError, ValueError, ProtocolError) as problem:  # ValueError: the line is too long
+        except (OSError, ValueError, TypeError, ProtocolError) as problem:  # ValueError: the line is too long
             _log.warning("channel of %s: %s", worker.name if worker else "a worker", problem)
         finally:
             if worker is not None and worker.writer is writer:

@@ -24,6 +24,7 @@ from bftrainer.cluster.database import DiskFullError
 from bftrainer.cluster.guard import NO_TOKEN, Guard, bearer
 from bftrainer.cluster.schema import TokenRow, TrainerRow
 from bftrainer.cluster.spec import parse_spec
+from bftrainer.cluster.store import ID
 from bftrainer.cluster.totals import Totals
 from bftrainer.cluster.waiting import Reasons
 from bftrainer.cluster.workers import FINISHED
@@ -60,7 +61,9 @@ def build(controller: Controller, secret: str) -> FastAPI:
     Admin = Annotated[TokenRow, Depends(admin)]  # noqa: N806
 
     def find(ref: str, caller: TokenRow) -> TrainerRow:
-        row = store.trainer(ref, owner=caller.owner) if len(ref) <= 64 else None
+        # An id is an id, also for an admin who has a trainer of that name from before there could be none.
+        whose = None if caller.role == "admin" and ID.fullmatch(ref) else caller.owner
+        row = store.trainer(ref, owner=whose) if len(ref) <= 64 else None
         if row is None and len(ref) <= 64 and caller.role == "admin":
             row = store.trainer(ref)  # one's own first: others may use the same names
         if row is None:

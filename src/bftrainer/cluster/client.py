@@ -22,7 +22,7 @@ import httpx
 from bftrainer.cluster import tls, wire
 from bftrainer.errors import BFTrainerError, InputError
 
-TOKEN = "BFTRAINER_TOKEN"  # noqa: S105 - the name of a variable, not a token
+TOKEN = wire.TOKEN
 """Environment: the token by which a user is known."""
 CLIENT_FILE = "client.json"
 """In the state folder: where the controller is and the token of the user who started it."""

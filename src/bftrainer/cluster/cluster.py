@@ -19,10 +19,10 @@ from bftrainer.cluster.launchers.base import HEAD, Launcher
 from bftrainer.cluster.launching import Launching
 from bftrainer.cluster.live import PROGRESS_EVERY_S, ClusterSettings, Live, NodeView
 from bftrainer.cluster.owners import Rules
-from bftrainer.cluster.said import understood
 from bftrainer.cluster.spec import TrainerSpec, free_name
 from bftrainer.cluster.store import Store
 from bftrainer.cluster.wire import Bye, Ended, Forget, FromController, Join, Start, Stop, WorkerStatus
+from bftrainer.cluster.words import understood
 from bftrainer.cluster.workers import Order
 from bftrainer.core.pool import Event
 from bftrainer.core.trainer import Trainer
@@ -203,7 +203,7 @@ class Cluster:
     def heard(self, name: str, worker: str, message: Mapping[str, Any], now: float) -> None:
         """A worker said something to its agent."""
         live = self._trainer_of(worker)
-        if live is None:
+        if live is None or worker not in live.job.workers:
             return
         try:
             said = understood(message)

@@ -48,9 +48,19 @@ def _finite(value: Any) -> Any:
 def decoded(stored: str) -> Any:
     """The value of stored JSON."""
     try:
-        return json.loads(stored)
+        found = json.loads(stored)
     except (ValueError, RecursionError, TypeError):
         raise _damaged(stored) from None
+    return _readable(found) if "\\ud" in stored else found
+
+
+def _readable(value: Any) -> Any:
+    """The value with text that can be shown: JSON can name halves of characters, and older versions stored some."""
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, dict):
+        return {text(key): _readable(item) for key, item in value.items()}
+    return [_readable(item) for item in value] if isinstance(value, list) else value
 
 
 def decoded_object(stored: str) -> dict[str, Any]:

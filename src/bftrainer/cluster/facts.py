@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bftrainer.cluster.owners import limits_as_json, limits_as_text
 from bftrainer.cluster.spec import TrainerSpec
+from bftrainer.cluster.words import LEAST, MOST
 from bftrainer.cluster.workers import JobSettings
 from bftrainer.core.curve import Curve
 from bftrainer.core.trainer import Trainer
@@ -19,9 +20,6 @@ from bftrainer.scheduler import Plan, State
 
 if TYPE_CHECKING:
     from bftrainer.cluster.live import Live
-
-LEAST, MOST = 1e-9, 1e15
-"""Bounds of rates and weights: beyond them sums of them mean nothing."""
 
 
 def job_settings(settings: JobSettings, spec: TrainerSpec) -> JobSettings:
@@ -38,8 +36,8 @@ def as_trainer(live: Live, usual_rate: float) -> Trainer:
         Curve(curve.nodes, (0.0, *(min(max(rate, LEAST), MOST) for rate in curve.rates[1:]))),
         spec.min_nodes,
         spec.max_nodes,
-        learned.growth_s(len(live.job.nodes)),
-        learned.down_s,
+        min(learned.growth_s(len(live.job.nodes)), MOST),
+        min(learned.down_s, MOST),
         submit=live.submitted,
         owner=live.owner,
         weight=min(max(spec.weight, LEAST), MOST),

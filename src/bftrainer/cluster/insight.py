@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bftrainer.cluster import wire
 from bftrainer.cluster.database import Database
 from bftrainer.cluster.losses import read_costs
 from bftrainer.cluster.settings import Config, PolicySettings
@@ -62,6 +63,7 @@ class Insights:
         process = await asyncio.create_subprocess_exec(
             *dying_with(os.getpid(), [sys.executable, "-m", __name__, *words]),
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            env=wire.inherited(os.environ),
         )  # fmt: skip
         try:
             said, _ = await asyncio.wait_for(process.communicate(), MOST_S)

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 from bftrainer.elastic.protocol import Report
 
+MOST_METRICS = 100
+"""Kept of what a script reports. It may have a new name for every report."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rescale:
@@ -62,4 +65,6 @@ class Progress:
         self.total = report.total if report.total is not None else self.total
         self.epochs = report.epochs if report.epochs is not None else self.epochs
         self.rates = {int(world): rate for world, rate in report.rates.items()}
-        self.metrics.update(report.metrics)
+        for name, value in report.metrics.items():
+            if name in self.metrics or len(self.metrics) < MOST_METRICS:
+                self.metrics[name] = value

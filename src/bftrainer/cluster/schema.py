@@ -15,6 +15,8 @@ APPLICATION_ID = 0x42465472
 
 STATES = ("queued", "starting", "running", "rescaling", "waiting", "done", "failed", "cancelled")
 FINISHED = ("done", "failed", "cancelled")
+LOCAL_TOKEN = "local"  # noqa: S105 - the name of a token
+"""That of `client.json`, which `serve` makes."""
 ROLES = ("user", "admin", "monitor")
 """Users have their own trainers, admins all, monitors the metrics alone."""
 

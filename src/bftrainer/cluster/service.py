@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import functools
 import getpass
 import ipaddress
 import json
@@ -32,12 +33,14 @@ from bftrainer.cluster import api, logs, slurm_site, tls, wire
 from bftrainer.cluster.client import CLIENT_FILE
 from bftrainer.cluster.cluster import Cluster
 from bftrainer.cluster.controller import Controller
-from bftrainer.cluster.guard import KEEP_ALIVE_S, MOST_HEADER_BYTES, PatientProtocol, most_connections
+from bftrainer.cluster.door import Door
+from bftrainer.cluster.guard import KEEP_ALIVE_S, MOST_HEADER_BYTES, REQUEST_S, PatientProtocol, most_connections
 from bftrainer.cluster.launchers import make_launchers
 from bftrainer.cluster.launchers.base import Home
 from bftrainer.cluster.live import ClusterSettings
 from bftrainer.cluster.logbook import Logbook
 from bftrainer.cluster.pools.registry import make_pool
+from bftrainer.cluster.schema import LOCAL_TOKEN
 from bftrainer.cluster.settings import Config
 from bftrainer.cluster.slurm_read import read_switches
 from bftrainer.cluster.store import FILE, Store
@@ -51,7 +54,6 @@ LOCK_FILE = "serve.lock"
 SECRET_FILE = "agent-secret"  # noqa: S105 - the name of a file
 SOLVE_S = 1.0
 """How long an allocator that searches may search; then the best that it found counts."""
-LOCAL_TOKEN = "local"  # noqa: S105 - the name of a token
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +152,11 @@ async def serve(
                     http=PatientProtocol,
                     timeout_keep_alive=KEEP_ALIVE_S,
                     h11_max_incomplete_event_size=MOST_HEADER_BYTES,
-                    limit_concurrency=most_connections(),
                     timeout_graceful_shutdown=1,
                 )
             )
             listening.set_inheritable(False)
+            listening.most = most_connections()
             web = asyncio.create_task(server.serve(sockets=[listening]))
             stop = _on_signals()
             try:
@@ -202,7 +204,18 @@ def _on_signals() -> asyncio.Event:
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to us."""
+    """A server that leaves signals to us, and does not wait long for a handshake."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn, which has no setting for asyncio's minute."""
+        loop = asyncio.get_running_loop()
+        if self.config.is_ssl:
+            patient = functools.partial(loop.create_server, ssl_handshake_timeout=REQUEST_S)
+            loop.create_server = patient  # type: ignore[method-assign]
+        try:
+            await super().startup(sockets)
+        finally:
+            vars(loop).pop("create_server", None)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -255,7 +268,7 @@ def _try_lock(descriptor: int, wait_s: float) -> bool:
     return True
 
 
-def _listen(config: Config, store: Store) -> socket.socket:
+def _listen(config: Config, store: Store) -> Door:
     host, port = config.server.host, config.server.port
     if not is_loopback(host) and not any(t.name != LOCAL_TOKEN and t.revoked is None for t in store.tokens()):
         raise InputError(
@@ -267,7 +280,7 @@ def _listen(config: Config, store: Store) -> socket.socket:
         try:
             family, _, _, _, address = socket.getaddrinfo(host, wanted, type=socket.SOCK_STREAM)[0]
             # With the protocol named, asyncio sends small answers at once, and does not wait for the peer's word.
-            listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+            listening = Door(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         except OSError as problem:
             raise BFTrainerError(f"cannot listen on {host}: {problem.strerror}") from None
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from bftrainer.cluster import wire
 from bftrainer.cluster.slurm_read import (
     FileSystem,
     NoAnswerError,
@@ -52,7 +53,9 @@ def run(argv: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
     """Run a command of Slurm. It is killed with all that it has started when it does not answer in time."""
     # In UTC and in Slurm's own form, whatever the user has set; and without a user's defaults, as pilots are submitted.
     env = {
-        name: text for name, text in os.environ.items() if name in _KEPT or not name.startswith(("SLURM_", "SBATCH_"))
+        name: text
+        for name, text in wire.inherited(os.environ).items()
+        if name in _KEPT or not name.startswith(("SLURM_", "SBATCH_"))
     }
     env |= {"TZ": "UTC", "LC_ALL": "C"}
     # Files, not pipes: nobody waits for a child of the command that keeps a pipe open.

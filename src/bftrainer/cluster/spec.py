@@ -25,6 +25,7 @@ Launcher = Literal["elastic", "torchrun", "hosts"]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """The name of a trainer."""
+_LIKE_AN_ID = re.compile(r"t[0-9]+")
 MOST_NODES = 100_000
 MOST_ENV_BYTES = MOST_ARG_BYTES = 100_000
 """Beyond some 128 kB Linux refuses to start a program."""
@@ -232,9 +233,12 @@ def parse_spec(given: object, where: str = "") -> TrainerSpec:
             f"{place}a trainer must be a mapping of keys such as script and nodes, but got {_short(given)}"
         )
     try:
-        return TrainerSpec.model_validate(dict(given))
+        spec = TrainerSpec.model_validate(dict(given))
     except ValidationError as problem:
         raise InputError(place + _said(problem)) from None
+    if spec.name is not None and _LIKE_AN_ID.fullmatch(spec.name):  # here, since older versions stored such names
+        raise InputError(f"{place}name must not look like a trainer's id, as `t` and a number do, but got {spec.name}")
+    return spec
 
 
 def node_range(given: object) -> tuple[int, int]:
@@ -256,7 +260,8 @@ def default_name(script: str) -> str:
     stem = path.parent.name if path.stem == "__main__" else path.stem
     letters = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode()
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", letters).strip("._-")
-    return plain[:56].rstrip("._-") or "trainer"  # leaves room for a number
+    name = plain[:56].rstrip("._-") or "trainer"  # leaves room for a number
+    return f"trainer-{name}"[:56] if _LIKE_AN_ID.fullmatch(name) else name
 
 
 def free_name(script: str, taken: Collection[str]) -> str:

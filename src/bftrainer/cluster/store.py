@@ -49,7 +49,7 @@ USED_EVERY_S = 60.0
 
 _TRIMMED = "store.events_trimmed"
 _PAGE = 1000
-_ID = re.compile(r"t([1-9][0-9]{0,17})")
+ID = _ID = re.compile(r"t([1-9][0-9]{0,17})")
 _UNFINISHED = f"state NOT IN {FINISHED}"
 
 

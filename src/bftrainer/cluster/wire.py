@@ -9,17 +9,22 @@ that a reader does not know are ignored.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from bftrainer.cluster.columns import text
 from bftrainer.elastic.protocol import ProtocolError
 
 VERSION = 1
+MOST_WHOLE = 1 << 62
+MOST_NAME = 256
 URL = "BFTRAINER_URL"
 """Environment: where the controller is, such as http://127.0.0.1:8765."""
 SECRET = "BFTRAINER_SECRET"  # noqa: S105 - the name of a variable, not a secret
 """Environment of an agent: the secret by which it joins. Workers never see it."""
+TOKEN = "BFTRAINER_TOKEN"  # noqa: S105 - the same
+"""Environment of commands: a user's token. What a controller starts never sees its own."""
 NODE = "BFTRAINER_NODE"
 """Environment of agents and workers: the name of the node they are on."""
 STATE_ID = "BFTRAINER_STATE_ID"
@@ -58,6 +63,11 @@ class WorkerStatus:
     report: Mapping[str, Any] | None = None
     """What it reported last, a `protocol.Report`."""
     speaks: bool = True
+
+
+def inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    """What agents and commands that a controller starts get of its environment: all but tokens and secrets."""
+    return {name: value for name, value in environment.items() if name not in (TOKEN, SECRET)}
 
 
 # From the agent.
@@ -214,7 +224,6 @@ _NAMES: Mapping[type[Any], tuple[str, tuple[str, ...]]] = {
     kind: (name, tuple(f.name for f in fields(kind))) for name, kind in _KINDS.items()
 }
 _STATUS_FIELDS = tuple(f.name for f in fields(WorkerStatus))
-_STATUS_TEXTS = ("worker", "trainer", "address", "failed", "traceback", "tail")
 
 
 def encode(message: Message) -> str:
@@ -243,14 +252,10 @@ def decode(frame: str | bytes) -> Message | None:
             values["workers"] = tuple(_status(row) for row in values.get("workers", ()))
         elif kind is Start:
             values["argv"] = tuple(values["argv"])
-        for name in ("node", "host", "agent", "worker", "text", "reason", "tail", "error"):
-            if not isinstance(values.get(name, ""), str):
-                raise TypeError(f"{name} must be a text")
-        for name in ("offset", "size", "status", "pid"):
-            if not isinstance(values.get(name, 0), int):
-                raise TypeError(f"{name} must be a whole number")
+        for name in values.keys() & _CHECKS.keys():
+            values[name] = _CHECKS[name](name, values[name])
         message: Message = kind(**values)
-    except (ValueError, TypeError, AttributeError, KeyError) as problem:
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as problem:
         raise ProtocolError(
             f"a frame must be a JSON object with a `type`, but got {frame[:200]!r}: {problem}"
         ) from None
@@ -258,7 +263,73 @@ def decode(frame: str | bytes) -> Message | None:
 
 
 def _status(row: Mapping[str, Any]) -> WorkerStatus:
-    texts = {
-        name: str(row[name]) for name in ("worker", "trainer", "address", "failed", "traceback", "tail") if name in row
-    }
-    return WorkerStatus(**{**{name: row[name] for name in _STATUS_FIELDS if name in row}, **texts})
+    """What an agent knows of a worker. Some of it the worker said, and nonsense of a script is not its agent's."""
+    values = {name: row[name] for name in _STATUS_FIELDS if name in row}
+    for name in values.keys() & _STATUS_CHECKS.keys():
+        values[name] = _STATUS_CHECKS[name](name, values[name])
+    for name in values.keys() & {"newest", "formed", "arrived"}:
+        values[name] = values[name] if _is_whole(values[name]) else -1
+    for name in values.keys() & {"address", "failed", "traceback"}:
+        values[name] = text(values[name]) if isinstance(values[name], str) else "nonsense"
+    for name in values.keys() & {"ready", "holds_state", "over", "done", "speaks"}:
+        values[name] = bool(values[name])
+    if not isinstance(values.get("report"), Mapping):
+        values["report"] = None
+    return WorkerStatus(**values)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < MOST_WHOLE
+
+
+def _whole(name: str, value: Any) -> int:
+    if not _is_whole(value):
+        raise TypeError(f"{name} must be a whole number")
+    return int(value)
+
+
+def _count(name: str, value: Any) -> int:
+    if _whole(name, value) < 0:
+        raise ValueError(f"{name} must be 0 or more")
+    return int(value)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a text")
+    return value
+
+
+def _words(name: str, value: Any) -> str:
+    """Text for people, which may hold anything."""
+    return text(_text(name, value))
+
+
+def _name(name: str, value: Any) -> str:
+    """What things are called: it is stored, shown, and written into files of names."""
+    if not _text(name, value).isprintable() or not value or len(value) > MOST_NAME:
+        raise ValueError(f"{name} must have 1 to {MOST_NAME} characters that can be printed")
+    return str(value)
+
+
+def _mapping(name: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be an object")
+    return value
+
+
+_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(("node", "host", "agent", "worker"), _name),
+    **dict.fromkeys(("reason", "tail", "error"), _words),
+    **dict.fromkeys(("status", "pid", "version"), _whole),
+    **dict.fromkeys(("offset", "size"), _count),
+    **dict.fromkeys(("message", "reports"), _mapping),
+    "text": _text,
+}
+_STATUS_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+    "worker": _name,
+    "trainer": _text,
+    "pid": _whole,
+    "tail": _words,
+    "status": lambda name, value: None if value is None else _whole(name, value),
+}

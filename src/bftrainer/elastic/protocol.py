@@ -29,6 +29,8 @@ BACKEND = "BFTRAINER_BACKEND"
 """Environment: the communication backend of PyTorch, gloo or nccl, where the default does not fit."""
 PACE = "BFTRAINER_PACE"
 """Environment: how long a step shall take, so that fake nodes scale as real ones do; see `pacing.py`."""
+MOST_DEPTH = 16
+"""How deeply a message may be nested; it never needs more than three."""
 RESTART = 75
 """Exit status of a worker that lost its peers in the midst of its own communication and wants to be started again."""
 
@@ -176,11 +178,20 @@ def encode(message: Message) -> bytes:
 def decode(line: bytes) -> Message | None:
     """The message of a line; None if it is of a kind this version does not know."""
     try:
-        return from_json(json.loads(line))
-    except (ValueError, TypeError, AttributeError, KeyError) as problem:
+        found = json.loads(line)
+        if _is_deeper(found, MOST_DEPTH):
+            raise ValueError("it is nested too deeply")
+        return from_json(found)
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as problem:
         raise ProtocolError(
             f"a message must be a JSON object with a `type`, but got {line[:200]!r}: {problem}"
         ) from None
+
+
+def _is_deeper(found: object, most: int) -> bool:
+    """Whether it is nested too deeply to be passed on within another message."""
+    inner = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
+    return any(most == 0 or _is_deeper(value, most - 1) for value in inner)
 
 
 def as_json(message: Message) -> dict[str, Any]:

@@ -117,7 +117,7 @@ class HeadAgent:
             os.ftruncate(lock, 0)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "bftrainer.cluster.agent"],
-                env={**os.environ, **self._environment, wire.NODE: HEAD},
+                env={**wire.inherited(os.environ), **self._environment, wire.NODE: HEAD},
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

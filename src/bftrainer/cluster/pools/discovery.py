@@ -14,6 +14,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from bftrainer.cluster import wire
 from bftrainer.cluster.pools.keeping import NODE_NAME
 from bftrainer.elastic.processes import dying_with
 from bftrainer.errors import BFTrainerError
@@ -45,7 +46,7 @@ async def run(argv: Sequence[str], timeout_s: float, env: Mapping[str, str] | No
                 stdout=printed.descriptor,
                 stderr=said.descriptor,
                 start_new_session=True,
-                env=env,
+                env=wire.inherited(os.environ) if env is None else env,
             )
         except (OSError, ValueError) as problem:
             raise DiscoveryError(f"cannot run {argv[0]}: {problem}") from None

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from bftrainer.cluster import wire
 from bftrainer.elastic.processes import Command, Process
 from bftrainer.elastic.warm import WarmLauncher
 from bftrainer.errors import BFTrainerError
@@ -294,7 +295,10 @@ class Link:
             return found
         argv = (sys.executable, "-P", "-m", "bftrainer.cluster.pools.host", str(folder), str(orphan_s), *preload)
         starter = await asyncio.create_subprocess_exec(
-            *argv, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env=wire.inherited(os.environ),
         )
         _, said = await starter.communicate()
         found = await cls.find(folder)

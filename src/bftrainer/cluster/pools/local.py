@@ -245,7 +245,7 @@ class LocalPool:
         return orders.again_at
 
     def _environment(self, node: str) -> dict[str, str]:
-        env = {**os.environ, **self._to.agent_environment, wire.NODE: node}
+        env = {**wire.inherited(os.environ), **self._to.agent_environment, wire.NODE: node}
         if self.settings.threads:
             env |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self.settings.threads))
         if self.settings.pace:

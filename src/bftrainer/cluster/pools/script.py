@@ -257,7 +257,9 @@ class ScriptPool:
         argv = [word.replace("{node}", node) for word in self.settings.start]
         self._changed = True
         try:
-            command = RunningCommand.start(argv, {**os.environ, **given}, block, self._folder / "agents.log")
+            command = RunningCommand.start(
+                argv, {**wire.inherited(os.environ), **given}, block, self._folder / "agents.log"
+            )
         except BFTrainerError as problem:
             self._keeper.ended(node, time.monotonic())
             self._to.note("agent_ended", node=node, how=str(problem))

@@ -44,7 +44,7 @@ _AT_ONCE = 500
 """So many jobs are cancelled by one command."""
 _OURS = ("SBATCH_", "SLURM_", "SQUEUE_", "SINFO_", "SCANCEL_", "SALLOC_", "SRUN_")
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
-_SECRET = (wire.SECRET, "BFTRAINER_TOKEN")
+_SECRET = (wire.SECRET, wire.TOKEN)
 
 _Read = TypeVar("_Read")
 

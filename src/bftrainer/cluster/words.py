@@ -1,0 +1,97 @@
+"""What a worker says, looked at before anything is changed by it: its program may be anybody's.
+
+The cluster asks `understood` for every message and report of a worker. What comes back has the types that
+`elastic.protocol` promises, in bounds within which sums mean something and all of it can be stored and shown; for
+anything else there is a `ProtocolError`, which fails that trainer and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bftrainer.cluster.columns import text
+from bftrainer.cluster.progress import MOST_METRICS
+from bftrainer.elastic import protocol
+from bftrainer.elastic.protocol import Arrived, Broken, Done, Failed, Formed, Leaving, Left, Ready, Report
+
+LEAST, MOST = 1e-9, 1e15
+"""Bounds of rates and weights: beyond them sums of them mean nothing."""
+MOST_WHOLE = 1 << 62
+MOST_S = 1e9
+"""No change of members takes longer."""
+MOST_NODES = 1 << 20
+MOST_SIZES = 1000
+"""World sizes with a rate in one report."""
+MOST_NAME, MOST_ADDRESS, MOST_ERROR, MOST_TRACEBACK = 100, 300, 4000, 20_000
+"""Characters."""
+
+
+def understood(message: Mapping[str, Any]) -> protocol.Message | None:
+    """What a worker said; None if it is nothing that a worker says, or newer than we are."""
+    try:
+        return _checked(protocol.from_json(message))
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as problem:
+        said = text(reprlib.repr(message))[:200]
+        raise protocol.ProtocolError(f"a worker said {said}: {text(str(problem))[:200]}") from None
+
+
+def _checked(said: protocol.Message | None) -> protocol.Message | None:
+    match said:
+        case Report():
+            return _report(said)
+        case Failed(error, traceback):
+            return Failed(_words(error, MOST_ERROR), _words(traceback)[-MOST_TRACEBACK:])
+        case Formed(generation, world, pause_s, form_s, sync_s):
+            return Formed(_whole(generation), _whole(world), _seconds(pause_s), _seconds(form_s), _seconds(sync_s))
+        case Arrived(generation, address):
+            return Arrived(_whole(generation), _words(address, MOST_ADDRESS))
+        case Broken(generation, reason):
+            return Broken(_whole(generation), _words(reason, MOST_ERROR))
+        case Ready() | Leaving() | Left() | Done():
+            return said
+        case _:
+            return None
+
+
+def _report(report: Report) -> Report:
+    for name in ("generation", "step", "epoch", "samples", "world", "redone"):
+        _count(getattr(report, name))
+    for optional in (report.total, report.epochs):
+        if optional is not None:
+            _count(optional)
+    rates = {_count(int(size)): float(rate) for size, rate in list(report.rates.items())[:MOST_SIZES]}
+    return replace(
+        report,
+        rates={str(size): rate for size, rate in rates.items() if size <= MOST_NODES and LEAST <= rate <= MOST},
+        metrics={_words(name, MOST_NAME): float(value) for name, value in list(report.metrics.items())[:MOST_METRICS]},
+    )
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= MOST_WHOLE:
+        raise ValueError(f"must be a whole number, but got {reprlib.repr(value)}")
+    return value
+
+
+def _count(value: Any) -> int:
+    if _whole(value) < 0:
+        raise ValueError(f"must be 0 or more, but got {value}")
+    return int(value)
+
+
+def _seconds(value: Any) -> float:
+    """A time; not a number where none was measured."""
+    seconds = float(value)
+    if seconds > MOST_S:
+        raise ValueError(f"must be a number of seconds, but got {seconds:g}")
+    return seconds if seconds >= 0 else math.nan
+
+
+def _words(value: Any, most: int | None = None) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"must be a text, but got {reprlib.repr(value)}")
+    return text(value[:most])
