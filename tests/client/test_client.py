@@ -163,6 +163,13 @@ def test_metrics_come_as_they_are_reported(client: Client, book: Book) -> None:
     assert list(client.metrics("job1")) == [Point(3, 30, 0, {"loss": 2.0}, "done")]
 
 
+def test_a_point_says_of_which_epoch_its_values_are(client: Client, book: Book) -> None:
+    places = {"score": {"epoch": 3, "step": 30, "samples": 300}}
+    book.add(state="done", epoch=4, step=33, metrics={"score": 0.5}, metrics_at=places)
+    (point,) = client.metrics("job1")
+    assert (point.epoch, point.at["score"].epoch, point.at["score"].samples) == (4, 3, 300)
+
+
 def test_logs_are_read_to_their_end(client: Client, book: Book) -> None:
     row = book.add(state="running")
     for number in range(8):

@@ -116,6 +116,7 @@ def test_trials_are_trained_and_told(world: World, script: Path) -> None:
         assert trial.value == pytest.approx(value(trial.params["lr"]))
         assert trial.user_attrs["bftrainer:trainer"] == spec["id"]
         assert trial.intermediate_values.keys() == {1, 2, 3}
+        assert "bftrainer:value_of_epoch" not in trial.user_attrs
     first = world.book.specs[0]
     assert first["group"] == "my-study"
     assert first["args"] == ["--epochs", "3", "--lr", str(study.trials[0].params["lr"])]
@@ -165,6 +166,22 @@ def test_trials_are_compared_at_the_unit_that_was_asked_for(world: World, script
     study = new_study(pruner=optuna.pruners.NopPruner())
     search(world, study, script, n_trials=1, prune_by="step", prune_every=20)
     assert study.trials[0].intermediate_values.keys() == {20}
+
+
+def test_a_value_is_given_to_the_pruner_under_the_epoch_that_it_was_reported_in(world: World, script: Path) -> None:
+    def on_ask(path: str) -> None:
+        world.on_ask(path)
+        for row in world.book.trainers.values():  # the script evaluates every second epoch, and training is further
+            done = row["epoch"] // 2 * 2
+            row["metrics"] = {"score": done / 10} if done else {}
+            row["metrics_at"] = {"score": {"epoch": done, "step": 10 * done, "samples": 0}} if done else {}
+
+    world.book.on_ask = on_ask
+    study = new_study(pruner=optuna.pruners.NopPruner())
+    search(world, study, script, n_trials=1)
+    (trial,) = study.trials
+    assert trial.intermediate_values == {2: 0.2}
+    assert (trial.value, trial.user_attrs["bftrainer:value_of_epoch"]) == (0.2, 2)
 
 
 def test_a_failed_trainer_is_a_failed_trial_with_its_reason(world: World, script: Path) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from bftrainer.cluster.client import ApiClient, RefusedError, UnreachableError
+from bftrainer.elastic.noted import At
 
 Row = dict[str, Any]
 """A trainer as the HTTP API describes it."""
@@ -56,6 +57,8 @@ class Point:
     samples: int
     metrics: Mapping[str, float]
     state: str
+    at: Mapping[str, At] = field(default_factory=dict)
+    """What each of the metrics is of. An evaluation takes its time: training may be further by now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +153,7 @@ def reporting(ref: str, patience: Patience, poll_s: float) -> Talk[None]:
     ref, before = row["id"], None
     while True:
         point = as_point(row)
-        known = (point.epoch, point.step, point.metrics)
+        known = (point.epoch, point.step, point.metrics, point.at)
         if point.metrics and known != before:
             yield Item(point)
             before = known
@@ -163,7 +166,8 @@ def reporting(ref: str, patience: Patience, poll_s: float) -> Talk[None]:
 def as_point(row: Mapping[str, Any]) -> Point:
     """What a row says of the training."""
     metrics = {name: math.nan if value is None else float(value) for name, value in (row["metrics"] or {}).items()}
-    return Point(row["epoch"], row["step"], row["samples"], metrics, row["state"])
+    at = {name: At(**place) for name, place in (row.get("metrics_at") or {}).items()}
+    return Point(row["epoch"], row["step"], row["samples"], metrics, row["state"], at)
 
 
 def reading(ref: str, patience: Patience, poll_s: float, tail: int | None, follow: bool) -> Talk[None]:

@@ -120,8 +120,12 @@ def checked(report: Report) -> Report:
     for optional in (report.total, report.epochs):
         if optional is not None:
             whole(optional)
+    places = {str(name)[:100]: tuple(whole(count) for count in at) for name, at in report.metrics_at.items()}
+    if any(len(at) != 3 for at in places.values()):
+        raise ValueError("a place must be epochs, steps and samples")
     return replace(
         report,
+        metrics_at=places,
         rates={str(whole(int(size))): rate for size, rate in _numbers(report.rates).items() if LEAST <= rate <= MOST},
         metrics={name[:100]: value for name, value in list(_numbers(report.metrics).items())[:MOST_METRICS]},
     )
@@ -135,6 +139,7 @@ def columns(live: Live, ended: float | None) -> dict[str, Any]:
     """What the store keeps of a trainer."""
     job = live.job
     progress = job.progress
+    metrics, metrics_at = progress.noted.both()
     return {
         "state": live.state,
         "reason": job.reason,
@@ -146,7 +151,8 @@ def columns(live: Live, ended: float | None) -> dict[str, Any]:
         "total": progress.total if progress.total is not None else live.spec.work,
         "epoch": progress.epoch,
         "step": progress.step,
-        "metrics": progress.metrics,
+        "metrics": metrics,
+        "metrics_at": {name: list(at) for name, at in metrics_at.items()},
         "rescales": live.rescales,
         "preemptions": live.preemptions,
         "failures": job.failures_in_all,

@@ -32,6 +32,7 @@ from bftrainer.elastic.group import GroupBroken, breaking
 from bftrainer.elastic.loader import Loader, length_of
 from bftrainer.elastic.measure import Course, Meter
 from bftrainer.elastic.membership import Leave, Membership, Place
+from bftrainer.elastic.noted import At, Noted
 from bftrainer.elastic.pacing import Pacer
 from bftrainer.elastic.protocol import Done, Formed, Generation, Leaving, Report
 from bftrainer.elastic.reducer import Reducer
@@ -79,7 +80,8 @@ class Run:
         self.device = device
         self.progress = Progress(saved_at=time.time())
         self.seed = seed
-        self.metrics: dict[str, float] = {}
+        self._noted = Noted()
+        self._epochs_over = 0  # whose batches are all done, here
         self._registry = Registry()
         self._membership = Membership.connect()
         self._crew = Crew(self._membership, backend or default_backend(device), device)
@@ -141,6 +143,11 @@ class Run:
         return self.rank == 0
 
     @property
+    def metrics(self) -> dict[str, float]:
+        """What was reported last, on this rank or by those whose state it took over."""
+        return self._noted.values
+
+    @property
     def model(self) -> Any:
         """The object registered as `model`."""
         if "model" not in self._registry.objects:
@@ -190,11 +197,18 @@ class Run:
         """The epochs that are still to be trained, of `count`. A newcomer begins in the one that is under way."""
         self._epochs = count
         self._join()
+        undo: Callable[[], None] | None = None
         while self.progress.epoch < count:
             epoch = self.progress.epoch
             yield epoch
             if self.progress.epoch == epoch:
                 self._put_right()  # the loop over batches may have been left early
+                if undo is not None:
+                    undo()  # what the script's code after the last batch does is done once
+                if epoch + 1 == count and not self._fence():
+                    # A peer was lost while rank 0 evaluated, rank 0 perhaps: what follows the last batch is run again.
+                    undo = self._repair
+                    continue
                 if self._stepper.scheduler_every == "epoch":
                     self._stepper.schedule()
                 self.progress.epoch, self.progress.cursor = epoch + 1, 0
@@ -241,6 +255,7 @@ class Run:
             found = loader.next()
             if found is None:
                 if self._fence():
+                    self._epoch_is_over(epoch)
                     return
                 place = None
                 continue
@@ -253,6 +268,7 @@ class Run:
                 yield batch
             except GeneratorExit:  # a `break`: what follows the loop must not be undone later
                 self._put_right()
+                self._epoch_is_over(epoch)
                 raise
             if self._step is not None:
                 raise InputError("run.step() must be called after each batch; it was not after the last one")
@@ -293,6 +309,7 @@ class Run:
         count = step.micros[self._micro].samples if step.micros else (samples if samples is not None else 1)
         self._step = None
         if metrics:
+            metrics = {name: float(value) for name, value in metrics.items()}
             self.report(**metrics)
         if step.micros and self._micro < len(step.micros) - 1:
             self._accumulated += count
@@ -323,13 +340,14 @@ class Run:
         self.progress.samples += round(values[_SAMPLES])
         self._meter.stepped(round(values[_SAMPLES]))
         if values[_LOSS_WEIGHT] > 0:
-            self.metrics["loss"] = values[_LOSS] / values[_LOSS_WEIGHT]
+            metrics["loss"] = values[_LOSS] / values[_LOSS_WEIGHT]
+        self.report(**metrics)
         self._agreed = round(values[_FLAG]) >= self.world
         return True
 
     def report(self, **metrics: float) -> None:
-        """Have values (accuracy, …) travel with the next report."""
-        self.metrics.update({name: float(value) for name, value in metrics.items()})
+        """Have values (accuracy, …) travel with the next report, as those of the epoch and the step at hand."""
+        self._noted.note({name: float(value) for name, value in metrics.items()}, self._at())
 
     def finish(self) -> None:
         """The training is complete: `epochs` and `steps` call it when they end."""
@@ -523,12 +541,14 @@ class Run:
 
     def _capture(self) -> dict[str, Any]:
         lr = self._stepper.state_dict()
-        return {"progress": asdict(self.progress), "lr": lr, "objects": self._registry.capture()}
+        reported = self._noted.as_state()
+        return {"progress": asdict(self.progress), "lr": lr, "objects": self._registry.capture(), "reported": reported}
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._registry.load(state["objects"])
         self.progress = Progress(**state["progress"])
         self._stepper.load_state_dict(state["lr"])
+        self._noted.load(state.get("reported", {}))
         if self._snapshots is not None:
             self._snapshots.last_was(time.time() - self.progress.saved_at)
 
@@ -570,6 +590,7 @@ class Run:
     def _report(self) -> Report:
         self._meter.look()
         progress = self.progress
+        metrics, metrics_at = self._noted.both()
         return Report(
             generation=self._meter.generation,
             step=progress.step,
@@ -577,13 +598,22 @@ class Run:
             samples=progress.samples,
             world=self._meter.world if self._has_state else 0,
             rates={str(world): round(rate, 3) for world, rate in self._meter.rates().items()},
-            metrics=dict(self.metrics),
+            metrics=metrics,
+            metrics_at=metrics_at,
             snapshot_step=self._snapshots.last_step if self._snapshots is not None else None,
             total=self._total(progress),
             epochs=self._epochs,
             redone=self._redone,
             windows=self._meter.windows(),
         )
+
+    def _at(self) -> At:
+        """Where training is, for what is reported now."""
+        return At(max(self.progress.epoch, self._epochs_over), self.progress.step, self.progress.samples)
+
+    def _epoch_is_over(self, epoch: int) -> None:
+        self._epochs_over = epoch + 1
+        self._noted.epoch_is_over(epoch + 1, self.progress.step)
 
     def _total(self, progress: Progress) -> int | None:
         """Samples of the whole training, where that is known."""

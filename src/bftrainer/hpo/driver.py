@@ -20,8 +20,8 @@ from bftrainer.client import Client, RefusedError, describe
 from bftrainer.cluster.conversations import FINISHED, Row, is_away
 from bftrainer.cluster.spec import TrainerSpec, default_name, parse_spec
 from bftrainer.errors import BFTrainerError, InputError
-from bftrainer.hpo.ledger import HELD, NAME, PRUNED, TRAINER, Ledger, attribute
-from bftrainer.hpo.plan import Outcome, Rules, number, outcome, tidy, trainer_name
+from bftrainer.hpo.ledger import HELD, NAME, PRUNED, TRAINER, VALUE_OF_EPOCH, Ledger, attribute
+from bftrainer.hpo.plan import Outcome, Rules, number, outcome, tidy, trainer_name, value_of_epoch
 
 Space = Callable[[optuna.Trial], Sequence[object]]
 Callback = Callable[[optuna.Study, FrozenTrial], object]
@@ -239,8 +239,19 @@ class Driver:
         )
         if found.end == "complete":
             self._report(going, row)
+            self._check_epoch(going, row)
         self._going.remove(going)
         self._end(going.trial, found)
+
+    def _check_epoch(self, going: _Going, row: Row) -> None:
+        """Say so if the value is not that of the whole training: the script may evaluate now and then only."""
+        epoch = value_of_epoch(row, self._rules.metrics)
+        if epoch is not None:
+            going.trial.set_user_attr(VALUE_OF_EPOCH, epoch)
+            what = " and ".join(self._rules.metrics)
+            _log.warning(
+                "Trial %d: %s was last reported after epoch %d of %d", going.trial.number, what, epoch, row["epoch"]
+            )
 
     def _gone(self, going: _Going) -> None:
         self._going.remove(going)

@@ -19,6 +19,7 @@ TAG, POOL = "bftrainer:tag", "bftrainer:pool_node_seconds"
 """Of a study: a text of its own, and what the pool had given when it began."""
 OURS, NAME, TRAINER, PRUNED = "bftrainer:ours", "bftrainer:name", "bftrainer:trainer", "bftrainer:pruned"
 REASON, HELD = "bftrainer:reason", "bftrainer:node_seconds"
+VALUE_OF_EPOCH = "bftrainer:value_of_epoch"
 """Of a trial."""
 
 _STATES = {"complete": TrialState.COMPLETE, "failed": TrialState.FAIL, "pruned": TrialState.PRUNED}
