@@ -33,6 +33,7 @@ class Book:
     specs: list[dict[str, Any]] = field(default_factory=list)
     paused: bool = False
     max_trainers: int | None = None
+    totals: dict[str, float] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     on_ask: Callable[[str], None] = lambda path: None
     refuse: tuple[int, str] | None = None
@@ -114,7 +115,7 @@ def make_app(book: Book) -> FastAPI:
             "trainers": list(book.trainers.values()),
             "totals": {
                 **{"samples": 123456, "node_seconds": 7200.0, "used_node_seconds": 6500.0},
-                **{"rescales": 12, "decisions": len(decisions)},
+                **{"rescales": 12, "decisions": len(decisions), **book.totals},
             },
             "last_decision": {"time": NOW + 50, "reasons": decisions[-1]["data"]["reasons"]} if decisions else None,
         }

@@ -117,4 +117,4 @@ def tidy(text: str, most: int) -> str:
 
 def trainer_name(group: str, tag: str, number: int) -> str:
     """The name of a trial's trainer. The tag is the study's own, so that no other trainer was ever called so."""
-    return f"{tidy(group, 40)}-{tag}-{number}"
+    return f"{tidy(group.removesuffix(f'-{tag}'), 40)}-{tag}-{number}"
