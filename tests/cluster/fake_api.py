@@ -33,6 +33,7 @@ class Book:
     specs: list[dict[str, Any]] = field(default_factory=list)
     paused: bool = False
     max_trainers: int | None = None
+    points: list[dict[str, Any]] = field(default_factory=list)
     totals: dict[str, float] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     on_ask: Callable[[str], None] = lambda path: None
@@ -146,6 +147,11 @@ def make_app(book: Book) -> FastAPI:
             "spec": {}, "curve": {"nodes": [], "rates": [], "measured": {}, "prior": None}, "up_s": 1.0, "down_s": 1.0,
             "pauses": {"count": 0}, "workers": [], "error": "", "traceback": "", "log_tail": [], **row,
         }  # fmt: skip
+
+    @app.get("/v1/trainers/{ref}/history")
+    def history(ref: str) -> Any:
+        book.find(ref)
+        return {"points": book.points, "rescales": []}
 
     @app.post("/v1/trainers/{ref}/cancel")
     def cancel(ref: str) -> Any:
