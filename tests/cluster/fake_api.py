@@ -113,7 +113,7 @@ def make_app(book: Book) -> FastAPI:
                 "horizon_s": 120.0,
                 "max_parallel": 10,
             },
-            "trainers": list(book.trainers.values()),
+            "trainers": [row for row in book.trainers.values() if not row.get("old")],
             "totals": {
                 **{"samples": 123456, "node_seconds": 7200.0, "used_node_seconds": 6500.0},
                 **{"rescales": 12, "decisions": len(decisions), **book.totals},

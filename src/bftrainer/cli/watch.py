@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from bftrainer.cli.live import FINISHED, Patient, State, Url, printable, say, say_json, screen
+from bftrainer.cli.show_groups import folded, group_of, groups, groups_table
 from bftrainer.cli.show_live import COLOURS, header, percent, trainers_table
 
 Row = Mapping[str, Any]
@@ -104,6 +106,9 @@ def picture(scene: Scene, console: Console) -> Group:
     names = [row["name"] for row in rows if row["state"] not in FINISHED]
     colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
     parts: list[Any] = [header(scene.status, console), Text(), pool_bar(scene.nodes, colours, console), Text()]
+    if any(group_of(row) for row in rows):
+        parts += [groups_table(rows, console), Text()]
+        rows = folded(rows)
     parts.append(trainers_table(rows[:most], console, colours))
     if len(rows) > most:
         parts.append(Text(f"… and {len(rows) - most:,} more: see `bftrainer status`", style="dim"))
@@ -138,7 +143,13 @@ def line(scene: Scene) -> str:
     parts = [f"{pool.get('used', 0)} of {pool.get('size', 0)} nodes used"]
     if scene.status.get("paused"):
         parts[0] += ", paused"
-    for row in scene.status["trainers"]:
+    rows = scene.status["trainers"]
+    for name, members in groups(rows).items():
+        states = Counter(row["state"] for row in members)
+        parts.append(f"{printable(name)}: {', '.join(f'{count} {state}' for state, count in states.items())}")
+    for row in rows:
+        if group_of(row):
+            continue
         text = f"{printable(row['name'])} {row['state']}"
         if row["state"] not in FINISHED:
             text += f" on {len(row.get('nodes') or ())}"

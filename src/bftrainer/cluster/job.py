@@ -68,6 +68,7 @@ class Job:
         self._announce_at: float | None = None
         self._announced_at = 0.0
         self._samples_at_failure = 0
+        self._last_line = ""
         self._reattaching: set[str] = set()
         self._orders: list[Order] = []
 
@@ -459,6 +460,11 @@ class Job:
         what = error or f"ended with {status_in_words(status)} on {worker.node}"
         last = next((line for line in reversed(tail.splitlines()) if line.strip()), "")
         self.reason = f"{what}{': ' + last.strip() if last else ''}"
+        if last and not error and last == self._last_line and not worker.ready and not self.ever_ran:
+            # It never came to train: a wrong argument or a module that is not there will not mend itself.
+            self.fail(f"{self.reason} (twice, before it joined the training)", tail)
+            return
+        self._last_line = "" if worker.ready else last
         if self.failures >= self.settings.most_failures:
             self.fail(f"{self.reason} ({self.failures} times in a row)", tail)
             return
