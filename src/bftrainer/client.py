@@ -8,30 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from bftrainer.cluster.client import ApiClient, RefusedError, UnreachableError, find_controller
-from bftrainer.cluster.config import load_config
+from bftrainer.cluster.client import ApiClient, RefusedError, UnreachableError
 from bftrainer.cluster.conversations import (
     Ask,
     Item,
     LogLine,
-    Patience,
+    Moment,
     Pause,
     Point,
     Row,
     Talk,
+    cancelling,
     patiently,
     reading,
+    remembering,
     reporting,
     waiting,
 )
+from bftrainer.cluster.session import ClosedError, Ref, Session, chosen, in_state, named, of, seconds
 from bftrainer.cluster.spec import TrainerSpec, parse_spec
 from bftrainer.cluster.spec_file import check_here, located
 from bftrainer.errors import BFTrainerError, InputError
@@ -39,7 +41,9 @@ from bftrainer.errors import BFTrainerError, InputError
 __all__ = [
     "AsyncClient",
     "Client",
+    "ClosedError",
     "LogLine",
+    "Moment",
     "Point",
     "RefusedError",
     "Row",
@@ -48,15 +52,11 @@ __all__ = [
     "describe",
 ]
 
-Ref = str | Mapping[str, Any]
-"""A trainer: its id, its name, or its row."""
 T = TypeVar("T")
 
 PATIENCE_S = 120.0
 POLL_S = 1.0
 """Workers report about once a second."""
-
-_log = logging.getLogger(__name__)
 
 
 class TrainerFailedError(BFTrainerError):
@@ -89,36 +89,6 @@ def describe(
     return spec
 
 
-class _Session:
-    """The connection to a controller, made anew when it was lost: after a restart its port may be another."""
-
-    def __init__(self, url: str | None, token: str | None, state: str | Path | None, patience_s: float) -> None:
-        if not patience_s >= 0:
-            raise InputError(f"patience_s must be a number of seconds, 0 or more, but got {patience_s!r}")
-        self._where = (url, token, None if state is None else Path(state))
-        self._api: ApiClient | None = None
-        self._met = False
-        self.patience = Patience(lambda: patience_s if self._met else 0.0, time.monotonic, _log.warning)
-
-    def answer(self, question: Callable[[ApiClient], T]) -> T:
-        try:
-            if self._api is None:
-                url, token, state = self._where
-                folder = load_config(overrides={"server.state": state}).state
-                self._api = ApiClient(find_controller(folder, url, token))
-            found = question(self._api)
-        except UnreachableError:
-            self.close()
-            raise
-        self._met = True
-        return found
-
-    def close(self) -> None:
-        if self._api is not None:
-            self._api.close()
-            self._api = None
-
-
 class Client:
     """A controller, for programs that block. Use it in a `with`, or close it; from one thread at a time.
 
@@ -134,10 +104,10 @@ class Client:
         state: str | Path | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        self._session = _Session(url, token, state, patience_s)
+        self._session = Session(url, token, state, patience_s)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Let go of the connection, for good."""
         self._session.close()
 
     def __enter__(self) -> Client:
@@ -167,16 +137,25 @@ class Client:
 
     def cancel(self, ref: Ref) -> Row:
         """End a trainer; one that is finished stays as it is."""
-        return self._carry_out(patiently(lambda c: c.cancel(_named(ref)), self._session.patience))
+        return self._carry_out(patiently(partial(ApiClient.cancel, ref=named(ref)), self._session.patience))
+
+    def cancel_group(self, group: str) -> list[Row]:
+        """End all trainers of a group that are not finished; their rows."""
+        return self._carry_out(cancelling(group, self._session.patience))
 
     def trainer(self, ref: Ref) -> Row:
         """All about a trainer."""
-        return self._carry_out(patiently(lambda c: c.trainer(_named(ref)), self._session.patience))
+        return self._carry_out(patiently(partial(ApiClient.trainer, ref=named(ref)), self._session.patience))
 
     def trainers(self, *, group: str | None = None, state: str = "", all: bool = False) -> list[Row]:  # noqa: A002
-        """Trainers that are not finished, or were not an hour ago; with `all`, all. Of one group, or of all."""
-        rows = self._carry_out(patiently(lambda c: c.trainers(state=state, all=all), self._session.patience))
-        return _of(group, rows)
+        """Trainers that are not finished, or were not an hour ago; with `all`, all. Or all of a group."""
+        question = partial(ApiClient.trainers, state=in_state(state), all=all or group is not None)
+        rows = self._carry_out(patiently(question, self._session.patience))
+        return of(group, rows)
+
+    def history(self, ref: Ref) -> list[Moment]:
+        """What a trainer reported over time: a few hundred moments, however long it trains."""
+        return self._carry_out(remembering(named(ref), self._session.patience))
 
     def status(self) -> dict[str, Any]:
         """The pool, the policy, the trainers and the totals."""
@@ -191,24 +170,32 @@ class Client:
         return self.wait_all([ref], timeout_s=timeout_s, check=check, poll_s=poll_s)[0]
 
     def wait_all(
-        self, refs: Iterable[Ref], *, timeout_s: float | None = None, check: bool = False, poll_s: float = POLL_S
+        self,
+        refs: Iterable[Ref] | None = None,
+        *,
+        group: str | None = None,
+        timeout_s: float | None = None,
+        check: bool = False,
+        poll_s: float = POLL_S,
     ) -> list[Row]:
-        """Wait until trainers are finished; their last rows.
+        """Wait until trainers, or all of a group, are finished; their last rows.
 
         Raises `TimeoutError` after `timeout_s`, and with `check` `TrainerFailedError` if one is not done.
         """
-        talk = waiting([_named(ref) for ref in refs], self._session.patience, poll_s, timeout_s)
+        limit_s = None if timeout_s is None else seconds("timeout_s", timeout_s, least=0.0)
+        whom = chosen(refs, group)
+        talk = waiting(whom, self._session.patience, seconds("poll_s", poll_s), limit_s, group)
         return _checked(self._carry_out(talk), check)
 
     def metrics(self, ref: Ref, *, poll_s: float = POLL_S) -> Iterator[Point]:
         """What a trainer reports, as it comes, until it is finished. What changes faster than `poll_s` is skipped."""
-        return self._listen(reporting(_named(ref), self._session.patience, poll_s))
+        return self._listen(reporting(named(ref), self._session.patience, seconds("poll_s", poll_s)))
 
     def logs(
         self, ref: Ref, *, tail: int | None = None, follow: bool = False, poll_s: float = POLL_S
     ) -> Iterator[LogLine]:
         """What a trainer's workers printed: all, or the last lines; with `follow`, until it is finished."""
-        return self._listen(reading(_named(ref), self._session.patience, poll_s, tail, follow))
+        return self._listen(reading(named(ref), self._session.patience, seconds("poll_s", poll_s), tail, follow))
 
     def _carry_out(self, talk: Talk[T]) -> T:
         """Have a conversation that tells nothing in between; what it ends with."""
@@ -251,14 +238,15 @@ class AsyncClient:
         state: str | Path | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        self._session = _Session(url, token, state, patience_s)
+        self._session = Session(url, token, state, patience_s)
         # One thread: questions are short, and the connection is used by one at a time.
         self._thread = ThreadPoolExecutor(1, "bftrainer-client")
 
     async def close(self) -> None:
-        """Let go of the connection."""
-        await self._in_thread(self._session.close)
-        self._thread.shutdown(wait=False)
+        """Let go of the connection, for good."""
+        if not self._session.closed:
+            await self._in_thread(self._session.close)
+            self._thread.shutdown(wait=False)
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -287,16 +275,25 @@ class AsyncClient:
 
     async def cancel(self, ref: Ref) -> Row:
         """End a trainer; one that is finished stays as it is."""
-        return await self._carry_out(patiently(lambda c: c.cancel(_named(ref)), self._session.patience))
+        return await self._carry_out(patiently(partial(ApiClient.cancel, ref=named(ref)), self._session.patience))
+
+    async def cancel_group(self, group: str) -> list[Row]:
+        """End all trainers of a group that are not finished; their rows."""
+        return await self._carry_out(cancelling(group, self._session.patience))
 
     async def trainer(self, ref: Ref) -> Row:
         """All about a trainer."""
-        return await self._carry_out(patiently(lambda c: c.trainer(_named(ref)), self._session.patience))
+        return await self._carry_out(patiently(partial(ApiClient.trainer, ref=named(ref)), self._session.patience))
 
     async def trainers(self, *, group: str | None = None, state: str = "", all: bool = False) -> list[Row]:  # noqa: A002
-        """Trainers that are not finished, or were not an hour ago; with `all`, all. Of one group, or of all."""
-        rows = await self._carry_out(patiently(lambda c: c.trainers(state=state, all=all), self._session.patience))
-        return _of(group, rows)
+        """Trainers that are not finished, or were not an hour ago; with `all`, all. Or all of a group."""
+        question = partial(ApiClient.trainers, state=in_state(state), all=all or group is not None)
+        rows = await self._carry_out(patiently(question, self._session.patience))
+        return of(group, rows)
+
+    async def history(self, ref: Ref) -> list[Moment]:
+        """What a trainer reported over time: a few hundred moments, however long it trains."""
+        return await self._carry_out(remembering(named(ref), self._session.patience))
 
     async def status(self) -> dict[str, Any]:
         """The pool, the policy, the trainers and the totals."""
@@ -313,21 +310,29 @@ class AsyncClient:
         return (await self.wait_all([ref], timeout_s=timeout_s, check=check, poll_s=poll_s))[0]
 
     async def wait_all(
-        self, refs: Iterable[Ref], *, timeout_s: float | None = None, check: bool = False, poll_s: float = POLL_S
+        self,
+        refs: Iterable[Ref] | None = None,
+        *,
+        group: str | None = None,
+        timeout_s: float | None = None,
+        check: bool = False,
+        poll_s: float = POLL_S,
     ) -> list[Row]:
         """Wait until trainers are finished; their last rows. See `Client.wait_all`."""
-        talk = waiting([_named(ref) for ref in refs], self._session.patience, poll_s, timeout_s)
+        limit_s = None if timeout_s is None else seconds("timeout_s", timeout_s, least=0.0)
+        whom = chosen(refs, group)
+        talk = waiting(whom, self._session.patience, seconds("poll_s", poll_s), limit_s, group)
         return _checked(await self._carry_out(talk), check)
 
     def metrics(self, ref: Ref, *, poll_s: float = POLL_S) -> AsyncIterator[Point]:
         """What a trainer reports, as it comes, until it is finished. What changes faster than `poll_s` is skipped."""
-        return self._listen(reporting(_named(ref), self._session.patience, poll_s))
+        return self._listen(reporting(named(ref), self._session.patience, seconds("poll_s", poll_s)))
 
     def logs(
         self, ref: Ref, *, tail: int | None = None, follow: bool = False, poll_s: float = POLL_S
     ) -> AsyncIterator[LogLine]:
         """What a trainer's workers printed: all, or the last lines; with `follow`, until it is finished."""
-        return self._listen(reading(_named(ref), self._session.patience, poll_s, tail, follow))
+        return self._listen(reading(named(ref), self._session.patience, seconds("poll_s", poll_s), tail, follow))
 
     async def _carry_out(self, talk: Talk[T]) -> T:
         """Have a conversation that tells nothing in between; what it ends with."""
@@ -363,19 +368,13 @@ class AsyncClient:
         return await self._in_thread(lambda: self._session.answer(question))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
+        if self._session.closed:
+            raise ClosedError
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
 def _keeping(talk: Talk[T], found: list[T]) -> Talk[None]:
     found.append((yield from talk))
-
-
-def _named(ref: Ref) -> str:
-    return ref if isinstance(ref, str) else str(ref["id"])
-
-
-def _of(group: str | None, rows: list[Row]) -> list[Row]:
-    return rows if group is None else [row for row in rows if row.get("group", "") == group]
 
 
 def _checked(rows: list[Row], check: bool) -> list[Row]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import bftrainer
 from bftrainer.client import (
     AsyncClient,
     Client,
+    ClosedError,
     LogLine,
     Point,
     RefusedError,
@@ -25,7 +27,7 @@ from bftrainer.client import (
 )
 from bftrainer.cluster import conversations
 from bftrainer.cluster.conversations import Ask, Patience, Pause, patiently
-from bftrainer.errors import InputError
+from bftrainer.errors import BFTrainerError, InputError
 from fake_api import TOKEN, Book, make_app, serving
 
 QUICK = {"poll_s": 0.001}
@@ -163,6 +165,13 @@ def test_metrics_come_as_they_are_reported(client: Client, book: Book) -> None:
     assert list(client.metrics("job1")) == [Point(3, 30, 0, {"loss": 2.0}, "done")]
 
 
+def test_a_point_says_of_which_epoch_its_values_are(client: Client, book: Book) -> None:
+    places = {"score": {"epoch": 3, "step": 30, "samples": 300}}
+    book.add(state="done", epoch=4, step=33, metrics={"score": 0.5}, metrics_at=places)
+    (point,) = client.metrics("job1")
+    assert (point.epoch, point.at["score"].epoch, point.at["score"].samples) == (4, 3, 300)
+
+
 def test_logs_are_read_to_their_end(client: Client, book: Book) -> None:
     row = book.add(state="running")
     for number in range(8):
@@ -261,6 +270,11 @@ def test_the_async_client_says_the_same(book: Book, url: str, script: Path) -> N
             assert [row["id"] for row in await client.trainers(all=True)] == ["t1"]
             assert (await client.trainer("a"))["id"] == (await client.cancel(row))["id"] == "t1"
             assert (await client.status())["paused"] is False
+            assert await client.history("a") == []
+            book.add(id="t9", group="g", state="running")
+            assert [row["state"] for row in await client.cancel_group("g")] == ["cancelled"]
+            assert [row["id"] for row in await client.wait_all(group="g")] == ["t9"]
+            del book.trainers["t9"]
             assert await client.nodes() == []
             with pytest.raises(RefusedError, match="no trainer"):
                 await client.trainer("t9")
@@ -280,3 +294,94 @@ def test_the_async_client_says_the_same(book: Book, url: str, script: Path) -> N
         return [point async for point in client.metrics(ref, **QUICK)]
 
     asyncio.run(scene())
+
+
+def test_a_group_is_all_of_its_members_however_long_ago_they_finished(client: Client, book: Book) -> None:
+    book.add(group="g", state="done", old=True)
+    book.add(group="g", state="running")
+    book.add(state="running")
+    assert [row["id"] for row in client.trainers(group="g")] == ["t1", "t2"]
+    assert [row["id"] for row in client.cancel_group("g")] == ["t2"]
+    assert [row["state"] for row in client.wait_all(group="g", **QUICK)] == ["done", "cancelled"]
+    assert book.trainers["t3"]["state"] == "running"
+    for call in (client.cancel_group, lambda group: client.wait_all(group=group)):
+        with pytest.raises(InputError, match="no trainer of a group 'h'"):
+            call("h")
+    with pytest.raises(InputError, match="either trainers or a group"):
+        client.wait_all(["t1"], group="g")
+    with pytest.raises(InputError, match="must be a list of them"):
+        client.wait_all("t1")
+
+
+def test_what_was_reported_over_time_can_be_read(client: Client, book: Book) -> None:
+    book.add()
+    book.points = [{"time": 5.0, "samples": 7, "metrics": {"loss": None}, "metrics_at": {"loss": [1, 2, 3]}}]
+    (moment,) = client.history("job1")
+    assert (moment.time, moment.samples, moment.at["loss"].epoch) == (5.0, 7, 1)
+    assert math.isnan(moment.metrics["loss"])
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda c: c.trainer(5), "its id, its name or its row, but got 5"),
+        (lambda c: c.cancel(None), "its id, its name or its row, but got None"),
+        (lambda c: c.wait({}), "its id, its name or its row"),
+        (lambda c: c.wait("t1", poll_s=0), "poll_s must be a number of seconds above 0, but got 0"),
+        (lambda c: c.metrics("t1", poll_s=-1), "poll_s must be a number of seconds above 0"),
+        (lambda c: c.wait("t1", timeout_s="5"), "timeout_s must be a number of seconds from 0 on"),
+        (lambda c: c.trainers(state="runing"), "state must be one of queued, .*did you mean 'running'"),
+    ],
+)
+def test_what_makes_no_sense_is_said_before_it_is_asked(client: Client, book: Book, call: Any, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        call(client)
+    assert book.asked == []
+
+
+def test_a_wait_ends_in_time_though_the_controller_is_away() -> None:
+    now = [0.0]
+    patience = Patience(lambda: 100.0, lambda: now[0], lambda text: None)
+    talk = conversations.waiting(["t1"], patience, 1.0, 3.0)
+
+    def nobody_answers() -> None:
+        step = next(talk)
+        while True:
+            if isinstance(step, Pause):
+                now[0] += step.seconds
+                step = next(talk)
+            else:
+                step = talk.throw(UnreachableError("nobody answers"))
+
+    with pytest.raises(TimeoutError, match="the controller is away: nobody answers"):
+        nobody_answers()
+    assert now[0] == 3.0
+
+
+def test_a_closed_client_says_so(url: str) -> None:
+    client = Client(url, TOKEN)
+    client.status()
+    client.close()
+    client.close()
+    with pytest.raises(ClosedError, match="the client is closed"):
+        client.status()
+
+    async def scene() -> None:
+        other = AsyncClient(url, TOKEN)
+        await other.status()
+        waits = asyncio.create_task(other.wait_all(["job1"], poll_s=0.001))
+        await other.close()
+        await other.close()
+        with pytest.raises(ClosedError, match="the client is closed"):
+            await other.status()
+        with pytest.raises(BFTrainerError):
+            await waits
+
+    asyncio.run(scene())
+
+
+def test_the_async_client_has_all_that_the_other_one_has() -> None:
+    def public(kind: type) -> set[str]:
+        return {name for name in vars(kind) if not name.startswith("_")}
+
+    assert public(Client) == public(AsyncClient)

@@ -90,7 +90,7 @@ def test_values_go_where_they_are_named(home: Path) -> None:
         ("script: train.py\ngrid: {lr: 3}", "lr must be a list of values"),
         ("script: train.py\ngrid: {lr: []}", "lr must be a list of values"),
         ("script: train.py\ngrid: {lr: [1, 1]}", "the values of lr must each be there once"),
-        ("script: train.py\ngrid: {lr: [[1]]}", "a value of lr must be a number or a text"),
+        ("script: train.py\ngrid: {lr: [[1]]}", "a value of lr must be a number, a text, true or false"),
         ("script: train.py\ngrid: {'a b': [1]}", "named as an option"),
         ("script: train.py\npoints: []", "points must be a list"),
         ("script: train.py\npoints: [{a: 1}, {b: 1}]", "the first has, but point 2 has not"),
@@ -197,6 +197,45 @@ def test_none_of_a_sweep_is_queued_if_a_name_is_taken(book: Book, call: Call) ->
     assert book.specs == []
     book.trainers["t1"]["state"] = "done"
     assert call("submit", "--array", "grid.yaml").status == 0
+
+
+def test_a_group_holds_one_sweep(book: Book, call: Call) -> None:
+    book.add(name="grid-1", group="grid", state="done", old=True)
+    answer = call("submit", "--array", "grid.yaml")
+    assert (answer.status, book.specs) == (2, [])
+    assert "1 trainers of a group 'grid' are there already" in answer.err
+    assert call("submit", "--array", "grid.yaml", "--group", "grid-again").status == 0
+
+
+def test_true_and_false_are_flags(home: Path) -> None:
+    (home / "f.yaml").write_text("script: train.py\nargs: ['x={deep}']\ngrid: {amp: [true, false], deep: [true]}\n")
+    on, off = load_sweep(home / "f.yaml")
+    assert (on.args, off.args) == (("x=true", "--amp"), ("x=true",))
+    assert (on.params["amp"], off.params["amp"]) == ("true", "false")
+    (home / "f.toml").write_text('script = "train.py"\ngrid = {amp = [false, 1]}\n')
+    assert [spec.args for spec in load_sweep(home / "f.toml")] == [(), ("--amp", "1")]
+
+
+def test_a_group_is_awaited_and_ended_as_one_and_watched_in_a_line(book: Book, call: Call) -> None:
+    book.add(group="grid", state="done", old=True)
+    book.add(group="grid", state="running")
+    book.add(group="grid", state="queued")
+    assert call("cancel", "--group", "grid").out == "cancelled t2 job2\ncancelled t3 job3\n"
+    assert call("wait", "--group", "grid", "--json").status == 1
+    shown = call("watch", "--until-done").out
+    assert "; grid: 2 cancelled" in shown
+    assert "job2" not in shown
+    for words in (["cancel", "--group", "gird"], ["wait", "--group", "gird"]):
+        assert "no group 'gird'" in call(*words).err
+    for words in (["cancel", "t1", "--group", "grid"], ["wait", "t1", "--group", "grid"]):
+        assert "give trainers or" in call(*words).err
+
+
+def test_the_line_of_a_group_counts_those_that_finished_long_ago(book: Book, call: Call) -> None:
+    book.add(group="grid", state="done", old=True)
+    book.add(group="grid", state="running")
+    found = next(line for line in call("status").out.splitlines() if line.startswith("grid"))
+    assert found.split()[1:4] == ["2", "1", "1"]
 
 
 def test_a_group_that_is_not_there_is_said_so(book: Book, call: Call) -> None:

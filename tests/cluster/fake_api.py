@@ -34,6 +34,8 @@ class Book:
     paused: bool = False
     problem: str = ""
     max_trainers: int | None = None
+    points: list[dict[str, Any]] = field(default_factory=list)
+    totals: dict[str, float] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     on_ask: Callable[[str], None] = lambda path: None
     refuse: tuple[int, str] | None = None
@@ -112,10 +114,10 @@ def make_app(book: Book) -> FastAPI:
                 "horizon_s": 120.0,
                 "max_parallel": 10,
             },
-            "trainers": list(book.trainers.values()),
+            "trainers": [row for row in book.trainers.values() if not row.get("old")],
             "totals": {
                 **{"samples": 123456, "node_seconds": 7200.0, "used_node_seconds": 6500.0},
-                **{"rescales": 12, "decisions": len(decisions)},
+                **{"rescales": 12, "decisions": len(decisions), **book.totals},
             },
             "last_decision": {"time": NOW + 50, "reasons": decisions[-1]["data"]["reasons"]} if decisions else None,
         }
@@ -146,6 +148,11 @@ def make_app(book: Book) -> FastAPI:
             "spec": {}, "curve": {"nodes": [], "rates": [], "measured": {}, "prior": None}, "up_s": 1.0, "down_s": 1.0,
             "pauses": {"count": 0}, "workers": [], "error": "", "traceback": "", "log_tail": [], **row,
         }  # fmt: skip
+
+    @app.get("/v1/trainers/{ref}/history")
+    def history(ref: str) -> Any:
+        book.find(ref)
+        return {"points": book.points, "rescales": []}
 
     @app.post("/v1/trainers/{ref}/cancel")
     def cancel(ref: str) -> Any:

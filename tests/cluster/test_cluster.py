@@ -113,7 +113,7 @@ def test_a_script_that_ends_at_once_is_tried_again_with_back_off_then_fails_with
     waits = []
     while bench.state(trainer) != "failed":
         (worker,) = [w.id for w in bench.workers.values() if w.status is None]
-        bench.end(worker, 2, "usage: train.py\nerror: unrecognised argument --foo")
+        bench.end(worker, 2, f"at {bench.now}\nerror at {bench.now}: unrecognised argument --foo")
         waited = 0
         while bench.state(trainer) != "failed" and not [w for w in bench.workers.values() if w.status is None]:
             bench.pass_time(0.5)
@@ -124,6 +124,39 @@ def test_a_script_that_ends_at_once_is_tried_again_with_back_off_then_fails_with
     row = bench.store.trainer(trainer)
     assert row is not None
     assert "unrecognised argument --foo" in row.reason
+
+
+def test_a_script_that_ends_twice_alike_before_it_joins_is_not_tried_again(bench: Bench) -> None:
+    bench.slow = True
+    trainer = bench.submit("1-1", max_restarts=5)
+    bench.join("n1")
+    tries = 0
+    while bench.state(trainer) != "failed" and tries < 6:
+        (worker,) = [w.id for w in bench.workers.values() if w.status is None]
+        bench.end(worker, 1, f"pid {tries}\nModuleNotFoundError: No module named 'numpyy'")
+        tries += 1
+        for _ in range(100):
+            if bench.state(trainer) == "failed" or [w for w in bench.workers.values() if w.status is None]:
+                break
+            bench.pass_time(0.5)
+    row = bench.store.trainer(trainer)
+    assert row is not None
+    assert (tries, row.failures) == (2, 2)
+    assert "ModuleNotFoundError: No module named 'numpyy' (twice" in row.reason
+
+
+def test_a_newcomer_that_ends_alike_does_not_end_those_who_train(bench: Bench) -> None:
+    trainer = bench.submit("1-2")
+    bench.join("n1")
+    bench.slow = True
+    bench.join("n2")
+    for _ in range(3):
+        for _ in range(100):
+            if newcomers := [w.id for w in bench.workers.values() if w.status is None and not w.ready]:
+                break
+            bench.pass_time(0.5)
+        bench.end(newcomers[0], 1, "OSError: no such disk")
+        assert bench.state(trainer) in ("running", "rescaling")
 
 
 def test_a_killed_worker_is_started_again_at_once_and_is_no_failure(bench: Bench) -> None:

@@ -107,6 +107,33 @@ def test_a_snapshot_goes_on_in_the_midst_of_an_epoch(tmp_path: Path) -> None:
     assert torch.equal(model2.weight, model.weight)
 
 
+def test_reported_values_know_their_epoch_and_survive_in_the_snapshot(tmp_path: Path) -> None:
+    run, model, optimizer = make(snapshots=tmp_path)
+    run.register(model=model, optimizer=optimizer)
+    dataset = data()
+    for epoch in run.epochs(2):
+        for number, (x, y) in enumerate(run.batches(dataset, batch_size=4)):
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            run.step(loss=loss, inside=number)
+            if number == 1:
+                run.report(midst=1.0)
+        assert run._report().metrics_at["loss"] == (epoch + 1, 5 * (epoch + 1), 20 * (epoch + 1))
+        if epoch == 0:
+            run.report(accuracy=0.5)
+    told = run._report()
+    assert told.epoch == 2
+    assert told.metrics_at == {
+        **{"loss": (2, 10, 40), "inside": (2, 10, 40), "midst": (1, 7, 28), "accuracy": (1, 5, 20)}
+    }
+    again, model2, optimizer2 = make(snapshots=tmp_path)
+    again.register(model=model2, optimizer=optimizer2)
+    again.report(accuracy=0.9)  # older than what the snapshot has: of epoch 0
+    assert list(again.epochs(2)) == []
+    assert again.metrics == run.metrics
+    assert again._report().metrics_at == told.metrics_at
+
+
 def test_a_snapshot_of_another_script_is_refused(tmp_path: Path) -> None:
     run, model, optimizer = make(snapshots=tmp_path)
     run.register(model=model, optimizer=optimizer)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bftrainer.elastic.local import Coordinator, Happening, Settings
-from bftrainer.elastic.protocol import Done, Formed, Left
+from bftrainer.elastic.protocol import Done, Formed, Left, Report
 from jobs import play, script
 
 pytest.importorskip("torch")
@@ -306,3 +306,31 @@ def test_a_worker_without_its_manager_ends(tmp_path: Path) -> None:
     done = []
     play(scenario, tmp_path, [WORKER, str(tmp_path), ""], watch=lambda h: done.append(isinstance(h.message, Done)))
     assert pids
+
+
+def test_the_last_evaluation_is_made_up_for_if_its_rank_0_is_lost(tmp_path: Path) -> None:
+    reported: dict[str, float] = {}
+    places: dict[str, tuple[int, ...]] = {}
+
+    def watch(happening: Happening) -> None:
+        if isinstance(happening.message, Report):
+            reported.update(happening.message.metrics)
+            places.update({name: tuple(at) for name, at in happening.message.metrics_at.items()})
+
+    async def scenario(job: Coordinator) -> None:
+        await job.add(2)
+        for _ in range(2):
+            done = {path.name for path in tmp_path.glob("evaluates-*")}
+            await job.until(lambda done=done: len(set(tmp_path.glob("evaluates-*"))) > len(done), 60, "an evaluation")
+            evaluates = next(path.name for path in tmp_path.glob("evaluates-*") if path.name not in done)
+            node = evaluates.removeprefix("evaluates-")
+            if done:
+                (tmp_path / f"go-on-{node}").touch()
+            else:
+                job.signal(node, signal.SIGKILL)
+
+    assert play(scenario, tmp_path, [script("evaluating_worker.py"), str(tmp_path)], watch=watch).status == "done"
+    assert reported["score"] == 2
+    assert places["score"] == (2, 8, 32)
+    counted = [path.read_text() for path in tmp_path.glob("counted-*")]
+    assert counted == ["2"]  # what the script's code did the first time is not done twice

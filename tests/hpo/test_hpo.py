@@ -5,6 +5,9 @@ from __future__ import annotations
 import builtins
 import contextlib
 import json
+import socket
+import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -116,6 +119,7 @@ def test_trials_are_trained_and_told(world: World, script: Path) -> None:
         assert trial.value == pytest.approx(value(trial.params["lr"]))
         assert trial.user_attrs["bftrainer:trainer"] == spec["id"]
         assert trial.intermediate_values.keys() == {1, 2, 3}
+        assert "bftrainer:value_of_epoch" not in trial.user_attrs
     first = world.book.specs[0]
     assert first["group"] == "my-study"
     assert first["args"] == ["--epochs", "3", "--lr", str(study.trials[0].params["lr"])]
@@ -165,6 +169,22 @@ def test_trials_are_compared_at_the_unit_that_was_asked_for(world: World, script
     study = new_study(pruner=optuna.pruners.NopPruner())
     search(world, study, script, n_trials=1, prune_by="step", prune_every=20)
     assert study.trials[0].intermediate_values.keys() == {20}
+
+
+def test_a_value_is_given_to_the_pruner_under_the_epoch_that_it_was_reported_in(world: World, script: Path) -> None:
+    def on_ask(path: str) -> None:
+        world.on_ask(path)
+        for row in world.book.trainers.values():  # the script evaluates every second epoch, and training is further
+            done = row["epoch"] // 2 * 2
+            row["metrics"] = {"score": done / 10} if done else {}
+            row["metrics_at"] = {"score": {"epoch": done, "step": 10 * done, "samples": 0}} if done else {}
+
+    world.book.on_ask = on_ask
+    study = new_study(pruner=optuna.pruners.NopPruner())
+    search(world, study, script, n_trials=1)
+    (trial,) = study.trials
+    assert trial.intermediate_values == {2: 0.2}
+    assert (trial.value, trial.user_attrs["bftrainer:value_of_epoch"]) == (0.2, 2)
 
 
 def test_a_failed_trainer_is_a_failed_trial_with_its_reason(world: World, script: Path) -> None:
@@ -378,3 +398,103 @@ def test_a_controller_that_never_answered_is_an_error_at_once(script: Path, tmp_
     with Client(state=tmp_path / "none") as client, pytest.raises(UnreachableError, match="no controller answers"):
         optimize(study, script, space, n_trials=1, metric="score", client=client)
     assert study.trials == []
+
+
+# The end of a search, and other drivers
+
+
+def choice(trial: Any) -> list[object]:
+    return ["--lr", trial.suggest_categorical("lr", [0.25, 0.5, 0.75])]
+
+
+@pytest.mark.filterwarnings("ignore:BruteForceSampler is experimental")
+@pytest.mark.parametrize("brute", [False, True])
+def test_a_sampler_that_has_tried_everything_ends_the_search(world: World, script: Path, brute: bool) -> None:
+    samplers = optuna.samplers
+    sampler = samplers.BruteForceSampler() if brute else samplers.GridSampler({"lr": [0.25, 0.5, 0.75]})
+    study = new_study(sampler=sampler)
+    search(world, study, script, n_trials=20, space=choice, max_parallel=1)
+    assert sorted(trial.params["lr"] for trial in study.trials) == [0.25, 0.5, 0.75]
+
+
+def test_optunas_own_callback_ends_the_search_and_leaves_the_study_as_it_was(world: World, script: Path) -> None:
+    study = new_study()
+    search(world, study, script, n_trials=20, max_parallel=2, callbacks=[optuna.study.MaxTrialsCallback(2)])
+    assert 2 <= len(study.trials) <= 4
+    assert "RUNNING" not in names(study.trials)
+    with pytest.raises(RuntimeError, match="supposed to be invoked inside"):  # the names we use are Optuna's still
+        study.stop()
+
+
+def test_another_optuna_without_these_names_goes_on_to_n_trials(
+    world: World, script: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    study = new_study()
+    del study._stop_flag
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.enable_propagation()
+    try:
+        search(world, study, script, n_trials=2)
+    finally:
+        optuna.logging.disable_propagation()
+    assert len(study.trials) == 2
+    assert "study.stop() cannot end this search" in caplog.text
+
+
+def test_the_pools_time_counts_while_a_search_has_trials_under_way(world: World, script: Path) -> None:
+    given = world.book.totals = {"node_seconds": 1000.0}
+
+    def on_ask(path: str) -> None:
+        world.on_ask(path)
+        if path == "/v1/status":
+            given["node_seconds"] += 100.0
+
+    world.book.on_ask = on_ask
+    study = new_study()
+    first = search(world, study, script, n_trials=1)
+    assert (first.pool_node_seconds, first.node_seconds) == (100.0 * EPOCHS, 100.0 * EPOCHS)
+    given["node_seconds"] += 1e6  # nobody searches
+    assert search(world, study, script, n_trials=2).share == 1.0
+    given["node_seconds"] = 0.0  # another controller
+    assert search(world, study, script, n_trials=2).share == 1.0
+
+
+def test_a_second_driver_is_refused_unless_the_first_is_gone(world: World, script: Path) -> None:
+    study = new_study(study_name="s")
+    there = {"host": "elsewhere", "pid": 1, "at": time.time() - 30}
+    study.set_user_attr("bftrainer:driver", there)
+    with pytest.raises(BFTrainerError, match=r"a driver works on study 's' already \(process 1 on elsewhere\)"):
+        search(world, study, script, n_trials=1)
+    assert study.trials == []
+    ended = subprocess.Popen(["true"])
+    ended.wait(30)
+    for gone in ({**there, "at": time.time() - 90}, {**there, "host": socket.gethostname(), "pid": ended.pid}):
+        study.set_user_attr("bftrainer:driver", gone)
+        search(world, study, script, n_trials=len(study.trials) + 1)
+    assert names(study.trials) == ["COMPLETE"] * 2
+    assert study.user_attrs["bftrainer:driver"] is None
+
+
+def test_another_search_space_tells_nothing_of_trials_that_are_under_way(world: World, script: Path) -> None:
+    study = new_study(study_name="s")
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("time.sleep", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            search(world, study, script, n_trials=1)
+    with pytest.raises(BFTrainerError, match="put the search space back as it was"):
+        search(world, study, script, n_trials=1, space=choice)
+    assert names(study.trials) == ["RUNNING"]
+    search(world, study, script, n_trials=1)
+    assert names(study.trials) == ["COMPLETE"]
+
+
+def test_the_trainers_of_a_study_without_a_name_carry_its_tag_once(world: World, script: Path) -> None:
+    study = new_study()
+    search(world, study, script, n_trials=1)
+    tag = study.user_attrs["bftrainer:tag"]
+    assert [spec["name"] for spec in world.book.specs] == [f"train-{tag}-0"]
+    assert world.book.specs[0]["group"] == f"train-{tag}"

@@ -19,17 +19,21 @@ Refs = Annotated[list[str] | None, typer.Argument(metavar="REF...", help="Traine
 def cancel(
     refs: Refs = None,
     all_: Annotated[bool, typer.Option("--all", help="Every trainer that is not finished.")] = False,
+    group: Annotated[str | None, typer.Option(metavar="NAME", help="Every one of this group.")] = None,
     url: Url = None,
     state: State = None,
     as_json: Json = False,
 ) -> None:
     """End trainers for good. Their nodes go to others."""
-    if bool(refs) == all_:
-        raise InputError("cancel needs the trainers to cancel, or --all" if not all_ else "give trainers or --all")
+    ways = (bool(refs), all_, group is not None)
+    if sum(ways) != 1:
+        what = "give trainers or --all or --group" if any(ways) else "cancel needs the trainers to cancel, or --all"
+        raise InputError(what if any(ways) else f"{what}, or --group NAME")
     with connect(url, state) as client:
         rows: list[dict[str, Any]] = []
-        if all_:
-            refs = [row["id"] for row in client.trainers() if row["state"] not in FINISHED]
+        if all_ or group is not None:
+            found = client.trainers() if group is None else members(client.trainers(all=True), group)
+            refs = [row["id"] for row in found if row["state"] not in FINISHED]
         else:
             for ref in refs or ():
                 client.trainer(ref)  # a wrong one shall stop us before the first is cancelled
@@ -66,16 +70,34 @@ def resume(url: Url = None, state: State = None, as_json: Json = False) -> None:
         say("resumed")
 
 
-def wait(refs: Refs = None, url: Url = None, state: State = None, as_json: Json = False) -> None:
+def wait(
+    refs: Refs = None,
+    group: Annotated[str | None, typer.Option(metavar="NAME", help="Every one of this group.")] = None,
+    url: Url = None,
+    state: State = None,
+    as_json: Json = False,
+) -> None:
     """Wait until trainers are finished. Exit status 0: all are done; 1: one failed or was cancelled."""
-    if not refs:
-        raise InputError("wait needs the trainers to wait for, by id or name")
+    if bool(refs) == (group is not None):
+        what = "wait needs the trainers to wait for, by id or name, or --group NAME"
+        raise InputError("give trainers or --group" if refs else what)
     with Patient(url, state) as controller:
+        if group is not None:
+            refs = [row["id"] for row in members(controller.ask(lambda c: c.trainers(all=True)), group)]
+        assert refs
         rows = follow(controller, refs, quiet=as_json)
     if as_json:
         print_json({"trainers": rows})
     if any(row["state"] != "done" for row in rows):
         raise typer.Exit(1)
+
+
+def members(rows: Sequence[dict[str, Any]], group: str) -> list[dict[str, Any]]:
+    """The trainers of a group."""
+    found = [row for row in rows if row.get("group") and row["group"] == group]
+    if not found:
+        raise InputError(f"there is no group {group!r:.80}: `bftrainer status` lists those there are")
+    return found
 
 
 def follow(controller: Patient, refs: Sequence[str], *, quiet: bool) -> list[dict[str, Any]]:

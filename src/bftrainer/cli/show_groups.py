@@ -29,6 +29,15 @@ def folded(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if not group_of(row) or row["state"] in (*_UNDER_WAY, "failed")]
 
 
+def groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The members of each group."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if group_of(row):
+            found.setdefault(group_of(row), []).append(row)
+    return found
+
+
 def groups_table(rows: Sequence[Row], console: Console) -> RenderableType:
     """A line a group."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", expand=False)
@@ -37,11 +46,7 @@ def groups_table(rows: Sequence[Row], console: Console) -> RenderableType:
         table.add_column(title, no_wrap=True, justify="right")
     table.add_column("progress", no_wrap=True)
     table.add_column("samples/s", no_wrap=True, justify="right")
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        if group_of(row):
-            groups.setdefault(group_of(row), []).append(row)
-    for name, members in groups.items():
+    for name, members in groups(rows).items():
         states = Counter("running" if row["state"] in _UNDER_WAY else row["state"] for row in members)
         shares = [1.0 if row["state"] in FINISHED else row.get("progress") or 0.0 for row in members]
         rate = sum(row.get("rate") or 0.0 for row in members)

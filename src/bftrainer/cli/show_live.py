@@ -195,7 +195,7 @@ def _facts(row: Row, console: Console) -> list[tuple[str, str]]:
     if spec.get("env"):
         facts.append(("env", ", ".join(map(printable, spec["env"]))))  # names only: values may be secret
     pauses = row.get("pauses") or {}
-    said = f"{row.get('rescales', 0)}, of which {row.get('preemptions', 0)} for lost nodes"
+    said = f"{row.get('rescales', 0)}; nodes lost: {row.get('preemptions', 0)}"
     if pauses.get("count"):
         said += f"; median pause {_seconds(pauses.get('median_s'))}"
         said += f" (form {_seconds(pauses.get('form_s'))}, sync {_seconds(pauses.get('sync_s'))})"

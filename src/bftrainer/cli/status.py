@@ -36,6 +36,11 @@ def status(
         raise InputError(f"{what}; leave out REF")
     with connect(url, state) as client:
         found = client.status() if ref is None else client.trainer(ref)
+        if ref is None and group is None and not as_json and any(group_of(row) for row in found["trainers"]):
+            # A group's line counts all of its members, however long ago they finished.
+            here, those = {row["id"] for row in found["trainers"]}, {group_of(row) for row in found["trainers"]} - {""}
+            rows = [row for row in client.trainers(all=True) if row["id"] in here or group_of(row) in those]
+            found = {**found, "trainers": rows}
         if all_:
             found = {**found, "trainers": client.trainers(all=True)}
         if group is not None:

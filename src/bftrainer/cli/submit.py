@@ -201,7 +201,13 @@ def _check_free(client: ApiClient, specs: Sequence[TrainerSpec]) -> None:
         raise InputError(
             f"{me['owner']} may have {most} trainers that are not finished, and has {have}: {len(specs)} are too many"
         )
-    mine = (row for row in client.trainers() if row["owner"] == me["owner"])
+    mine = [row for row in client.trainers(all=True) if row["owner"] == me["owner"]]
+    group = specs[0].group
+    if earlier := sum(row.get("group") == group for row in mine):
+        raise InputError(
+            f"{earlier} trainers of a group {group!r} are there already, of an earlier sweep: give this one a name of "
+            f"its own, such as --group {group}-again"
+        )
     taken = {row["name"] for row in mine if row["state"] not in FINISHED}
     clash = [spec for spec in specs if spec.name in taken]
     if clash:

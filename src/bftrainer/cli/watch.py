@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from bftrainer.cli.live import FINISHED, Patient, State, Url, printable, say, say_json, screen
+from bftrainer.cli.show_groups import folded, group_of, groups, groups_table
 from bftrainer.cli.show_live import COLOURS, header, percent, pool_problem, trainers_table
 
 Row = Mapping[str, Any]
@@ -107,6 +109,9 @@ def picture(scene: Scene, console: Console) -> Group:
     if (problem := pool_problem(scene.status)) is not None:
         parts.append(problem)
     parts += [Text(), pool_bar(scene.nodes, colours, console), Text()]
+    if any(group_of(row) for row in rows):
+        parts += [groups_table(rows, console), Text()]
+        rows = folded(rows)
     parts.append(trainers_table(rows[:most], console, colours))
     if len(rows) > most:
         parts.append(Text(f"… and {len(rows) - most:,} more: see `bftrainer status`", style="dim"))
@@ -143,7 +148,13 @@ def line(scene: Scene) -> str:
         parts[0] += ", paused"
     if (problem := pool_problem(scene.status)) is not None:
         parts.append(problem.plain)
-    for row in scene.status["trainers"]:
+    rows = scene.status["trainers"]
+    for name, members in groups(rows).items():
+        states = Counter(row["state"] for row in members)
+        parts.append(f"{printable(name)}: {', '.join(f'{count} {state}' for state, count in states.items())}")
+    for row in rows:
+        if group_of(row):
+            continue
         text = f"{printable(row['name'])} {row['state']}"
         if row["state"] not in FINISHED:
             text += f" on {len(row.get('nodes') or ())}"

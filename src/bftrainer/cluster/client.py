@@ -165,6 +165,10 @@ class ApiClient:
         """One trainer in detail, by id or name."""
         return self._ask("GET", f"/v1/trainers/{_ref(ref)}")
 
+    def history(self, ref: str) -> dict[str, Any]:
+        """What a trainer reported over time, and its newest rescales."""
+        return self._ask("GET", f"/v1/trainers/{_ref(ref)}/history")
+
     def submit(self, spec: Mapping[str, Any]) -> dict[str, Any]:
         """Queue a trainer, described as `TrainerSpec.as_json` gives it; its row."""
         return self._ask("POST", "/v1/trainers", body=spec)

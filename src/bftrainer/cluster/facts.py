@@ -106,6 +106,7 @@ def columns(live: Live, ended: float | None) -> dict[str, Any]:
     """What the store keeps of a trainer."""
     job = live.job
     progress = job.progress
+    metrics, metrics_at = progress.noted.both()
     return {
         "state": live.state,
         "reason": job.reason,
@@ -117,7 +118,8 @@ def columns(live: Live, ended: float | None) -> dict[str, Any]:
         "total": progress.total if progress.total is not None else live.spec.work,
         "epoch": progress.epoch,
         "step": progress.step,
-        "metrics": progress.metrics,
+        "metrics": metrics,
+        "metrics_at": {name: list(at) for name, at in metrics_at.items()},
         "rescales": live.rescales,
         "preemptions": live.preemptions,
         "failures": job.failures_in_all,

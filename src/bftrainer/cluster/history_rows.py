@@ -179,8 +179,11 @@ def _taken(
 
 def read_points(db: Database, trainer: int) -> list[dict[str, Any]]:
     """What a trainer reported over time."""
-    rows = db.rows("SELECT time, samples, metrics FROM points WHERE trainer = ? ORDER BY time", (trainer,))
-    return [{"time": time, "samples": samples, "metrics": json.loads(metrics)} for time, samples, metrics in rows]
+    sql = "SELECT time, samples, metrics, metrics_at FROM points WHERE trainer = ? ORDER BY time"
+    return [
+        {"time": time, "samples": samples, "metrics": json.loads(metrics), "metrics_at": json.loads(at)}
+        for time, samples, metrics, at in db.rows(sql, (trainer,))
+    ]
 
 
 def read_rescales(db: Database, trainer: str, limit: int) -> list[dict[str, Any]]:

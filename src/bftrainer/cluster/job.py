@@ -67,6 +67,7 @@ class Job:
         self._announce_at: float | None = None
         self._announced_at = 0.0
         self._samples_at_failure = 0
+        self._last_line = ""
         self._orders: list[Order] = []
 
     # What is.
@@ -394,7 +395,13 @@ class Job:
             return  # one of several that failed together
         self.failures += 1
         self.failures_in_all += 1
-        self.reason = end_in_words(worker, status, error, last_line(tail))
+        last = last_line(tail)
+        self.reason = end_in_words(worker, status, error, last)
+        if last and not error and last == self._last_line and not worker.ready and not self.ever_ran:
+            # It never came to train: a wrong argument or a module that is not there will not mend itself.
+            self.fail(f"{self.reason} (twice, before it joined the training)", tail)
+            return
+        self._last_line = "" if worker.ready else last
         if self.failures >= self.settings.most_failures:
             self.fail(f"{self.reason} ({self.failures} times in a row)", tail)
             return

@@ -134,4 +134,4 @@ class Live:
         if not at_once or state in FINISHED:  # it is much, and soon stored with the progress
             columns["learned"] = self.learned.as_json()
         store.update_trainer(self.id, **columns)
-        self.points.note(store, now, job.progress.samples, job.progress.metrics, last=state in FINISHED)
+        self.points.note(store, now, job.progress.samples, *job.progress.noted.both(), last=state in FINISHED)

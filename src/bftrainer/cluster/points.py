@@ -6,7 +6,8 @@ half as often, so that the points stay spread over the whole training.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,8 +31,20 @@ class Points:
         self._every_s = LEAST_S
         self._last: tuple[int, Mapping[str, float]] = (0, {})
 
-    def note(self, store: Store, now: float, samples: int, metrics: Mapping[str, float], *, last: bool = False) -> None:
-        """Keep what is reported now, unless nothing is new or it is too soon; never too soon is the `last`."""
+    def note(
+        self,
+        store: Store,
+        now: float,
+        samples: int,
+        metrics: Mapping[str, float],
+        at: Mapping[str, Sequence[int]] = MappingProxyType({}),
+        *,
+        last: bool = False,
+    ) -> None:
+        """Keep what is reported now, unless nothing is new or it is too soon; never too soon is the `last`.
+
+        `at` says what each of the metrics is of: epochs done, steps, samples.
+        """
         if self._last == (samples, metrics):
             return
         if self._count < 0:
@@ -42,7 +55,7 @@ class Points:
         if 0 <= now - self._at < self._every_s and not last:
             return
         kept = dict(sorted(metrics.items())[:MOST_METRICS])
-        store.add_point(self._trainer, now, samples, kept)
+        store.add_point(self._trainer, now, samples, kept, {name: list(at[name]) for name in kept if name in at})
         self._count, self._at, self._last = self._count + 1, now, (samples, dict(metrics))
         if self._count > MOST:
             self._count = store.thin_points(self._trainer)

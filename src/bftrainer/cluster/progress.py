@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bftrainer.elastic.noted import At, Noted
 from bftrainer.elastic.protocol import Report
-
-MOST_METRICS = 100
-"""Kept of what a script reports. It may have a new name for every report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +47,30 @@ class Progress:
     generation: int = 0
     redone: int = 0
     rates: dict[int, float] = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
+    noted: Noted = field(default_factory=Noted)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What the script reported last."""
+        return self.noted.values
 
     def take(self, report: Report) -> None:
-        """A member reported. Old news, and those of a member that is behind, are ignored."""
+        """A member reported. Old news are ignored; of a member that is behind, all but what it alone may know.
+
+        Rank 0 evaluates, and meanwhile the others are ahead of it.
+        """
         if report.generation < max(self.generation, 1):
             return
-        if report.generation > self.generation:
+        is_first = report.generation > self.generation
+        if is_first:
             self.generation = report.generation
             # All were lost, and training went on from a snapshot; or the one that was ahead was lost.
             self.redone += max(self.samples - report.samples, 0)
-        elif report.samples < self.samples:
+            self.noted.forget_after(report.samples)
+        self.noted.take(report.metrics, report.metrics_at, At(report.epoch, report.step, report.samples))
+        if report.samples < self.samples and not is_first:
             return
         self.samples, self.step, self.epoch = report.samples, report.step, report.epoch
         self.total = report.total if report.total is not None else self.total
         self.epochs = report.epochs if report.epochs is not None else self.epochs
         self.rates = {int(world): rate for world, rate in report.rates.items()}
-        for name, value in report.metrics.items():
-            if name in self.metrics or len(self.metrics) < MOST_METRICS:
-                self.metrics[name] = value

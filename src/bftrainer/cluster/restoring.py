@@ -15,6 +15,7 @@ from bftrainer.cluster.schema import TrainerRow
 from bftrainer.cluster.spec import TrainerSpec
 from bftrainer.cluster.workers import TrainerState
 from bftrainer.core.pool import Pool
+from bftrainer.elastic.noted import At
 from bftrainer.elastic.protocol import Generation
 from bftrainer.scheduler import Seen, State
 
@@ -65,7 +66,8 @@ def _restored(cluster: Cluster, row: TrainerRow, workers: list[tuple[str, str, f
     job.ever_ran = row.started is not None
     job.progress.samples, job.progress.total = row.samples, row.total
     job.progress.epoch, job.progress.step = row.epoch, row.step
-    job.progress.redone, job.progress.metrics = row.samples_redone, dict(row.metrics)
+    job.progress.redone = row.samples_redone
+    job.progress.noted.take(row.metrics, row.metrics_at, At(row.epoch, row.step, row.samples))
     job.failures_in_all = row.failures
     job.reason = row.reason
     for worker_id, node, started in workers:

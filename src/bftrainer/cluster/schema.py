@@ -154,7 +154,12 @@ _POINTS = (
     "CREATE INDEX trainers_by_end ON trainers (ended)",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _OWNERS, _POINTS)
+_PLACES = (
+    "ALTER TABLE trainers ADD COLUMN metrics_at TEXT NOT NULL DEFAULT '{}'",
+    "ALTER TABLE points ADD COLUMN metrics_at TEXT NOT NULL DEFAULT '{}'",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _OWNERS, _POINTS, _PLACES)
 """The statements that lead from version N to N + 1, in order. Each entry is one transaction."""
 
 
@@ -181,6 +186,8 @@ class TrainerRow:
     epoch: int
     step: int
     metrics: dict[str, Any]
+    metrics_at: dict[str, Any]
+    """What each of the metrics is of: epochs done, steps, samples."""
     learned: dict[str, Any]
     rescales: int
     preemptions: int

@@ -60,7 +60,7 @@ def _columns(row: type[Any]) -> tuple[str, ...]:
 _TRAINER = _columns(TrainerRow)[1:]
 _TRAINER_SQL = f"SELECT number, {', '.join(_TRAINER)} FROM trainers"  # noqa: S608 - names from this program
 _BRIEF_SQL = _TRAINER_SQL.replace(" learned,", " '{}',")
-_TRAINER_JSON = tuple(_TRAINER.index(name) + 1 for name in ("metrics", "learned"))
+_TRAINER_JSON = tuple(_TRAINER.index(name) + 1 for name in ("metrics", "metrics_at", "learned"))
 _TRAINER_SPEC = _TRAINER.index("spec") + 1
 _WORKER_SQL = f"SELECT {', '.join(_columns(WorkerRow))} FROM workers"  # noqa: S608
 _NODE = _columns(NodeRow)
@@ -203,7 +203,7 @@ class Store:
             raise BFTrainerError(
                 f"trainer {id}: state must be one of {', '.join(STATES)}, but got {columns['state']!r}"
             )
-        for name in ("spec", "metrics", "learned"):
+        for name in ("spec", "metrics", "metrics_at", "learned"):
             if name in columns:
                 columns[name] = encoded(columns[name])
         self._update("trainers", _TRAINER, "number", _number(id), columns, f"trainer {id}")
@@ -246,10 +246,12 @@ class Store:
 
     # What trainers reported over time; see `points.py`.
 
-    def add_point(self, trainer: str, time: float, samples: int, metrics: Mapping[str, float]) -> None:
+    def add_point(
+        self, trainer: str, time: float, samples: int, metrics: Mapping[str, float], at: Mapping[str, Any]
+    ) -> None:
         """Keep what a trainer reported at a time."""
-        sql = "INSERT OR REPLACE INTO points (trainer, time, samples, metrics) VALUES (?, ?, ?, ?)"
-        self._db.run(sql, (_number(trainer), time, plain(samples), encoded(metrics)))
+        sql = "INSERT OR REPLACE INTO points (trainer, time, samples, metrics, metrics_at) VALUES (?, ?, ?, ?, ?)"
+        self._db.run(sql, (_number(trainer), time, plain(samples), encoded(metrics), encoded(at)))
 
     def point_span(self, trainer: str) -> tuple[int, float, float]:
         """How many points there are, and the times of the first and the last."""

@@ -120,9 +120,9 @@ def _values(key: str, values: object, path: Path) -> list[str]:
 
 
 def _value(key: object, value: object, path: Path) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise InputError(f"{path}: a value of {key} must be a number or a text, but got {value!r:.80}")
-    return str(value)
+    if not isinstance(value, str | int | float):
+        raise InputError(f"{path}: a value of {key} must be a number, a text, true or false, but got {value!r:.80}")
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _texts(spec: TrainerSpec) -> Iterable[str]:
@@ -156,5 +156,7 @@ def _chosen(base: TrainerSpec, name: str, point: Point, path: Path) -> TrainerSp
 
 
 def _option(key: str, value: str) -> tuple[str, ...]:
-    """In one word where the value would be taken for an option."""
+    """In one word where the value would be taken for an option; a flag is there or not."""
+    if value in ("true", "false"):
+        return (f"--{key}",) if value == "true" else ()
     return (f"--{key}={value}",) if value.startswith("-") else (f"--{key}", value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bftrainer.cluster.cluster import Cluster
@@ -51,7 +52,8 @@ def trainer(row: TrainerRow, live: Live | None, now: float, waits: str = "") -> 
         "progress": 1.0 if state == "done" and share is None else share,
         "rate": rate,
         "eta_s": left / rate if left is not None and rate > 0 and state not in FINISHED else None,
-        "metrics": dict(progress.metrics) if progress is not None else row.metrics,
+        "metrics": progress.metrics if progress is not None else row.metrics,
+        "metrics_at": _places(progress.noted.at if progress is not None else row.metrics_at),
         "epoch": progress.epoch if progress is not None else row.epoch,
         "step": progress.step if progress is not None else row.step,
         "rescales": live.rescales if live is not None else row.rescales,
@@ -135,6 +137,11 @@ def _rate(live: Live) -> float:
     world = live.job.world
     found = live.job.progress.rates.get(world) or live.learned.measured.get(world)
     return found if found is not None and math.isfinite(found) else 0.0
+
+
+def _places(found: Mapping[str, Sequence[int]]) -> dict[str, dict[str, int]]:
+    """What each value is of."""
+    return {name: dict(zip(("epoch", "step", "samples"), at, strict=True)) for name, at in found.items()}
 
 
 def _points(curve: Curve) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from bftrainer.cluster.columns import text
-from bftrainer.cluster.progress import MOST_METRICS
 from bftrainer.elastic import protocol
+from bftrainer.elastic.noted import MOST as MOST_METRICS
 from bftrainer.elastic.protocol import Arrived, Broken, Done, Failed, Formed, Leaving, Left, Ready, Report
 
 LEAST, MOST = 1e-9, 1e15
@@ -63,9 +63,16 @@ def _report(report: Report) -> Report:
     for optional in (report.total, report.epochs):
         if optional is not None:
             _count(optional)
+    places = {
+        _words(name, MOST_NAME): [_count(value) for value in at]
+        for name, at in list(report.metrics_at.items())[:MOST_METRICS]
+    }
+    if any(len(at) != 3 for at in places.values()):
+        raise ValueError("metrics_at must have epochs, steps and samples of each")
     rates = {_count(int(size)): float(rate) for size, rate in list(report.rates.items())[:MOST_SIZES]}
     return replace(
         report,
+        metrics_at=places,
         rates={str(size): rate for size, rate in rates.items() if size <= MOST_NODES and LEAST <= rate <= MOST},
         metrics={_words(name, MOST_NAME): float(value) for name, value in list(report.metrics.items())[:MOST_METRICS]},
     )

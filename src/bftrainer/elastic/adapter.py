@@ -26,6 +26,7 @@ from bftrainer.elastic.group import GroupBroken, default_backend
 from bftrainer.elastic.loader import Loaders, length_of
 from bftrainer.elastic.measure import Course, Meter
 from bftrainer.elastic.membership import Leave, Membership, Place
+from bftrainer.elastic.noted import At, Noted
 from bftrainer.elastic.pacing import Pacer
 from bftrainer.elastic.protocol import Done, Formed, Generation, Leaving, Report
 from bftrainer.elastic.reducer import Reducer
@@ -54,7 +55,8 @@ class Run:
     ) -> None:
         self.device = device
         self.seed = seed
-        self.metrics: dict[str, float] = {}
+        self._noted = Noted()
+        self._epochs_over = 0  # whose batches are all done, here
         self._registry = Registry()
         self._stepper = Stepper()
         self._membership = Membership.connect()
@@ -67,7 +69,7 @@ class Run:
         keeper = None
         if snapshots is not None:
             keeper = Snapshots(snapshots, every_s=snapshot_every_s, keep=snapshots_kept)
-        self._standing = Standing(self._registry, self._stepper, keeper)
+        self._standing = Standing(self._registry, self._stepper, self._noted, keeper)
         self._reducer: Reducer | None = None
         self._statistics = Statistics()
         self._joined = False
@@ -112,6 +114,11 @@ class Run:
     def progress(self) -> Progress:
         """How far the training is."""
         return self._standing.progress
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What was reported last, on this rank or by those whose state it took over."""
+        return self._noted.values
 
     @property
     def model(self) -> Any:
@@ -163,11 +170,18 @@ class Run:
         """The epochs that are still to be trained, of `count`. A newcomer begins in the one that is under way."""
         self._epochs = count
         self._join()
+        undo: Callable[[], None] | None = None
         while self.progress.epoch < count:
             epoch = self.progress.epoch
             yield epoch
             if self.progress.epoch == epoch:
                 self._standing.put_right()  # the loop over batches may have been left early
+                if undo is not None:
+                    undo()  # what the script's code after the last batch does is done once
+                if epoch + 1 == count and not self._fence():
+                    # A peer was lost while rank 0 evaluated, rank 0 perhaps: what follows the last batch is run again.
+                    undo = self._standing.repair
+                    continue
                 if self._stepper.scheduler_every == "epoch":
                     self._stepper.schedule()
                 self.progress.epoch, self.progress.cursor = epoch + 1, 0
@@ -214,6 +228,7 @@ class Run:
             found = loader.next()
             if found is None:
                 if self._fence():
+                    self._epoch_is_over(epoch)
                     return
                 place = None
                 continue
@@ -226,6 +241,7 @@ class Run:
                 yield batch
             except GeneratorExit:  # a `break`: what follows the loop must not be undone later
                 self._standing.put_right()
+                self._epoch_is_over(epoch)
                 raise
             if self._step is not None:
                 raise InputError("run.step() must be called after each batch; it was not after the last one")
@@ -266,6 +282,7 @@ class Run:
         count = step.micros[self._micro].samples if step.micros else (samples if samples is not None else 1)
         self._step = None
         if metrics:
+            metrics = {name: float(value) for name, value in metrics.items()}
             self.report(**metrics)
         if step.micros and self._micro < len(step.micros) - 1:
             self._tally.add(count, loss)
@@ -296,13 +313,14 @@ class Run:
         self.progress.samples += total.samples
         self._meter.stepped(total.samples)
         if total.loss is not None:
-            self.metrics["loss"] = total.loss
+            metrics["loss"] = total.loss
+        self.report(**metrics)
         self._agreed = total.all_know(self.world)
         return True
 
     def report(self, **metrics: float) -> None:
-        """Have values (accuracy, …) travel with the next report."""
-        self.metrics.update({name: float(value) for name, value in metrics.items()})
+        """Have values (accuracy, …) travel with the next report, as those of the epoch and the step at hand."""
+        self._noted.note({name: float(value) for name, value in metrics.items()}, self._at())
 
     def finish(self) -> None:
         """The training is complete: `epochs` and `steps` call it when they end."""
@@ -435,6 +453,7 @@ class Run:
     def _report(self) -> Report:
         self._meter.look()
         progress = self.progress
+        metrics, metrics_at = self._noted.both()
         return Report(
             generation=self._meter.generation,
             step=progress.step,
@@ -442,13 +461,22 @@ class Run:
             samples=progress.samples,
             world=self._meter.world if self._standing.has_state else 0,
             rates={str(world): round(rate, 3) for world, rate in self._meter.rates().items()},
-            metrics=dict(self.metrics),
+            metrics=metrics,
+            metrics_at=metrics_at,
             snapshot_step=self._standing.snapshot_step,
             total=self._total(progress),
             epochs=self._epochs,
             redone=self._redone,
             windows=self._meter.windows(),
         )
+
+    def _at(self) -> At:
+        """Where training is, for what is reported now."""
+        return At(max(self.progress.epoch, self._epochs_over), self.progress.step, self.progress.samples)
+
+    def _epoch_is_over(self, epoch: int) -> None:
+        self._epochs_over = epoch + 1
+        self._noted.epoch_is_over(epoch + 1, self.progress.step)
 
     def _total(self, progress: Progress) -> int | None:
         """Samples of the whole training, where that is known."""

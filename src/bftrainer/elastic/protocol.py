@@ -8,7 +8,7 @@ this module is the vocabulary and its encoding. Fields that a reader does not kn
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -108,6 +108,8 @@ class Report:
     """Samples this worker computed in vain, because a peer was lost before they counted."""
     windows: int = 0
     """How often the rate at the present world size was measured: it is the median of so many."""
+    metrics_at: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """What each of the metrics is of: epochs done, steps, samples. Not said: of this report's own."""
 
 
 @dataclass(frozen=True, slots=True)

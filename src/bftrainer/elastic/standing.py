@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from bftrainer.elastic.group import breaking
 from bftrainer.elastic.membership import Place
+from bftrainer.elastic.noted import Noted
 from bftrainer.elastic.snapshot import Snapshots
 from bftrainer.elastic.state import Registry, broadcast
 from bftrainer.elastic.stepping import Stepper
@@ -46,7 +47,7 @@ class Progress:
 class Standing:
     """The state of one rank's training, and where it comes from: the start, a snapshot or a peer."""
 
-    def __init__(self, registry: Registry, stepper: Stepper, snapshots: Snapshots | None) -> None:
+    def __init__(self, registry: Registry, stepper: Stepper, noted: Noted, snapshots: Snapshots | None) -> None:
         self.progress = Progress(saved_at=time.time())
         self.has_state = False
         """Whether this rank has begun to train or has taken a state over: before that it has none to give."""
@@ -54,6 +55,7 @@ class Standing:
         """Undoes what the script's code did after a step that failed, or that this rank had missed."""
         self._registry = registry
         self._stepper = stepper
+        self._noted = noted
         self._snapshots = snapshots
         self._saved = 0  # the step of the last snapshot
 
@@ -160,11 +162,13 @@ class Standing:
 
     def _capture(self) -> dict[str, Any]:
         lr = self._stepper.state_dict()
-        return {"progress": asdict(self.progress), "lr": lr, "objects": self._registry.capture()}
+        reported = self._noted.as_state()
+        return {"progress": asdict(self.progress), "lr": lr, "objects": self._registry.capture(), "reported": reported}
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._registry.load(state["objects"])
         self.progress = Progress(**state["progress"])
         self._stepper.load_state_dict(state["lr"])
+        self._noted.load(state.get("reported", {}))
         if self._snapshots is not None:
             self._snapshots.last_was(time.time() - self.progress.saved_at)

@@ -20,8 +20,10 @@ from bftrainer.client import Client, RefusedError, describe
 from bftrainer.cluster.conversations import FINISHED, Row, is_away
 from bftrainer.cluster.spec import TrainerSpec, default_name, parse_spec
 from bftrainer.errors import BFTrainerError, InputError
-from bftrainer.hpo.ledger import HELD, NAME, PRUNED, TRAINER, Ledger, attribute
-from bftrainer.hpo.plan import Outcome, Rules, number, outcome, tidy, trainer_name
+from bftrainer.hpo.ledger import HELD, NAME, PRUNED, TRAINER, VALUE_OF_EPOCH, Ledger, attribute
+from bftrainer.hpo.plan import Outcome, Rules, number, outcome, tidy, trainer_name, value_of_epoch
+from bftrainer.hpo.stopping import stoppable
+from bftrainer.hpo.watch import Watch
 
 Space = Callable[[optuna.Trial], Sequence[object]]
 Callback = Callable[[optuna.Study, FrozenTrial], object]
@@ -41,7 +43,7 @@ class Summary:
     node_seconds: float
     """What its trainers held."""
     pool_node_seconds: float
-    """What the pool had from the beginning of the study to now."""
+    """What the pool gave while they were under way and a driver saw to them."""
 
     @property
     def share(self) -> float:
@@ -98,30 +100,38 @@ class Driver:
         named = tidy(self._study.study_name, 56) if self._ledger.is_named else ""
         self._group = group or named or f"{default_name(str(script))[:40]}-{self._ledger.tag}"
         self._base = describe(script, nodes=nodes, group=self._group, **options)
-        begun = time.monotonic()
-        pool_before = self._ledger.pool_at_start(status["totals"]["node_seconds"])
+        watch = Watch(self._study, time.time)
         try:
-            self._pick_up()
-            while True:
-                late = self._rules.timeout_s is not None and time.monotonic() - begun > self._rules.timeout_s
-                if not late and not self._stopping:
-                    self._begin(self._rules.parallel(status))
-                if not self._going:
-                    break
-                self._submit()
-                time.sleep(self._rules.poll_s)
-                status = self._client.status()
-                self._look({row["name"]: row for row in status["trainers"]})
+            with stoppable(self._study) as stopped:
+                self._search(status, watch, stopped)
         except KeyboardInterrupt:
             _log.warning("interrupted: trainers of group %s go on; started again, so does this search", self._group)
             raise
+        finally:
+            watch.close()
         if self._failures >= self._rules.max_failures:
             raise BFTrainerError(f"{self._failures} trials in a row failed; the last one: {self._last_reason}")
         return Summary(
             **self._ledger.ends(),
             node_seconds=self._ledger.node_seconds(),
-            pool_node_seconds=max(0.0, status["totals"]["node_seconds"] - pool_before),
+            pool_node_seconds=watch.pool_given,
         )
+
+    def _search(self, status: Row, watch: Watch, stopped: Callable[[], bool]) -> None:
+        begun = time.monotonic()
+        watch.look(status["totals"]["node_seconds"], under_way=False)
+        self._pick_up()
+        while True:
+            late = self._rules.timeout_s is not None and time.monotonic() - begun > self._rules.timeout_s
+            if not late:
+                self._begin(self._rules.parallel(status), stopped)
+            if not self._going:
+                return
+            self._submit()
+            time.sleep(self._rules.poll_s)
+            status = self._client.status()
+            watch.look(status["totals"]["node_seconds"], under_way=True)
+            self._look({row["name"]: row for row in status["trainers"]})
 
     # Trials begin.
 
@@ -132,9 +142,11 @@ class Driver:
         for trial in left:
             self._prepare(trial, earlier=True)
 
-    def _begin(self, parallel: int) -> None:
+    def _begin(self, parallel: int, stopped: Callable[[], bool]) -> None:
         room = min(parallel - len(self._going), self._rules.n_trials - self._ledger.count())
         for _ in range(room):
+            if self._stopping or stopped():
+                return
             self._prepare(self._ledger.ask(), earlier=False)
 
     def _prepare(self, trial: optuna.Trial, *, earlier: bool) -> None:
@@ -149,6 +161,12 @@ class Driver:
             self._end(trial, Outcome("pruned"))
             return
         except Exception as problem:
+            if attribute(trial, NAME) is not None:  # its trainer trains, and may end well
+                raise BFTrainerError(
+                    f"trial {trial.number} is under way as {attribute(trial, NAME)}, and `space` does not give it the "
+                    f"same parameters again ({type(problem).__name__}: {problem}): put the search space back as it "
+                    "was, or begin another study"
+                ) from problem
             self._end(trial, Outcome("failed", reason=f"{type(problem).__name__}: {problem}"))
             raise
         if attribute(trial, NAME) is None:
@@ -239,8 +257,19 @@ class Driver:
         )
         if found.end == "complete":
             self._report(going, row)
+            self._check_epoch(going, row)
         self._going.remove(going)
         self._end(going.trial, found)
+
+    def _check_epoch(self, going: _Going, row: Row) -> None:
+        """Say so if the value is not that of the whole training: the script may evaluate now and then only."""
+        epoch = value_of_epoch(row, self._rules.metrics)
+        if epoch is not None:
+            going.trial.set_user_attr(VALUE_OF_EPOCH, epoch)
+            what = " and ".join(self._rules.metrics)
+            _log.warning(
+                "Trial %d: %s was last reported after epoch %d of %d", going.trial.number, what, epoch, row["epoch"]
+            )
 
     def _gone(self, going: _Going) -> None:
         self._going.remove(going)

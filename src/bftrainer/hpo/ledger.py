@@ -15,10 +15,11 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bftrainer.hpo.plan import Outcome
 
-TAG, POOL = "bftrainer:tag", "bftrainer:pool_node_seconds"
-"""Of a study: a text of its own, and what the pool had given when it began."""
+TAG = "bftrainer:tag"
+"""Of a study: a text of its own."""
 OURS, NAME, TRAINER, PRUNED = "bftrainer:ours", "bftrainer:name", "bftrainer:trainer", "bftrainer:pruned"
 REASON, HELD = "bftrainer:reason", "bftrainer:node_seconds"
+VALUE_OF_EPOCH = "bftrainer:value_of_epoch"
 """Of a trial."""
 
 _STATES = {"complete": TrialState.COMPLETE, "failed": TrialState.FAIL, "pruned": TrialState.PRUNED}
@@ -39,12 +40,6 @@ class Ledger:
     def is_named(self) -> bool:
         """Whether somebody gave the study its name."""
         return not self.study.study_name.startswith("no-name-")
-
-    def pool_at_start(self, node_seconds: float) -> float:
-        """What the pool had given when the study began; that is now, if it was not said before."""
-        if POOL not in self.study.user_attrs:
-            self.study.set_user_attr(POOL, node_seconds)
-        return float(self.study.user_attrs[POOL])
 
     def count(self) -> int:
         """Trials that were begun."""

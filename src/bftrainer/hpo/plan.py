@@ -55,8 +55,8 @@ class Rules:
         return int(self.max_parallel or status["policy"]["max_parallel"] or max(1, status["pool"]["size"]))
 
     def place(self, row: Mapping[str, Any]) -> int:
-        """How far a trainer is, in the unit that trials are compared at."""
-        return int(row[self.prune_by]) // self.prune_every * self.prune_every
+        """How far a trainer was when it reported what trials are compared by, in the unit that they are compared at."""
+        return int(reported_at(row, self.metrics[0])[self.prune_by]) // self.prune_every * self.prune_every
 
 
 def _check_whole(name: str, value: object) -> None:
@@ -97,6 +97,18 @@ def number(row: Mapping[str, Any], metric: str) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
+def reported_at(row: Mapping[str, Any], metric: str) -> Mapping[str, Any]:
+    """What a value is of: epoch, step and samples. Where nobody said so, of the moment."""
+    found: Mapping[str, Any] = (row.get("metrics_at") or {}).get(metric) or row
+    return found
+
+
+def value_of_epoch(row: Mapping[str, Any], metrics: Sequence[str]) -> int | None:
+    """Of which epoch the values of a finished trainer are, if that is not the last one."""
+    oldest = min(int(reported_at(row, name)["epoch"]) for name in metrics)
+    return oldest if oldest < row["epoch"] else None
+
+
 def tidy(text: str, most: int) -> str:
     """A text as a part of a trainer's name."""
     letters = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
@@ -105,4 +117,4 @@ def tidy(text: str, most: int) -> str:
 
 def trainer_name(group: str, tag: str, number: int) -> str:
     """The name of a trial's trainer. The tag is the study's own, so that no other trainer was ever called so."""
-    return f"{tidy(group, 40)}-{tag}-{number}"
+    return f"{tidy(group.removesuffix(f'-{tag}'), 40)}-{tag}-{number}"

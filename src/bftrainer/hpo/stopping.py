@@ -1,0 +1,32 @@
+"""`Study.stop()` in our loop: grid and brute-force samplers and Optuna's own callbacks end a search by it.
+
+Optuna allows it only within `Study.optimize`, and keeps what it needs for that under names of its own. Where a version
+of Optuna has other names, a search goes on without: it ends by `n_trials`, and a warning says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import optuna
+
+_log = logging.getLogger("optuna.bftrainer")
+
+
+@contextmanager
+def stoppable(study: optuna.Study) -> Iterator[Callable[[], bool]]:
+    """While this lasts `study.stop()` may be called; what is yielded says whether it was."""
+    local = getattr(study, "_thread_local", None)
+    if not (hasattr(local, "in_optimize_loop") and hasattr(study, "_stop_flag")):
+        _log.warning("with Optuna %s study.stop() cannot end this search: only n_trials can", optuna.__version__)
+        yield lambda: False
+        return
+    assert local is not None
+    before = local.in_optimize_loop, study._stop_flag
+    local.in_optimize_loop, study._stop_flag = True, False
+    try:
+        yield lambda: bool(study._stop_flag)
+    finally:
+        local.in_optimize_loop, study._stop_flag = before

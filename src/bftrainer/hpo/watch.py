@@ -1,0 +1,69 @@
+"""What a driver writes to its study every few seconds: that it is there, and what the pool gave while it worked.
+
+By the first a second driver is kept away, as the two would take up each other's trials. By the second a search knows
+what share of the idle nodes it held: what the pool gives while nobody searches, or before the first trial, is not its.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optuna
+
+from bftrainer.errors import BFTrainerError
+
+DRIVER, POOL = "bftrainer:driver", "bftrainer:pool_given"
+"""Of a study: who works on it and since when nothing was heard of it; the node-seconds that the pool gave meanwhile."""
+BEAT_S = 10.0
+STALE_S = 60.0
+
+
+class Watch:
+    """One driver's."""
+
+    def __init__(self, study: optuna.Study, clock: Callable[[], float]) -> None:
+        self._study, self._clock = study, clock
+        self._me = {"host": socket.gethostname(), "pid": os.getpid()}
+        self._beat_at = 0.0
+        self._pool_at: float | None = None
+        self.pool_given = float(study.user_attrs.get(POOL, 0.0))
+        other = study.user_attrs.get(DRIVER)
+        if other and self._is_another(other):
+            raise BFTrainerError(
+                f"a driver works on study {study.study_name!r} already (process {other.get('pid')} on "
+                f"{other.get('host')}): two would take up each other's trials. If it is gone, try again in a minute"
+            )
+
+    def look(self, pool_node_seconds: float, *, under_way: bool) -> None:
+        """What the pool has given in all, by now; `under_way`: trials were since the last look."""
+        if self._pool_at is not None and under_way:
+            # It falls where another controller, or one whose state was put back, took over.
+            self.pool_given += max(0.0, pool_node_seconds - self._pool_at)
+        self._pool_at = pool_node_seconds
+        if self._clock() - self._beat_at >= BEAT_S:
+            self._beat_at = self._clock()
+            self._study.set_user_attr(DRIVER, {**self._me, "at": self._beat_at})
+            self._study.set_user_attr(POOL, self.pool_given)
+
+    def close(self) -> None:
+        """The driver ends."""
+        self._study.set_user_attr(DRIVER, None)
+        self._study.set_user_attr(POOL, self.pool_given)
+
+    def _is_another(self, other: Mapping[str, Any]) -> bool:
+        if abs(self._clock() - float(other.get("at", 0.0))) > STALE_S or other.get("pid") == os.getpid():
+            return False
+        return other.get("host") != self._me["host"] or _runs(int(other.get("pid", 0)))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

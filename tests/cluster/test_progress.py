@@ -1,0 +1,57 @@
+"""Reports of several workers cross: what is known of a trainer then."""
+
+from __future__ import annotations
+
+import pytest
+
+from bftrainer.cluster.facts import checked
+from bftrainer.cluster.progress import Progress
+from bftrainer.elastic.noted import At
+from bftrainer.elastic.protocol import Report
+
+
+def report(samples: int, epoch: int = 0, generation: int = 1, **metrics: tuple[float, tuple[int, int, int]]) -> Report:
+    values = {name: value for name, (value, _) in metrics.items()}
+    places = {name: at for name, (_, at) in metrics.items()}
+    return Report(generation, samples // 10, epoch, samples, metrics=values, metrics_at=places)
+
+
+def test_an_evaluation_counts_though_the_others_are_ahead_of_rank_0() -> None:
+    progress = Progress()
+    progress.take(report(100, epoch=1))  # another rank has begun the next epoch
+    progress.take(report(90, score=(0.5, (1, 9, 90))))
+    assert (progress.samples, progress.epoch) == (100, 1)
+    assert progress.metrics == {"score": 0.5}
+    assert progress.noted.at == {"score": At(1, 9, 90)}
+
+
+def test_hearsay_does_not_replace_what_is_newer() -> None:
+    progress = Progress()
+    progress.take(report(90, score=(0.5, (1, 9, 90))))
+    progress.take(report(100, epoch=1, score=(0.1, (0, 1, 10)), loss=(2.0, (1, 10, 100))))
+    assert progress.metrics == {"score": 0.5, "loss": 2.0}
+    progress.take(report(100, epoch=1, score=(0.6, (2, 10, 100))))
+    assert progress.metrics["score"] == 0.6
+
+
+def test_values_of_samples_that_are_to_be_made_again_are_forgotten() -> None:
+    progress = Progress()
+    progress.take(report(90, score=(0.5, (1, 9, 90)), first=(1.0, (0, 1, 10))))
+    progress.take(report(40, generation=2, score=(0.3, (0, 4, 40))))
+    assert (progress.redone, progress.metrics) == (50, {"score": 0.3, "first": 1.0})
+    progress.take(report(95, generation=1, score=(0.9, (1, 9, 95))))  # somebody who is gone
+    assert progress.metrics["score"] == 0.3
+
+
+def test_a_worker_that_knows_no_places_is_believed() -> None:
+    progress = Progress()
+    progress.take(Report(1, 4, 0, 40, metrics={"score": 0.1}))
+    progress.take(Report(1, 5, 0, 50, metrics={}))
+    progress.take(Report(1, 4, 0, 45, metrics={"score": 0.2}))
+    assert (progress.samples, progress.metrics, progress.noted.at) == (50, {"score": 0.2}, {"score": At(0, 4, 45)})
+
+
+@pytest.mark.parametrize("at", [[1, 2], [1, 2, -3], [1, 2, 0.5], "abc", 7])
+def test_a_place_that_is_none_is_refused(at: object) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        checked(Report(1, metrics={"score": 1.0}, metrics_at={"score": at}))  # type: ignore[dict-item]
