@@ -67,7 +67,7 @@ class Job:
         self._announce_at: float | None = None
         self._announced_at = 0.0
         self._samples_at_failure = 0
-        self._last_line = ""
+        self._last_line, self._ended_so = "", list[str]()
         self._orders: list[Order] = []
 
     # What is.
@@ -397,15 +397,25 @@ class Job:
         self.failures_in_all += 1
         last = last_line(tail)
         self.reason = end_in_words(worker, status, error, last)
-        if last and not error and last == self._last_line and not worker.ready and not self.ever_ran:
-            # It never came to train: a wrong argument or a module that is not there will not mend itself.
-            self.fail(f"{self.reason} (twice, before it joined the training)", tail)
+        if self._will_not_mend(worker, last, error):
+            self.fail(f"{self.reason} ({self.failures} times, before it joined the training)", tail)
             return
-        self._last_line = "" if worker.ready else last
         if self.failures >= self.settings.most_failures:
             self.fail(f"{self.reason} ({self.failures} times in a row)", tail)
             return
         self._not_before = now + self.settings.backoff_s(self.failures)
+
+    def _will_not_mend(self, worker: Worker, last: str, error: str) -> bool:
+        """Whether it ended as before and never came to train: a wrong argument, a module that is not there.
+
+        Twice on two nodes, or three times: one node may be at fault.
+        """
+        if not last or error or worker.ready or self.ever_ran:
+            self._last_line, self._ended_so = "", []
+            return False
+        self._ended_so = [*(self._ended_so if last == self._last_line else ()), worker.node]
+        self._last_line = last
+        return len(set(self._ended_so)) > 1 or len(self._ended_so) > 2
 
     def _end(self, outcome: TrainerState, reason: str) -> None:
         self.outcome, self.reason = outcome, reason
