@@ -17,6 +17,7 @@ import pytest
 from bftrainer.client import Client, UnreachableError
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.hpo import optimize
+from bftrainer.hpo.watch import Watch
 from fake_api import TOKEN, Book, make_app, serving
 
 optuna = pytest.importorskip("optuna")
@@ -457,6 +458,21 @@ def test_the_pools_time_counts_while_a_search_has_trials_under_way(world: World,
     assert search(world, study, script, n_trials=2).share == 1.0
     given["node_seconds"] = 0.0  # another controller
     assert search(world, study, script, n_trials=2).share == 1.0
+
+
+def test_what_the_pool_gives_while_trials_go_on_without_a_driver_counts() -> None:
+    study, now = new_study(), iter(range(0, 1000, 20))
+    first = Watch(study, lambda: next(now))
+    first.look(100.0, under_way=False)
+    first.look(150.0, under_way=True)  # and it is killed
+    second = Watch(study, lambda: next(now))
+    second.look(400.0, under_way=True)
+    assert second.pool_given == 300.0
+    second.close()
+    third = Watch(study, lambda: next(now))
+    third.look(900.0, under_way=False)  # nothing was under way
+    third.look(1000.0, under_way=True)
+    assert third.pool_given == 400.0
 
 
 def test_a_second_driver_is_refused_unless_the_first_is_gone(world: World, script: Path) -> None:

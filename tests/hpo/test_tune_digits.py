@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bftrainer.hpo.watch import DRIVER
 from live import EXAMPLES, Live, wait_until
 
 optuna = pytest.importorskip("optuna")
@@ -42,7 +43,13 @@ def test_the_example_tunes_through_churn_and_restarts_of_driver_and_controller(t
             first.kill()
             first.communicate()
         second = drive()
+
+        def at_work() -> bool:
+            found = optuna.load_study(study_name="few", storage=storage).user_attrs.get(DRIVER)
+            return bool(found) and found["pid"] == second.pid
+
         try:
+            wait_until(at_work, what="the second driver")
             wait_until(
                 lambda: [row for row in live.api.trainers() if row["state"] == "done"], what="a trial that is done"
             )

@@ -43,7 +43,7 @@ class Summary:
     node_seconds: float
     """What its trainers held."""
     pool_node_seconds: float
-    """What the pool gave while they were under way and a driver saw to them."""
+    """What the pool gave while they were under way."""
 
     @property
     def share(self) -> float:
@@ -119,8 +119,8 @@ class Driver:
 
     def _search(self, status: Row, watch: Watch, stopped: Callable[[], bool]) -> None:
         begun = time.monotonic()
-        watch.look(status["totals"]["node_seconds"], under_way=False)
         self._pick_up()
+        watch.look(status["totals"]["node_seconds"], under_way=bool(self._going))
         while True:
             late = self._rules.timeout_s is not None and time.monotonic() - begun > self._rules.timeout_s
             if not late:

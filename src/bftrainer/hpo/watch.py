@@ -1,7 +1,7 @@
 """What a driver writes to its study every few seconds: that it is there, and what the pool gave while it worked.
 
 By the first a second driver is kept away, as the two would take up each other's trials. By the second a search knows
-what share of the idle nodes it held: what the pool gives while nobody searches, or before the first trial, is not its.
+what share of the idle nodes it held: what the pool gives while no trial is under way is not its.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import optuna
 
 from bftrainer.errors import BFTrainerError
 
-DRIVER, POOL = "bftrainer:driver", "bftrainer:pool_given"
-"""Of a study: who works on it and since when nothing was heard of it; the node-seconds that the pool gave meanwhile."""
+DRIVER, POOL, POOL_AT = "bftrainer:driver", "bftrainer:pool_given", "bftrainer:pool_at"
+"""Of a study: who works on it and when it was heard of last; the node-seconds that the pool gave while trials were
+under way, and all that it had given when that was written."""
 BEAT_S = 10.0
 STALE_S = 60.0
 
@@ -28,7 +29,7 @@ class Watch:
         self._study, self._clock = study, clock
         self._me = {"host": socket.gethostname(), "pid": os.getpid()}
         self._beat_at = 0.0
-        self._pool_at: float | None = None
+        self._pool_at: float | None = study.user_attrs.get(POOL_AT)
         self.pool_given = float(study.user_attrs.get(POOL, 0.0))
         other = study.user_attrs.get(DRIVER)
         if other and self._is_another(other):
@@ -38,7 +39,9 @@ class Watch:
             )
 
     def look(self, pool_node_seconds: float, *, under_way: bool) -> None:
-        """What the pool has given in all, by now; `under_way`: trials were since the last look."""
+        """What the pool has given in all, by now; `under_way`: trials were since the last look, also that of an earlier
+        driver, whose trials go on without it.
+        """
         if self._pool_at is not None and under_way:
             # It falls where another controller, or one whose state was put back, took over.
             self.pool_given += max(0.0, pool_node_seconds - self._pool_at)
@@ -46,12 +49,16 @@ class Watch:
         if self._clock() - self._beat_at >= BEAT_S:
             self._beat_at = self._clock()
             self._study.set_user_attr(DRIVER, {**self._me, "at": self._beat_at})
-            self._study.set_user_attr(POOL, self.pool_given)
+            self._write()
 
     def close(self) -> None:
         """The driver ends."""
         self._study.set_user_attr(DRIVER, None)
+        self._write()
+
+    def _write(self) -> None:
         self._study.set_user_attr(POOL, self.pool_given)
+        self._study.set_user_attr(POOL_AT, self._pool_at)
 
     def _is_another(self, other: Mapping[str, Any]) -> bool:
         if abs(self._clock() - float(other.get("at", 0.0))) > STALE_S or other.get("pid") == os.getpid():
