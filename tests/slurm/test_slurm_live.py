@@ -30,7 +30,7 @@ WORKER = ROOT / "tests" / "elastic" / "chaos_worker.py"
 NODES, JOBS, SPAN_S, LOAD, SEED = 12, 32, 80.0, 0.25, 8
 SAMPLES, EPOCHS, PACE_S = 600, 40, "0.3"
 HORIZON_S = 20.0
-OCCUPIED, PREDICTED = 0.85, 0.1
+OCCUPIED, PREDICTED = 0.85, 0.2  # alone on two cores 0.90 to 0.99 of the time is predicted; beside other tests less
 
 
 @pytest.fixture
