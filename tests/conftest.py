@@ -20,3 +20,11 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("needs the real data in ../shared/data, which is not part of the repository")
     return SHARED_DATA
+
+
+LONGEST = ("test_first_pages.py", "test_slurm_live.py", "test_live_chaos.py", "test_chaos.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first: nobody shall have minutes to go when all others are done."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
