@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bftrainer.cluster.facts import checked
 from bftrainer.cluster.progress import Progress
+from bftrainer.cluster.words import understood
 from bftrainer.elastic.noted import At
-from bftrainer.elastic.protocol import Report
+from bftrainer.elastic.protocol import ProtocolError, Report
 
 
 def report(samples: int, epoch: int = 0, generation: int = 1, **metrics: tuple[float, tuple[int, int, int]]) -> Report:
@@ -53,5 +53,7 @@ def test_a_worker_that_knows_no_places_is_believed() -> None:
 
 @pytest.mark.parametrize("at", [[1, 2], [1, 2, -3], [1, 2, 0.5], "abc", 7])
 def test_a_place_that_is_none_is_refused(at: object) -> None:
-    with pytest.raises((ValueError, TypeError)):
-        checked(Report(1, metrics={"score": 1.0}, metrics_at={"score": at}))  # type: ignore[dict-item]
+    said = {"type": "report", "generation": 1, "metrics": {"score": 1.0}}
+    assert understood({**said, "metrics_at": {"score": [1, 2, 3]}}) is not None
+    with pytest.raises(ProtocolError):
+        understood({**said, "metrics_at": {"score": at}})
