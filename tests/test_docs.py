@@ -51,6 +51,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sinfo.write_text("#!/bin/sh\nprintf 'n1 idle\\nn2 mixed\\n'\n")
     sinfo.chmod(sinfo.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(sinfo.parent), prepend=":")
+    monkeypatch.setenv("BFTRAINER_STATE", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     assert run(["trace", "import", "jobs.log", "-o", "t.parquet"]) == 0
     assert run(["trace", "import", "jobs.log", "-o", "january.parquet"]) == 0

@@ -109,7 +109,8 @@ def test_what_a_user_does_wrong_is_one_clear_line(tmp_path: Path) -> None:
         assert failed.returncode == 1
         assert "no data in ./data" in failed.stdout + failed.stderr
         row = live.trainer("at_once")
-        assert (row["state"], row["failures"]) == ("failed", 3)
+        assert row["state"] == "failed"
+        assert row["failures"] in (2, 3)  # twice, if it was on two nodes
         assert "no data in ./data" in row["reason"]
         (state / "client.json").write_text(json.dumps({"url": live.api.address.url, "token": "bft_" + "x" * 40}))
         wrong = bftrainer(state, "status")
