@@ -354,8 +354,8 @@ def test_a_submission_whose_answer_was_lost_is_not_repeated(
     assert len(world.book.specs) == 4
 
 
-def test_another_controller_does_not_get_the_trials_of_the_first(world: World, script: Path) -> None:
-    study = new_study(study_name="s")
+def begin_and_interrupt(world: World, study: optuna.Study, script: Path, n_trials: int) -> None:
+    """Ctrl-C once the first trials are submitted."""
 
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
@@ -363,7 +363,12 @@ def test_another_controller_does_not_get_the_trials_of_the_first(world: World, s
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("time.sleep", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            search(world, study, script, n_trials=2)
+            search(world, study, script, n_trials=n_trials)
+
+
+def test_another_controller_does_not_get_the_trials_of_the_first(world: World, script: Path) -> None:
+    study = new_study(study_name="s")
+    begin_and_interrupt(world, study, script, n_trials=2)
     assert len(world.book.specs) == 2
     world.book.trainers.clear()
     search(world, study, script, n_trials=3)
@@ -493,14 +498,7 @@ def test_a_second_driver_is_refused_unless_the_first_is_gone(world: World, scrip
 
 def test_another_search_space_tells_nothing_of_trials_that_are_under_way(world: World, script: Path) -> None:
     study = new_study(study_name="s")
-
-    def interrupt(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("time.sleep", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            search(world, study, script, n_trials=1)
+    begin_and_interrupt(world, study, script, n_trials=1)
     with pytest.raises(BFTrainerError, match="put the search space back as it was"):
         search(world, study, script, n_trials=1, space=choice)
     assert names(study.trials) == ["RUNNING"]
