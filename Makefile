@@ -1,8 +1,10 @@
 # make demo   set up, then train three models on virtual nodes that come and go, on this machine, in two minutes
 # make test   set up, then lint, types, import rules and all tests
 # make setup  build .venv only
-# make soak   set up, then disturb an elastic job for half an hour (MINUTES=30)
+# make soak   set up, then disturb elastic jobs for half an hour (MINUTES=30), or by so many faults (FAULTS=2000)
 # make soak-live  the same for the whole live system: nodes, agents, workers and the controller are killed
+# make soak-gpu   disturb two trainings on one GPU, NCCL between their ranks; with the torch of $PYTHON, sets nothing up
+# make matrix set up, then run what users write on nodes that come and go, and put the verdicts into docs/elastic.md
 # make docs   set up, then build the documentation into site/, to be read offline
 # make format rewrite the code in the project's style
 .DEFAULT_GOAL := help
@@ -13,7 +15,7 @@ JOBS ?= auto
 
 MINUTES ?= 30
 
-.PHONY: help setup demo test check soak soak-live docs format clean
+.PHONY: help setup demo test check soak soak-live soak-gpu matrix docs format clean
 
 help:
 	@sed -n 's/^# make /make /p' Makefile
@@ -34,10 +36,17 @@ test: check
 	$(BIN)/pytest -n $(JOBS) --dist worksteal
 
 soak: setup
-	$(BIN)/python tests/elastic/soak.py --minutes $(MINUTES)
+	$(BIN)/python tests/elastic/soak.py --jobs $(JOBS) $(if $(FAULTS),--faults $(FAULTS),--minutes $(MINUTES)) $(SOAK)
 
 soak-live: setup
 	PYTHONPATH=tests/elastic $(BIN)/python tests/cluster/chaos.py --minutes $(MINUTES)
+
+soak-gpu:
+	PYTHONPATH=src $(PYTHON) tests/elastic/soak_gpu.py --model gpt2 --json
+	PYTHONPATH=src $(PYTHON) tests/elastic/soak_gpu.py --model cnn --json
+
+matrix: setup
+	$(BIN)/python tests/elastic/matrix/run.py --page docs/elastic.md
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -1,11 +1,16 @@
-"""What a rescale and a step cost on a GPU, for models of torchvision. Needs a GPU; nothing else in the project does.
+"""What a rescale and a step cost on a GPU, for models of torchvision and for GPT-2. Needs a GPU.
 
-    python benchmarks/gpu.py [--json] [--models resnet18,…] [--batch 32] [--repetitions 3] [--device cuda|cpu]
+    python benchmarks/gpu.py [--json] [--models resnet18,…] [--backend nccl|gloo|both] [--batch 32] [--repetitions 5]
 
-Two worker processes share the GPU, with gloo between them; a third joins, leaves with notice, joins again and is
-killed, `repetitions` times. Each change: the longest time without a committed step, and of the workers' own account
-the time to form the group and to hand over the state. Throughput: elastic training against plain
-DistributedDataParallel in the same processes, blocks of 20 steps in turns; two processes with gloo, and one with NCCL.
+Two worker processes share the GPU; a third joins, leaves with notice, joins again and is killed, `repetitions` times.
+Each change: the longest time without a committed step, and of the workers' own account the time to form the group and
+to hand over the state. With gloo the results are at the top of a model's row, with NCCL under `nccl`. Allow two minutes
+for a model and a backend.
+
+Throughput: elastic training against plain DistributedDataParallel in the same processes, blocks of 20 steps in turns;
+two processes with gloo, and one with NCCL. Several NCCL ranks on one GPU talk over loopback sockets
+(`workers/rig.py`), which says nothing about a cluster: their throughput is not measured, and their pauses include that
+slow transport.
 """
 
 from __future__ import annotations
@@ -27,7 +32,8 @@ from bftrainer.elastic.protocol import Formed, Ready
 from bftrainer.elastic.warm import WarmLauncher
 from rescale import HERE, commits, longest_gap, settled
 
-MODELS = ("resnet18", "shufflenet_v2_x1_0", "densenet121", "vgg16")
+MODELS = ("resnet18", "shufflenet_v2_x1_0", "densenet121", "vgg16", "gpt2")
+BACKENDS = {"gloo": {"BFTRAINER_BACKEND": "gloo"}, "nccl": {"BFTRAINER_BACKEND": "nccl", "BFTRAINER_RIG": "1"}}
 CALM_S = 1.0
 
 
@@ -107,9 +113,15 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     """All models."""
     found: dict[str, Any] = {"bftrainer": __version__, "batch": args.batch, "models": {}}
     for model in args.models.split(","):
-        gloo = {"BFTRAINER_BACKEND": "gloo"}
-        row = found["models"][model] = await changes(model, args.batch, args.repetitions, gloo)
-        row["two_ranks_gloo"] = await throughput(model, args.batch, 2, args.steps, gloo)
+        row: dict[str, Any] = {}
+        found["models"][model] = row
+        if args.backend != "nccl":
+            row |= await changes(model, args.batch, args.repetitions, BACKENDS["gloo"])
+            print(model, "gloo", json.dumps(row), file=sys.stderr, flush=True)
+            row["two_ranks_gloo"] = await throughput(model, args.batch, 2, args.steps, BACKENDS["gloo"])
+        if args.backend != "gloo":
+            row["nccl"] = await changes(model, args.batch, args.repetitions, BACKENDS["nccl"])
+            print(model, "nccl", json.dumps(row["nccl"]), file=sys.stderr, flush=True)
         if args.device == "cuda":
             row["one_rank_nccl"] = await throughput(model, args.batch, 1, args.steps, {"BFTRAINER_BACKEND": "nccl"})
         print(model, json.dumps(row), file=sys.stderr, flush=True)
@@ -122,10 +134,15 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--backend", choices=["nccl", "gloo", "both"], help="both with a GPU, gloo without")
+    parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     args = parser.parse_args()
+    if args.backend is None:
+        args.backend = "both" if args.device == "cuda" else "gloo"
+    if args.backend != "gloo" and args.device == "cpu":
+        parser.error(f"--backend {args.backend} needs a GPU; on a CPU use --backend gloo")
     found = asyncio.run(measure(args))
     if args.json:
         print(json.dumps(found, indent=1))

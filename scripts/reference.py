@@ -17,8 +17,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = "reference.md"
 
 PYTHON: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("bftrainer.elastic", ("init",)),
-    ("bftrainer.elastic.adapter", ("Run", "Progress")),
+    ("bftrainer.elastic", ("init", "load_snapshot")),
+    ("bftrainer.elastic.adapter", ("Run",)),
+    ("bftrainer.elastic.batches", ("Batches",)),
+    ("bftrainer.elastic.standing", ("Progress",)),
+    ("bftrainer.elastic.value", ("Value",)),
+    ("bftrainer.elastic.loading", ("LoadedSnapshot",)),
     ("bftrainer.client", ("Client", "AsyncClient")),
     ("bftrainer.hpo", ("optimize",)),
     ("bftrainer.cluster.client", ("find_controller", "ApiClient")),

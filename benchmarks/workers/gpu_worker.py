@@ -1,4 +1,6 @@
-"""One rank of `benchmarks/gpu.py`: a torchvision model on synthetic images that are on the device already.
+"""One rank of `benchmarks/gpu.py`: a model on synthetic data that are on the device already.
+
+MODEL is a name of torchvision's, cnn, gpt2 or gpt2-tiny.
 
 gpu_worker.py FOLDER MODEL BATCH train          trains for ever, writes down when it commits
 gpu_worker.py FOLDER MODEL BATCH compare STEPS  blocks of elastic training and of DistributedDataParallel in turns
@@ -17,11 +19,21 @@ import torch.nn.functional as F  # noqa: N812 - what everybody calls it
 from torch import Tensor, nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
+import rig  # noqa: F401 - sets NCCL up for one GPU
 from bftrainer import elastic
+from gpt2 import GPT2, TINY, Gpt2, make_tokens
+
+
+class Plain(DistributedDataParallel):
+    """torch's own, taken before `elastic.init` has it refused."""
+
+    __init__ = DistributedDataParallel.__init__
+
 
 folder, name, batch, mode = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
 run = elastic.init()
 device, cuda = run.device, run.device.type == "cuda"
+sizes = {"gpt2": GPT2, "gpt2-tiny": TINY}
 
 
 def make_model() -> nn.Module:
@@ -31,14 +43,24 @@ def make_model() -> nn.Module:
         from cnn import make_model as make_cnn
 
         return make_cnn().to(device)
+    if name in sizes:
+        with device:  # initialised there: a CPU takes seconds for it
+            return Gpt2(sizes[name])
     import torchvision
 
     return torchvision.models.get_model(name, weights=None).to(device)
 
 
+def make_optimizer(model: nn.Module) -> optim.Optimizer:
+    """The usual one for the model."""
+    if name in sizes:
+        return optim.AdamW(model.parameters(), lr=1e-4)
+    return optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
 def forward(model: nn.Module) -> Tensor:
     """The loss of a batch."""
-    return F.cross_entropy(model(images), labels)
+    return model(inputs) if name in sizes else F.cross_entropy(model(inputs), labels)
 
 
 def settle() -> None:
@@ -48,10 +70,12 @@ def settle() -> None:
 
 
 model = make_model()
-optimizer = optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+optimizer = make_optimizer(model)
 run.register(model=model, optimizer=optimizer)
-shape = (batch, 1, 28, 28) if name == "cnn" else (batch, 3, 224, 224)
-images = torch.randn(shape, device=device)
+if name in sizes:
+    inputs = make_tokens(sizes[name], batch).to(device)
+else:
+    inputs = torch.randn((batch, 1, 28, 28) if name == "cnn" else (batch, 3, 224, 224), device=device)
 labels = torch.randint(0, 10, (batch,), device=device)
 forward(model).backward()  # a newcomer's first steps, with all they compile and tune, happen before it joins
 optimizer.zero_grad()
@@ -70,8 +94,8 @@ rates: dict[str, list[float]] = {"elastic": [], "ddp": []}
 began = time.perf_counter()
 for number in run.steps(blocks * block):
     if plain is None:
-        plain = DistributedDataParallel(make_model())
-        optimizer_of_plain = optim.SGD(plain.parameters(), lr=0.01, momentum=0.9)
+        plain = Plain(make_model())
+        optimizer_of_plain = make_optimizer(plain)
     if number % block == 0:
         settle()
         began = time.perf_counter()

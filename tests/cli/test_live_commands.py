@@ -26,7 +26,7 @@ Call = Callable[..., SimpleNamespace]
 @pytest.fixture
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
     """Runs a command in a home of its own; its exit status and what it printed."""
-    for name in ("BFTRAINER_URL", "BFTRAINER_TOKEN", "BFTRAINER_CONFIG", "COLUMNS"):
+    for name in ("BFTRAINER_URL", "BFTRAINER_TOKEN", "BFTRAINER_CONFIG", "COLUMNS", "VIRTUAL_ENV", "CONDA_PREFIX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("BFTRAINER_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(live, "POLL_S", 0.01)
@@ -145,6 +145,37 @@ def test_of_a_file_the_trainers_before_a_refused_one_are_named(
     answer = call("submit", "--spec", "jobs.yaml")
     assert answer.status == 1
     assert "b: there is a trainer called 'b' already; submitted before it: t2" in answer.err
+
+
+def test_submit_says_which_interpreter_it_was_called_with(
+    book: Book, call: Call, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())  # PyTorch is installed here
+    call("submit", "--name", "a", "train.py")
+    call("submit", "--name", "b", "--python", sys.executable, "train.py")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # an environment for commands only
+    call("submit", "--name", "c", "train.py")
+    assert [spec.get("submitted_python") for spec in book.specs] == [sys.executable, None, None]
+    assert [spec["python"] for spec in book.specs] == ["", sys.executable, ""]
+
+
+def test_a_controller_that_does_not_know_the_callers_interpreter_is_not_told_of_it(
+    book: Book, call: Call, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    book.unknown = ("submitted_python",)
+    assert call("submit", "train.py").out == "submitted t1 train\n"
+    assert "submitted_python" not in book.specs[0]
+
+
+def test_submit_warns_where_another_environment_is_active(
+    book: Book, call: Call, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONDA_PREFIX", str(tmp_path / "mine"))
+    said = call("submit", "train.py").err
+    assert f"the environment {tmp_path}/mine is active, but this command runs in {sys.prefix}" in said
+    assert f"--python {tmp_path}/mine/bin/python" in said
+    assert call("submit", "--name", "b", "--python", sys.executable, "train.py").err == ""
 
 
 def test_submit_says_what_the_controller_refuses(book: Book, call: Call, script: Path) -> None:
@@ -295,6 +326,15 @@ def test_a_pool_that_fails_and_a_loss_that_is_no_number_are_told(busy: Book, cal
     busy.trainers["t1"]["metrics"] = {"loss": None}
     assert "the pool has a problem: /bin/false ended with status 1" in call("status").out
     assert "loss not finite" in call("status", "digits").out
+
+
+def test_snapshots_that_are_taken_less_often_than_asked_for_are_shown(busy: Book, call: Call) -> None:
+    assert "each stops training" not in call("status", "digits").out
+    busy.trainers["t1"]["snapshots"] = {"step": 1200, "every_s": 240.0, "stall_s": 2.4}
+    said = " ".join(call("status", "digits").out.split())
+    assert "snapshots every 240 s, each stops training for 2.4 s; the last is of step 1,200" in said
+    busy.trainers["t1"]["snapshots"]["step"] = None
+    assert "the last is of step" not in call("status", "digits").out
 
 
 def test_the_same_reason_is_told_once(book: Book, call: Call) -> None:

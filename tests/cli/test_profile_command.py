@@ -106,7 +106,7 @@ def test_a_script_that_fails_is_said_so_with_its_reason(call: Call, tmp_path: Pa
     (tmp_path / "bad.py").write_text("import sys\nprint('the data is missing')\nsys.exit(3)\n")
     status, _, err = call("bad.py", "--nodes", "1")
     assert (status, err.count("\n")) == (1, 1)
-    assert "bad.py failed: node-1 ended with status 3 (the data is missing)" in err
+    assert "bad.py failed: node-1 ended with status 3: the data is missing" in err
 
 
 @pytest.mark.parametrize(

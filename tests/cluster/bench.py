@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,10 @@ class FakeWorker:
     over: bool = False
     done: bool = False
     hangs: bool = False
+    """It evaluates, or hangs: it comes to no new generation until `Bench.wake`."""
     status: int | None = None
     speaks: bool = True
+    unheard: Mapping[str, Any] | None = None
 
 
 class InName:
@@ -63,6 +65,8 @@ class Bench:
     now: float = 1000.0
     slow: bool = False
     """Workers become ready only when the test says so."""
+    forms: Callable[[set[str]], bool] = lambda nodes: True
+    """Whether a group of these nodes forms; otherwise the test says how it breaks."""
 
     def __post_init__(self) -> None:
         self.workers: dict[str, FakeWorker] = {}
@@ -148,12 +152,12 @@ class Bench:
         with self.store.transaction():
             self.cluster.heard(self.workers[worker].node, worker, protocol.as_json(message), self.now)
 
-    def end(self, worker: str, status: int, tail: str = "") -> None:
+    def end(self, worker: str, status: int, tail: str = "", *, spoke: bool = True) -> None:
         """A worker ends."""
         found = self.workers[worker]
         found.status = status
         with self.store.transaction():
-            self.cluster.ended(found.node, Ended(worker, status, tail), self.now)
+            self.cluster.ended(found.node, Ended(worker, status, tail, spoke=spoke), self.now)
         self.settle()
 
     def fail_to_start(self, worker: str, error: str) -> None:
@@ -228,6 +232,14 @@ class Bench:
         self.workers[worker].ready = True
         self.say(worker, Ready())
 
+    def wake(self, worker: str) -> None:
+        """What kept a worker is over: it does what it was told last."""
+        found = self.workers[worker]
+        found.hangs = False
+        if found.unheard is not None:
+            self._hear(found, found.unheard)
+        self.settle()
+
     def end_later(self, worker: str, status: int) -> None:
         """A worker ends, within the delivery of messages."""
         found = self.workers[worker]
@@ -238,7 +250,9 @@ class Bench:
     def _hear(self, worker: FakeWorker | None, said: Mapping[str, Any]) -> None:
         if worker is None or worker.status is not None:
             return
-        if said["type"] == "generation" and not worker.hangs:
+        if said["type"] == "generation" and worker.hangs:
+            worker.unheard = said
+        elif said["type"] == "generation":
             worker.generation = said["id"]
             if worker.id in said["members"]:
                 self.say(worker.id, Arrived(said["id"], f"{worker.node}:1"))
@@ -247,6 +261,8 @@ class Bench:
                 self.say(worker.id, Left(1))
                 self.end_later(worker.id, 0)
         elif said["type"] == "go" and said["generation"] == worker.generation:
+            if not self.forms({address.partition(":")[0] for address in said["addresses"]}):
+                return
             worker.formed = said["generation"]
             self.say(worker.id, Formed(worker.formed, len(said["addresses"]), 0.2, 0.1, 0.05))
 

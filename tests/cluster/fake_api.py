@@ -39,6 +39,8 @@ class Book:
     asked: list[str] = field(default_factory=list)
     on_ask: Callable[[str], None] = lambda path: None
     refuse: tuple[int, str] | None = None
+    unknown: tuple[str, ...] = ()
+    """Keys of a spec that this controller is too old to know."""
 
     def add(self, **columns: Any) -> dict[str, Any]:
         number = len(self.trainers) + 1
@@ -130,6 +132,8 @@ def make_app(book: Book) -> FastAPI:
     @app.post("/v1/trainers", status_code=201)
     async def submit(request: Request) -> Any:
         body = await request.json()
+        if unknown := [key for key in book.unknown if key in body]:
+            return JSONResponse({"error": f"unknown key {unknown[0]!r}"}, 422)
         try:
             spec = parse_spec(body)
         except InputError as problem:

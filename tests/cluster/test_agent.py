@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -247,7 +248,7 @@ def test_a_worker_that_is_stopped_before_it_has_started_has_ended(tmp_path: Path
             await controller.hears(Join)
             await controller.say(start())
             await controller.say(Stop("t1-1"))
-            assert await controller.hears(Ended) == Ended("t1-1", -signal.SIGKILL)
+            assert await controller.hears(Ended) == Ended("t1-1", -signal.SIGKILL, spoke=False)
             assert controller.all(Started) == []
 
     with pytest.MonkeyPatch.context() as patched:
@@ -390,3 +391,34 @@ def test_frames_that_make_no_sense_are_survived(caplog: pytest.LogCaptureFixture
 
     asyncio.run(scene())
     assert "not understood" in caplog.text
+
+
+# The interpreter.
+
+
+def test_the_interpreter_a_worker_was_submitted_from_runs_it_where_it_is_there(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\ntouch {tmp_path}/used\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+
+    async def scene() -> None:
+        async with FakeController() as controller, agent_of(controller):
+            await controller.hears(Join)
+            await controller.say(start(submitted_python=str(python)))
+            assert (await controller.hears(Started)).warning == ""
+            assert (tmp_path / "used").exists()
+
+    asyncio.run(scene())
+
+
+def test_where_the_interpreter_of_the_submission_is_not_there_the_agents_own_runs_it_and_both_are_named() -> None:
+    async def scene() -> None:
+        async with FakeController() as controller, agent_of(controller):
+            await controller.hears(Join)
+            await controller.say(start(submitted_python="/nowhere/bin/python"))
+            warning = (await controller.hears(Started)).warning
+            assert "/nowhere/bin/python" in warning
+            assert sys.executable in warning
+            await until(lambda: "ready" in controller.said("t1-1"))
+
+    asyncio.run(scene())

@@ -93,7 +93,12 @@ def test_a_trainer_is_submitted_shown_and_cancelled(tmp_path: Path) -> None:
         shown = (await client.get("/v1/trainers/resnet", headers=mine)).json()
         assert (shown["state"], shown["nodes"]) == ("running", ["n1", "n2"])
         assert shown["curve"]["nodes"][0] == 0
+        assert shown["output"] == str(tmp_path / "trainers" / "t1" / "output")
         assert shown["pauses"]["count"] >= 0
+        assert shown["snapshots"] is None
+        bench.report("t1", snapshot_every_s=240.0, snapshot_stall_s=2.4, snapshot_step=3)
+        shown = (await client.get("/v1/trainers/resnet", headers=mine)).json()
+        assert shown["snapshots"] == {"step": 3, "every_s": 240.0, "stall_s": 2.4}
         status = (await client.get("/v1/status", headers=mine)).json()
         assert status["pool"] == {"kind": "none", "size": 2, "used": 2}
         assert status["last_decision"]["reasons"] == []  # of all trainers, also others'

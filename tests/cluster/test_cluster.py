@@ -461,19 +461,6 @@ def test_a_script_that_does_not_end_after_its_training_has_failed(bench: Bench) 
     assert (row.state, "did not end" in row.reason) == ("failed", True)
 
 
-def test_a_member_that_hangs_on_its_way_to_a_generation_is_killed_and_replaced(bench: Bench) -> None:
-    trainer = bench.submit()
-    bench.join("n1", "n2")
-    hanging = next(w for w in bench.workers.values() if w.node == "n1")
-    hanging.hangs = True
-    bench.join("n3")
-    assert bench.state(trainer) == "rescaling"
-    for _ in range(40):
-        bench.pass_time(9.0)
-    assert bench.nodes_of(trainer) == {"n1", "n2", "n3"}
-    assert hanging.id not in bench.members(trainer)
-
-
 @pytest.mark.parametrize("status", [-15, 128 + 15, 75])
 def test_a_worker_that_a_signal_took_is_no_failure(bench: Bench, status: int) -> None:
     bench.slow = True

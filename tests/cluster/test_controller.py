@@ -14,6 +14,7 @@ from bftrainer.cluster import wire
 from bftrainer.cluster.controller import Controller
 from bftrainer.cluster.logbook import Logbook
 from bftrainer.cluster.settings import Config, Server
+from bftrainer.cluster.spec import TrainerSpec
 from bftrainer.cluster.wire import Join
 from test_api import NoPool
 
@@ -97,5 +98,23 @@ def test_nonsense_from_an_agent_ends_its_connection_and_nothing_else(tmp_path: P
             assert controller.nodes == frozenset()
         assert not controller.failed.done()
         assert not Path(tmp_path.parent.parent, "x").exists()
+
+    play(tmp_path, scene)
+
+
+def test_what_killed_writers_left_of_a_trainer_is_deleted_when_it_has_ended(tmp_path: Path) -> None:
+    left = ".snapshot-000000000003.ab12.77-123@elsewhere.example.org.tmp"
+
+    async def scene(controller: Controller) -> None:
+        spec = TrainerSpec.model_validate({"script": "train.py", "cwd": str(tmp_path), "min_nodes": 1, "max_nodes": 2})
+        trainers = [controller.submit(spec, "ann") for _ in range(2)]
+        for trainer in trainers:
+            (tmp_path / trainer / "snapshots").mkdir(parents=True)
+            (tmp_path / trainer / "snapshots" / left).write_bytes(b"half")
+            (tmp_path / trainer / "snapshots" / "snapshot-000000000001.bft").write_bytes(b"whole")
+        controller.cancel(trainers[0], "ann")
+        await until(lambda: not (tmp_path / trainers[0] / "snapshots" / left).exists())
+        assert (tmp_path / trainers[0] / "snapshots" / "snapshot-000000000001.bft").exists()
+        assert (tmp_path / trainers[1] / "snapshots" / left).exists(), "it may still be at work"
 
     play(tmp_path, scene)

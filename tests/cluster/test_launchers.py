@@ -60,7 +60,7 @@ def test_torchrun_agents_of_one_crew_meet_in_one_store_also_after_a_restart_of_t
     assert {words(agent)["--rdzv-id"] for agent in agents} == {store.worker}
     assert [words(agent)["--local-addr"] for agent in agents] == ["n1", "n2", "n3"]
     assert {(words(a)["--nnodes"], words(a)["--max-restarts"], a.env["A"], a.speaks) for a in agents} == {
-        ("2:4", "3", "b", False)
+        ("2:4", "0", "b", False)
     }
 
 
@@ -441,3 +441,97 @@ def test_an_ordinary_torch_script_goes_on_through_the_loss_of_a_node_and_of_the_
     numbers = [step for step, _, _ in steps()]
     assert numbers == sorted(set(numbers))
     assert all(weight == pytest.approx(step) for step, _, weight in steps())
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "hosts"])
+def test_a_script_that_fails_at_once_is_shown_as_failing_and_given_up_within_seconds(
+    launcher: str, tmp_path: Path
+) -> None:
+    seat = Seat(tmp_path, launcher)
+    seat.bench.join("n1")
+    began, states = seat.bench.now, list[str]()
+    while seat.state != "failed":
+        assert seat.bench.now < began + 60
+        if HEAD in seat.running.values() and seat.trains_on:
+            states.append(seat.state)
+            seat.bench.pass_time(2.0)  # so long it takes to fail
+            states.append(seat.state)
+            seat.bench.end(seat.script, 1, "Traceback …\nAssertionError: needs CUDA\n")
+            row = seat.bench.store.trainer(seat.trainer)
+            assert row is not None
+            assert "AssertionError: needs CUDA" in row.reason
+            assert row.failures == len(states) / 2
+        else:
+            seat.bench.pass_time(0.5)
+    assert states == ["running", "running", "starting", "starting", "starting", "starting"]
+    assert seat.bench.now - began < 15
+    assert seat.running == {}
+    assert [e.data["why"] for e in seat.bench.store.events(kind="rescale")] == ["start"]  # nothing computed since
+
+
+def test_a_torchrun_script_that_fails_alike_on_two_nodes_is_given_up_though_nodes_went_before(tmp_path: Path) -> None:
+    seat = Seat(tmp_path, "torchrun")
+    seat.bench.join("n1", "n2", "n3")
+    seat.bench.take("n3")
+    failed: set[str] = set()
+    while seat.state != "failed":
+        assert seat.bench.now < 1060
+        scripts = {node: worker for worker, node in seat.running.items() if node != HEAD}
+        fresh = [node for node in scripts if node not in failed]
+        if len(scripts) == 2 and fresh and seat.bench.now > 1005:
+            failed.add(fresh[0])
+            seat.bench.end(scripts[fresh[0]], 1, "needs CUDA")
+        elif seat.bench.now == 1003.0 and scripts:
+            seat.bench.end(next(iter(scripts.values())), 1, "Connection closed by peer")  # of the loss
+        seat.bench.pass_time(0.5)
+    assert failed == {"n1", "n2"}
+
+
+def test_torchrun_retries_by_itself_only_once_the_script_has_run_for_a_minute(tmp_path: Path) -> None:
+    seat = Seat(tmp_path, "torchrun", max_restarts=3)
+
+    def restarts() -> list[str]:
+        return [word for start in seat.bench.started for word in start.argv if word.startswith("--max-restarts=")]
+
+    seat.bench.join("n1")
+    assert restarts() == ["--max-restarts=0"]
+    for _ in range(61):
+        seat.bench.pass_time(1.0)
+    seat.bench.join("n2")
+    assert restarts() == ["--max-restarts=0", "--max-restarts=3"]
+
+
+def test_a_script_that_works_after_a_failure_is_running_again_a_minute_later(tmp_path: Path) -> None:
+    seat = Seat(tmp_path, "torchrun")
+    seat.bench.join("n1")
+    seat.bench.end(seat.script, 1, "the file server is away")
+    for _ in range(50):
+        seat.bench.pass_time(1.0)
+    assert seat.state == "starting"
+    for _ in range(20):
+        seat.bench.pass_time(1.0)
+    assert seat.state == "running"
+    row = seat.bench.store.trainer(seat.trainer)
+    assert row is not None
+    assert (row.reason, row.failures) == ("", 1)
+
+
+def test_a_trainer_has_a_folder_for_its_output_and_its_workers_are_told(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.submit("1-2", launcher="torchrun")
+    bench.submit("1-2", launcher="torchrun", env={"BFTRAINER_OUTPUT": "/elsewhere"})
+    bench.join("n1", "n2")
+    told = {start.trainer: start.env["BFTRAINER_OUTPUT"] for start in bench.started if start.env}
+    assert told == {"t1": str(tmp_path / "trainers" / "t1" / "output"), "t2": "/elsewhere"}
+    assert Path(told["t1"]).is_dir()
+
+
+def test_what_a_worker_is_warned_of_is_an_event(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.submit("1-2", launcher="torchrun")
+    bench.join("n1")
+    worker = next(w.id for w in bench.workers.values() if w.node == "n1")
+    with bench.store.transaction():
+        bench.cluster.started(worker, 1, bench.now, "another interpreter runs it")
+    (event,) = bench.store.events(kind="worker.warned")
+    assert (event.node, event.data["warning"]) == ("n1", "another interpreter runs it")

@@ -57,3 +57,18 @@ def test_a_place_that_is_none_is_refused(at: object) -> None:
     assert understood({**said, "metrics_at": {"score": [1, 2, 3]}}) is not None
     with pytest.raises(ProtocolError):
         understood({**said, "metrics_at": {"score": at}})
+
+
+def test_how_often_snapshots_are_taken_is_said_by_the_one_who_takes_them() -> None:
+    progress = Progress()
+    progress.take(Report(1, 4, 0, 40, snapshot_every_s=240.0, snapshot_stall_s=2.4, snapshot_step=3))
+    progress.take(Report(1, 5, 0, 50))  # another rank
+    progress.take(Report(2, 6, 0, 60, snapshot_every_s=60.0, snapshot_stall_s=0.1))  # another rank 0: it wrote none yet
+    assert (progress.snapshot_step, progress.snapshot_every_s, progress.snapshot_stall_s) == (3, 60.0, 0.1)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), "soon", [1.0], 1e300])
+def test_a_time_between_snapshots_that_is_none_is_refused(seconds: object) -> None:
+    assert understood({"type": "report", "generation": 1, "snapshot_every_s": 1.5}) is not None
+    with pytest.raises(ProtocolError):
+        understood({"type": "report", "generation": 1, "snapshot_every_s": seconds})

@@ -1,7 +1,14 @@
-"""A training in double precision that writes down which samples each committed step took; the tests disturb it."""
+"""A training in double precision that writes down which samples each committed step took; the tests disturb it.
 
+`chaos_worker.py FOLDER EPOCHS PACE_S [--snapshots]`. A step takes PACE_S on one rank until FOLDER/hurry exists. Where
+FOLDER/limit exists, steps below the number in it take no time and others a while, so that whoever disturbs the training
+has all the time it needs and the training none to waste.
+"""
+
+import faulthandler
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -12,6 +19,7 @@ from torch.utils.data import TensorDataset
 
 from bftrainer import elastic
 
+faulthandler.register(signal.SIGUSR1)  # prints where all threads are
 folder, epochs, pace_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 run = elastic.init(snapshots=folder / "snapshots" if "--snapshots" in sys.argv else None, snapshot_every_s=0.5)
 torch.manual_seed(os.getpid())  # what a rank starts with must not matter
@@ -33,6 +41,19 @@ def held() -> list[int]:
     return [len(list(Path("/proc/self", kind).iterdir())) for kind in ("fd", "task")]
 
 
+def hold() -> None:
+    """Make a step last as long as the tests want it to."""
+    if not pace_s or (folder / "hurry").exists():
+        return
+    if not (folder / "limit").exists():
+        time.sleep(pace_s / run.world)
+        return
+    near_the_end = run.progress.epoch >= epochs - 2
+    until = time.monotonic() + (2.0 if near_the_end else 0.25)
+    while run.progress.step >= int((folder / "limit").read_text()) and time.monotonic() < until:
+        time.sleep(0.01)
+
+
 dataset = TensorDataset(torch.arange(len(x)), x, y)
 seen = 0
 for _ in run.epochs(epochs):
@@ -44,11 +65,10 @@ for _ in run.epochs(epochs):
         loss.backward()
         mine, place, generation = run.indices, run.progress.key(), run.generation
         assert not mine or mine == tuple(numbers.tolist())
-        if pace_s and not (folder / "hurry").exists():
-            time.sleep(pace_s / run.world)
+        hold()
         log.write(json.dumps({"try": place, "generation": run.generation, "samples": mine}) + "\n")
         if run.step(loss=loss):
-            log.write(json.dumps({"commit": place, "generation": generation}) + "\n")
+            log.write(json.dumps({"commit": place, "generation": generation, "at": time.monotonic()}) + "\n")
         scheduler.step()
     log.write(json.dumps({"held": held(), "world": run.world, "rank": run.rank, "epoch": True}) + "\n")
 torch.save(

@@ -24,7 +24,7 @@ if mode == "slow-start" and os.environ["BFTRAINER_WORKER"] == "node-3":
         time.sleep(0.01)
 log = (folder / f"times-{os.environ['BFTRAINER_WORKER']}-{os.getpid()}").open("a", buffering=1)
 for _ in run.epochs(1_000_000):
-    if (folder / "end").exists():
+    if run.share((folder / "end").exists()):
         break
     for x, y in run.batches(dataset, batch_size=4):
         loss = nn.functional.mse_loss(model(x), y)

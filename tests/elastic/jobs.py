@@ -9,8 +9,11 @@ from functools import cache
 from pathlib import Path
 
 from bftrainer.elastic.local import Coordinator, Happening, Outcome, Settings
+from bftrainer.elastic.warm import PRELOAD as PRELOADED
 from bftrainer.elastic.warm import WarmLauncher
 
+PRELOAD = (*PRELOADED, "torch._dynamo")
+"""The first optimizer imports torch._dynamo, which takes most of a worker's start."""
 SETTINGS = Settings(silence_s=3.0, grace_s=20.0)
 
 
@@ -22,7 +25,7 @@ def script(name: str) -> str:
 @cache
 def warm() -> tuple[asyncio.AbstractEventLoop, WarmLauncher]:
     """One warm parent for all tests of a process: importing torch takes longer than most of them."""
-    loop, launcher = asyncio.new_event_loop(), WarmLauncher()
+    loop, launcher = asyncio.new_event_loop(), WarmLauncher(preload=PRELOAD)
 
     def close() -> None:
         loop.run_until_complete(launcher.close())

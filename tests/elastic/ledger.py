@@ -5,6 +5,29 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
+
+
+class News:
+    """Reads what the workers of a job write, each line once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: dict[Path, int] = defaultdict(int)
+
+    def read(self) -> list[dict[str, Any]]:
+        """The lines that were completed since the last call."""
+        found: list[dict[str, Any]] = []
+        for log in self._folder.glob("steps-*.jsonl"):
+            if log.stat().st_size == self._read[log]:
+                continue
+            with log.open("rb") as stream:
+                stream.seek(self._read[log])
+                text = stream.read()
+            whole = text[: text.rfind(b"\n") + 1]
+            self._read[log] += len(whole)
+            found += map(json.loads, whole.splitlines())
+        return found
 
 
 def committed(folder: Path) -> dict[int, Counter[int]]:
@@ -15,16 +38,12 @@ def committed(folder: Path) -> dict[int, Counter[int]]:
     """
     tried: dict[tuple[tuple[int, ...], int], list[int]] = defaultdict(list)
     generation_of: dict[tuple[int, ...], int] = {}
-    for log in folder.glob("steps-*.jsonl"):
-        for line in log.read_text().splitlines():
-            said = json.loads(line)
-            if "held" in said:
-                continue
-            if "try" in said:
-                tried[tuple(said["try"]), said["generation"]] += said["samples"]
-            else:
-                place = tuple(said["commit"])
-                generation_of[place] = max(generation_of.get(place, 0), said["generation"])
+    for said in News(folder).read():
+        if "try" in said:
+            tried[tuple(said["try"]), said["generation"]] += said["samples"]
+        elif "commit" in said:
+            place = tuple(said["commit"])
+            generation_of[place] = max(generation_of.get(place, 0), said["generation"])
     counts: dict[int, Counter[int]] = defaultdict(Counter)
     for place, generation in generation_of.items():
         counts[place[0]].update(tried[place, generation])

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
 from torch.utils.data import IterableDataset, TensorDataset  # noqa: E402
 
 from bftrainer import elastic  # noqa: E402
@@ -186,9 +186,9 @@ def test_wrong_use_is_explained() -> None:
         next(run.epochs(1))
     with pytest.raises(InputError, match="`scheduler_every` must be 'step', 'epoch' or None, but got 'day'"):
         run.register(model=model, scheduler_every="day")
-    with pytest.raises(InputError, match="`clip_norm` must be above 0, but got -1"):
+    with pytest.raises(InputError, match="`clip_norm` must be a number above 0, but got -1"):
         run.register(model=model, clip_norm=-1)
-    with pytest.raises(InputError, match="`rule` must be linear, sqrt, none or a function"):
+    with pytest.raises(InputError, match="`lr_scaling` must be linear, sqrt, none or a function"):
         run.register(model=model, lr_scaling="cubic")
     with pytest.raises(InputError, match="nothing is registered as `model`"):
         _ = run.model
@@ -196,15 +196,15 @@ def test_wrong_use_is_explained() -> None:
     with pytest.raises(InputError, match="`model` is registered already"):
         run.register(model=nn.Linear(1, 1))
     with pytest.raises(InputError, match="must be map-style"):
-        next(run.batches(Stream(), batch_size=1))
+        run.batches(Stream(), batch_size=1)
     with pytest.raises(InputError, match="one of `batch_size` and `global_batch`"):
-        next(run.batches(data()))
+        run.batches(data())
     with pytest.raises(InputError, match=r"run.step\(\) must be called once after each batch"):
         run.step()
+    batches = iter(run.batches(data(), batch_size=4))
+    next(batches)
     with pytest.raises(InputError, match=r"register\(\) must be called before the first epoch"):
         run.register(other=model)
-    batches = run.batches(data(), batch_size=4)
-    next(batches)
     with pytest.raises(InputError, match=r"run.step\(\) must be called after each batch"):
         next(batches)
 
@@ -251,6 +251,39 @@ def test_sparse_gradients_are_refused() -> None:
     layer(torch.tensor([1])).sum().backward()
     with pytest.raises(InputError, match="gradients must be dense"):
         reducer.finish(torch.zeros(1))
+
+
+class Sums:
+    """Counts the sums of a reducer, and gives back what it is given: the other rank has nothing to add."""
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+
+    def send(self, flat: Tensor) -> Sums:
+        self.sent.append(flat.numel())
+        return self
+
+    def wait(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3])
+def test_several_backward_passes_do_not_send_more(passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bftrainer.elastic.reducer import Reducer
+
+    layer, sums = nn.Linear(3, 2), Sums()
+    reducer = Reducer(list(layer.parameters()), 1)
+    monkeypatch.setattr(reducer, "_send", sums.send)
+    reducer.alone = False
+    for _ in range(4):
+        reducer.active = True
+        for _ in range(passes):
+            layer(torch.ones(1, 3)).sum().backward()
+        expected = layer.weight.grad.clone()
+        reducer.finish(torch.zeros(1, dtype=torch.float64))
+        assert layer.weight.grad.equal(expected)
+        layer.zero_grad()
+    assert len(sums.sent) == 4
 
 
 def test_an_unknown_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

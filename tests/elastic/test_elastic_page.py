@@ -28,6 +28,7 @@ def output(script: str, folder: Path) -> str:
     path.write_text(script)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("BFTRAINER_")}
     environment["OMP_NUM_THREADS"] = "1"
+    environment["BFTRAINER_OUTPUT"] = str(folder.with_name(f"{folder.name}-output"))
     done = subprocess.run(
         [sys.executable, "-W", "error", str(path)],
         cwd=folder,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -11,22 +12,25 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # noqa: E402
 
-from bftrainer.elastic.group import Group, GroupBroken
-from bftrainer.elastic.membership import Place
+from bftrainer.elastic import nccl, protocol  # noqa: E402
+from bftrainer.elastic.group import Group, GroupBroken  # noqa: E402
+from bftrainer.elastic.membership import Place  # noqa: E402
+from bftrainer.elastic.store import SealedStore  # noqa: E402
 
 ATTEMPTS = 8
 DOOMED = """
 import sys, threading
 from datetime import timedelta
-from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
+from torch.distributed import ProcessGroupGloo, TCPStore
+from bftrainer.elastic.store import SealedStore
 
 def join(generation):
-    store = TCPStore(sys.argv[1], int(sys.argv[2]))
-    ProcessGroupGloo(PrefixStore(f"generation-{generation}", store), 1, 2, timedelta(seconds=60))
+    store = TCPStore(sys.argv[1], int(sys.argv[2]), is_master=False, wait_for_workers=False)
+    ProcessGroupGloo(SealedStore(store, "", f"generation-{generation}"), 1, 2, timedelta(seconds=60))
 
 for generation in range(int(sys.argv[3])):
     threading.Thread(target=join, args=(generation,)).start()
@@ -51,7 +55,7 @@ def give_up(group: Group, generation: int, address: str, rank: int) -> None:
     lost = threading.Event()
     timer = threading.Timer(0.2, lost.set)
     timer.start()
-    with pytest.raises(GroupBroken):
+    with pytest.raises(GroupBroken, match="has lost a member while it formed|^forming generation"):
         group.form(Place(generation, ("a", "b"), rank, (address,)), lost.is_set)
     timer.join()
     group.leave()
@@ -59,7 +63,7 @@ def give_up(group: Group, generation: int, address: str, rank: int) -> None:
 
 @pytest.fixture
 def before() -> tuple[int, int]:
-    group = Group("gloo")  # the first group of a process opens some things for good
+    group = Group("gloo", torch.device("cpu"))  # the first group of a process opens some things for good
     group.form(Place(0, ("",), 0, (group.open_store("127.0.0.1"),)))
     group.leave()
     return held()
@@ -67,7 +71,7 @@ def before() -> tuple[int, int]:
 
 def test_an_attempt_whose_peer_never_comes_ends_when_it_is_given_up(before: tuple[int, int]) -> None:
     for generation in range(3):
-        group = Group("gloo")
+        group = Group("gloo", torch.device("cpu"))
         give_up(group, generation, group.open_store("127.0.0.1"), 0)
     assert comes_back_to(before)
 
@@ -78,13 +82,134 @@ def test_an_attempt_whose_peer_died_in_it_ends_when_it_is_given_up(before: tuple
     address = f"127.0.0.1:{store.port}"
     doomed = subprocess.Popen([sys.executable, "-c", DOOMED, *address.split(":"), str(ATTEMPTS)])
     try:
-        store.wait([f"generation-{generation}/0/1" for generation in range(ATTEMPTS)])
+        store.wait([SealedStore(store, "", f"generation-{n}")._name("0/1") for n in range(ATTEMPTS)])
     finally:
         doomed.kill()
         doomed.wait()
     for generation in range(ATTEMPTS):
-        group = Group("gloo")
-        group._store = store  # hosted elsewhere, as it were, and outlives the attempt
+        group = Group("gloo", torch.device("cpu"))
+        group._opened = store  # hosted elsewhere, as it were, and outlives the attempt
         give_up(group, generation, address, 0)
     del store, group
     assert comes_back_to(before)
+
+
+class Forgotten:
+    """An operation of gloo that nobody will ever end."""
+
+    def __init__(self) -> None:
+        self.waits = 0
+
+    def wait(self, timeout: object) -> None:
+        self.waits += 1
+        raise RuntimeError("Operation timed out!")
+
+    def is_completed(self) -> bool:
+        return False
+
+
+def test_an_operation_that_gloo_forgets_to_end_is_not_waited_for_once_the_group_is_cut(before: tuple[int, int]) -> None:
+    group = Group("gloo", torch.device("cpu"))
+    group.form(Place(1, ("a",), 0, (group.open_store("127.0.0.1"),)))
+    forgotten = Forgotten()
+
+    class Cutting(Forgotten):
+        def wait(self, timeout: object) -> None:
+            if forgotten.waits == 3:
+                group.cut()
+            forgotten.wait(timeout)
+
+    with pytest.raises(RuntimeError, match="gloo does not end an operation"):
+        group.wait(Cutting())  # type: ignore[arg-type]
+    assert forgotten.waits > 3, "it was waited for while the group was whole"
+    with pytest.raises(GroupBroken, match="a peer was lost"):
+        group.check()
+    group.leave()  # returns, although somebody in it may be stuck for ever
+
+
+def test_a_rank_0_that_cannot_listen_says_so_when_the_generation_forms() -> None:
+    group = Group("gloo", torch.device("cpu"))
+    address = group.open_store("192.0.2.1")
+    with pytest.raises(GroupBroken, match=r"cannot listen on '192\.0\.2\.1'"):
+        group.form(Place(1, ("a", "b"), 0, (address, "192.0.2.2:0")))
+    with pytest.raises(GroupBroken, match=r"rank 0 cannot host the rendezvous on 192\.0\.2\.1"):
+        Group("gloo", torch.device("cpu")).form(Place(1, ("a", "b"), 1, (address, "127.0.0.1:0")))
+
+
+def test_a_host_name_that_means_the_node_itself_is_named_as_the_cause() -> None:
+    group = Group("gloo", torch.device("cpu"))
+    with pytest.raises(GroupBroken, match=r"127\.0\.1\.1 resolves to a loopback address .* mend the nodes' /etc/hosts"):
+        group.form(Place(1, ("a", "b"), 1, ("192.0.2.1:0", "127.0.1.1:0")))
+
+
+# NCCL is not on this machine: what it would do is played.
+
+
+class Nccl:
+    """Aborts of a group, as `nccl.abort` would make them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.aborted = 0
+        self.may_end = threading.Event()
+        self.may_end.set()
+        self.initialized = True
+        monkeypatch.setattr(nccl, "abort", self.abort)
+        monkeypatch.setattr("torch.distributed.is_initialized", lambda: self.initialized)
+        monkeypatch.setattr("torch.distributed.destroy_process_group", self.destroy)
+
+    def abort(self) -> object:
+        self.aborted += 1
+        self.may_end.wait(20)
+        self.initialized = False
+        return None
+
+    def destroy(self) -> None:
+        raise AssertionError("a group that was aborted must not be destroyed: that hangs")
+
+
+def live(monkeypatch: pytest.MonkeyPatch) -> tuple[Group, Nccl]:
+    played = Nccl(monkeypatch)
+    group = Group("nccl", torch.device("cuda"))
+    group._live = True
+    return group, played
+
+
+def test_nccl_is_aborted_in_a_thread_of_its_own_and_what_it_gave_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    group, played = live(monkeypatch)
+    played.may_end.clear()
+    group.check()
+    group.cut()  # returns, although the abort has not
+    with pytest.raises(GroupBroken, match="a peer was lost"):
+        group.check()
+    played.may_end.set()
+    group.leave()
+    assert played.aborted == 1
+
+
+def test_a_whole_nccl_group_is_aborted_when_it_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    group, played = live(monkeypatch)
+    group.leave()
+    assert played.aborted == 1
+
+
+def test_a_group_that_nccl_does_not_let_go_of_ends_the_worker_to_be_started_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group, played = live(monkeypatch)
+    ended: list[int] = []
+    monkeypatch.setattr("os._exit", ended.append)
+    monkeypatch.setattr("bftrainer.elastic.group._ABORTING_S", 0.05)
+    monkeypatch.setattr("torch.distributed.destroy_process_group", lambda: None)
+    played.may_end.clear()
+    group.leave()
+    played.may_end.set()
+    assert ended == [protocol.RESTART]
+    assert "NCCL does not let go" in capsys.readouterr().err
+
+
+def test_torch_s_watchdog_is_told_to_leave_survivors_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # what a site may have set
+    Group("nccl", torch.device("cuda"))
+    assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+    assert os.environ["TORCH_NCCL_ENABLE_MONITORING"] == "0"
+    assert int(os.environ["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"]) <= 100

@@ -268,3 +268,31 @@ def test_newcomers_are_kept_waiting_while_the_others_form() -> None:
     (go,) = roster.settle(announce=False)
     assert go.message == Go(1, ("a:1",))
     assert [said.message for said in roster.settle()] == [Generation(2, ("a", "b"))] * 2
+
+
+def test_the_members_of_a_generation_get_one_secret_and_the_next_generation_another() -> None:
+    numbers = iter(range(100))
+    roster = Roster(1, lambda: f"secret-{next(numbers)}")
+    secrets: list[set[str]] = []
+    for newcomer in "ab":
+        roster.start(newcomer)
+        roster.ready(newcomer)
+        roster.settle()
+        for worker in roster.members:
+            roster.arrived(worker, roster.generation.id, f"{worker}:1")
+        secrets.append({message.secret for s in roster.settle() if isinstance(message := s.message, Go)})
+    assert secrets == [{"secret-0"}, {"secret-1"}]
+
+
+def test_after_a_restart_in_the_midst_of_forming_all_members_get_the_same_new_secret() -> None:
+    """Some may have heard the former manager's `go` and others not: it is never said again."""
+    numbers = iter(range(100))
+    roster = Roster(1, lambda: f"new-{next(numbers)}")
+    for worker in "ab":
+        roster.start(worker)
+        roster.ready(worker)
+    roster.resume(Generation(7, ("a", "b")), whole=False)
+    assert said(roster) == {w: [Generation(8, ("a", "b"), cut=True)] for w in "ab"}
+    for worker in "ab":
+        roster.arrived(worker, 8, f"{worker}:8")
+    assert said(roster) == {w: [Go(8, ("a:8", "b:8"), "new-0")] for w in "ab"}

@@ -285,10 +285,22 @@ async def echo(order: Order) -> str:
 
 def test_what_workers_print_is_shown_with_the_node_s_name_and_the_job_is_done(tmp_path: Path) -> None:
     script = tmp_path / "hello.py"
-    script.write_text("import sys\nprint('one\\ntwo')\nprint('the end', end='')\n")
+    connect = "from bftrainer.elastic.membership import Membership\nmembership = Membership.connect()\n"
+    script.write_text(f"{connect}print('one\\ntwo')\nprint('the end', end='')\n")
     with started(tmp_path / "job", "--nodes", "1", str(script)) as job:
         status, out, _ = job.end()
     assert (status, out) == (0, "node-1: one\nnode-1: two\nnode-1: the end\n")
+
+
+@pytest.mark.parametrize("output", ["job/output", "elsewhere/mine"])
+def test_a_script_is_told_where_to_put_what_it_makes(tmp_path: Path, output: str) -> None:
+    script = tmp_path / "writes.py"
+    connect = "from bftrainer.elastic.membership import Membership\nmembership = Membership.connect()\n"
+    script.write_text(f"{connect}import os\nopen(os.environ['BFTRAINER_OUTPUT'] + '/model', 'w').close()\n")
+    options = ["--output", str(tmp_path / output)] if "job" not in output else []
+    with started(tmp_path / "job", "--nodes", "1", "--no-warm", *options, str(script)) as job:
+        assert job.end()[0] == 0
+    assert (tmp_path / output / "model").exists()
 
 
 @pytest.mark.parametrize("quiet", [[], ["--quiet"]])
@@ -298,7 +310,8 @@ def test_a_script_that_fails_is_status_1_and_its_traceback_is_shown_once(tmp_pat
     with started(tmp_path / "job", "--nodes", "1", *quiet, str(script)) as job:
         status, out, said = job.end()
     assert status == 1
-    assert (out + said).count("ValueError: no such luck") == 1
+    assert (out + said).count("Traceback (most recent call last)") == 1
+    assert "ended with status 1: ValueError: no such luck" in said
     assert "failed: node-1 ended with status 1" in said
 
 

@@ -104,6 +104,15 @@ def test_the_steps_from_a_cursor_are_those_found_one_by_one(plan: BatchPlan, wor
     assert plan.step_at(1, cursor, rank, world) is None
 
 
+@given(plans(), WORLDS, st.data())
+def test_the_counts_of_an_epoch_are_those_of_its_steps(plan: BatchPlan, world: int, data: st.DataObject) -> None:
+    rank = data.draw(st.integers(0, world - 1))
+    steps = list(plan.steps_from(0, 0, rank, world))
+    assert plan.steps_in_epoch(world) == len(steps)
+    assert plan.samples_in_epoch(world) == steps[-1].stop
+    assert plan.batches_in_epoch(rank, world) == sum(len(step.micros) for step in steps)
+
+
 def test_a_batch_per_rank_grows_with_the_world_and_a_global_batch_stays() -> None:
     assert [BatchPlan(100, batch_size=8).global_batch_size(world) for world in (1, 2, 5)] == [8, 16, 40]
     assert [BatchPlan(100, global_batch=8).global_batch_size(world) for world in (1, 2, 5)] == [8, 8, 8]

@@ -32,3 +32,20 @@ def test_a_step_begins_at_nothing() -> None:
     tally.begin()
     assert tally.samples == 0
     assert Total.of(tally.riders(2, 3.0, knows=False, device=CPU)).loss == 3.0
+
+
+def test_the_loss_is_the_mean_over_the_samples_that_have_one() -> None:
+    tally = Tally()
+    tally.add(4, 1.0)
+    total = Total.of(tally.riders(2, None, knows=False, device=CPU))
+    assert (total.samples, total.loss, total.loss_samples) == (6, 1.0, 4)
+    tally.begin()
+    tally.add(3, None)
+    total = Total.of(tally.riders(1, torch.tensor([5.0]), knows=False, device=CPU))
+    assert (total.samples, total.loss, total.loss_samples) == (4, 5.0, 1)
+
+
+def test_the_loss_of_a_stand_in_counts_for_nothing_even_if_it_is_not_a_number() -> None:
+    nothing = Tally().riders(0, torch.tensor(float("nan")), knows=False, device=CPU)
+    total = Total.of(nothing + Tally().riders(2, 3.0, knows=False, device=CPU))
+    assert (total.samples, total.loss) == (2, 3.0)

@@ -76,7 +76,8 @@ class Local: pass
 print(json.dumps({
     "argv": sys.argv, "orig_argv": sys.orig_argv, "name": __name__, "file": __file__, "path": sys.path,
     "globals": sorted(globals()), "main": sys.modules["__main__"].__dict__ is globals(), "local": Local.__module__,
-    "cwd": os.getcwd(), "env": dict(os.environ), "stdin": os.fstat(0).st_rdev, "session": os.getsid(0) == os.getpid(),
+    "cwd": os.getcwd(), "stdin": os.fstat(0).st_rdev, "session": os.getsid(0) == os.getpid(),
+    "env": {k: v for k, v in os.environ.items() if k != "BFTRAINER_PROCESS"},
     "signals": {int(s): str(signal.getsignal(s)) for s in signal.valid_signals() if s not in (32, 33)},
     "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])), "wakeup": signal.set_wakeup_fd(-1),
     "open": sorted(int(fd) for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")),

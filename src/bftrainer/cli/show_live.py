@@ -91,10 +91,10 @@ def trainers_table(rows: Sequence[Row], console: Console, colours: Mapping[str, 
 
 
 def _reasons(rows: Sequence[Row]) -> list[Text]:
-    """Why those that do not train do not. A whole queue may have the same reason: it is told once."""
+    """Why trainers do not train, or do without a node. A whole queue may have the same reason: it is told once."""
     alike: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        if row.get("reason") and row["state"] not in ("running", "done"):
+        if row.get("reason") and row["state"] != "done":
             alike.setdefault((row["state"], row["reason"]), []).append(row)
     told = []
     for (state, reason), (first, *others) in alike.items():
@@ -185,6 +185,8 @@ def _facts(row: Row, console: Console) -> list[tuple[str, str]]:
         ("nodes", f"{_sizes(row)}  {' '.join(map(printable, row.get('nodes') or ()))}".rstrip()),
         ("progress", f"{share}{row.get('samples', 0):,}{of} samples, {where}"),
     ]
+    if row.get("output"):
+        facts.append(("output", printable(row["output"])))
     if row.get("rate"):
         eta = "" if row.get("eta_s") is None else f", done in {duration(row['eta_s'])}"
         facts.append(("rate", f"{figure(row['rate'])} samples/s{eta}"))
@@ -200,6 +202,13 @@ def _facts(row: Row, console: Console) -> list[tuple[str, str]]:
         said += f"; median pause {_seconds(pauses.get('median_s'))}"
         said += f" (form {_seconds(pauses.get('form_s'))}, sync {_seconds(pauses.get('sync_s'))})"
     facts.append(("rescales", said))
+    snapshots = row.get("snapshots")
+    if snapshots:
+        said = (
+            f"every {_seconds(snapshots.get('every_s'))}, each stops training for {_seconds(snapshots.get('stall_s'))}"
+        )
+        last = "" if snapshots.get("step") is None else f"; the last is of step {snapshots['step']:,}"
+        facts.append(("snapshots", said + last))
     facts.append(("costs", f"up {_seconds(row.get('up_s'))}, down {_seconds(row.get('down_s'))}"))
     facts.append(("failures", f"{row.get('failures', 0)}; samples computed twice: {row.get('samples_redone', 0):,}"))
     facts.append(("used", f"{row.get('node_seconds', 0) / 3600:,.2f} node-hours"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,7 @@ from typer.core import TyperCommand
 
 from bftrainer.cli.control import follow
 from bftrainer.cli.live import FINISHED, Json, Patient, State, Url, connect, live_packages, printable, say
-from bftrainer.cli.output import print_json
+from bftrainer.cli.output import print_json, warn
 from bftrainer.errors import BFTrainerError, InputError
 
 if TYPE_CHECKING:
@@ -63,7 +64,10 @@ def submit(
         typer.Option(metavar="K=V|K", help="Set a variable; K alone copies it, which keeps secrets out of sight."),
     ] = None,
     cwd: Annotated[str | None, typer.Option(metavar="DIR", help="Where it runs; else here.")] = None,
-    python: Annotated[str | None, typer.Option(metavar="EXE", help="Its interpreter; else the agents' own.")] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(metavar="EXE", help="Its interpreter; else that of this command, on nodes that have it."),
+    ] = None,
     launcher: Annotated[
         str | None, typer.Option(metavar="elastic|torchrun|hosts", help="How it learns who trains along.")
     ] = None,
@@ -109,6 +113,8 @@ def submit(
         specs = [_from_options(script or [], said)]
     for one in specs[:1] if array is not None else specs:  # those of a sweep differ in what only the script can check
         check_here(one)
+    if any(not one.python for one in specs):
+        _compare_environments()
     rows = _queue(specs, url, state, quiet=as_json)
     failed = False
     if wait:
@@ -119,6 +125,16 @@ def submit(
         print_json(rows[0] if spec is None and array is None else {"trainers": rows})
     if failed:
         raise typer.Exit(1)
+
+
+def _compare_environments() -> None:
+    """Say so where an environment is active that is not the one of this command: the script would not find its own."""
+    active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
+    if active and os.path.realpath(active) != os.path.realpath(sys.prefix):
+        warn(
+            f"the environment {active} is active, but this command runs in {sys.prefix}: the script runs under the "
+            f"latter where nodes have it. Give --python {Path(active) / 'bin' / 'python'} to use the active one"
+        )
 
 
 def _from_array(path: Path, spec: Path | None, words: Sequence[str], said: dict[str, Any]) -> list[TrainerSpec]:

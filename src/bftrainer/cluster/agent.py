@@ -2,7 +2,8 @@
 
 It joins by a secret, beats once a second, starts and ends workers (`agent_workers.py`), hands on what they say and
 print, and reconnects when the controller was away; workers go on meanwhile. When its node is taken it goes at once, and
-its workers with it. Run by `bftrainer agent`, or by a pool as `python -m bftrainer.cluster.agent`.
+its workers with it; one that may be the only one with a training's state has a moment to save it. Run by
+`bftrainer agent`, or by a pool as `python -m bftrainer.cluster.agent`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,21 @@ from bftrainer.cluster.agent_link import Link
 from bftrainer.cluster.agent_options import Options, Settings, read_environment, resolve
 from bftrainer.cluster.agent_signals import Signals, exit_soon
 from bftrainer.cluster.agent_workers import Workers
-from bftrainer.cluster.wire import Bye, Ended, Forget, FromController, Going, Join, Logged, Say, Start, Stop, Welcome
+from bftrainer.cluster.wire import (
+    Bye,
+    Ended,
+    Forget,
+    FromAgent,
+    FromController,
+    Going,
+    Heard,
+    Join,
+    Logged,
+    Say,
+    Start,
+    Stop,
+    Welcome,
+)
 from bftrainer.elastic import protocol
 from bftrainer.elastic.forker import fork_forker
 from bftrainer.elastic.warm import PRELOAD
@@ -70,9 +85,11 @@ class Agent:
         self._reason = ""
         self._beat_s = 1.0
         self._workers: Workers
+        self.saving_s = 0.0
+        """How long workers may take to save what only they have, when this agent leaves."""
 
     def leave(self, reason: str) -> None:
-        """Kill all workers and end."""
+        """End all workers, and then this agent."""
         if not self._leaving.is_set():
             _log.info("leaving: %s", reason)
             self._reason = reason
@@ -87,7 +104,7 @@ class Agent:
                 self._settings.folder or private,
                 self._environment,
                 self._given_to_all(),
-                self._link.send,
+                self._tell,
                 preload=self._preload,
                 inherited=self._inherited,
             )
@@ -97,6 +114,9 @@ class Agent:
                 try:
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                     failures = [task.exception() for task in tasks if task.done()]
+                    if self._leaving.is_set():
+                        await self._workers.taken(self.saving_s)
+                    # After that: the controller then starts the trainer elsewhere, from what was saved.
                     self._link.send(Going(self._reason))
                     self._workers.kill_all()
                     await self._link.flush(GOODBYE_S)
@@ -119,6 +139,12 @@ class Agent:
         return given
 
     # What goes out.
+
+    def _tell(self, message: FromAgent) -> None:
+        # When the node is taken, how a worker ends means nothing: it would be started here again, or count as failed.
+        failed = isinstance(message, Heard) and message.message.get("type") == "failed"
+        if not (self._leaving.is_set() and (failed or isinstance(message, Ended))):
+            self._link.send(message)
 
     def _joining(self) -> Join:
         workers = self._workers.book.workers
@@ -168,6 +194,7 @@ class Agent:
         _log.info("joined as %s", self._settings.node)
         self._beat_s = max(0.05, welcome.beat_s)
         self._workers.silence_s = max(0.1, welcome.silence_s)
+        self.saving_s = welcome.last_save_s
         self._workers.logs.connected(welcome.logged)
         for worker in self._workers.book.workers:
             answer = self._workers.book.answer(worker.worker)
@@ -185,13 +212,18 @@ def run_agent(settings: Settings, preload: tuple[str, ...] = PRELOAD, inherited:
     async def whole() -> None:
         loop = asyncio.get_running_loop()
         agent = Agent(
-            settings, os.environ, preload=preload, inherited=inherited, dismissed=exit_soon, gone=partial(os._exit, 0)
+            settings,
+            os.environ,
+            preload=preload,
+            inherited=inherited,
+            dismissed=lambda: exit_soon(agent.saving_s),
+            gone=partial(os._exit, 0),
         )
 
         def leave(name: str) -> None:
             loop.call_soon_threadsafe(agent.leave, name)
 
-        signals.ask(leave)
+        signals.ask(leave, lambda: agent.saving_s)
         await agent.run()
 
     asyncio.run(whole())

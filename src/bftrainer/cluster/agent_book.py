@@ -42,22 +42,22 @@ class Book:
         """It is being started."""
         self._workers[worker] = WorkerStatus(worker, trainer, speaks=speaks)
 
-    def started(self, worker: str, pid: int) -> Started:
-        """It runs."""
+    def started(self, worker: str, pid: int, warning: str = "") -> Started:
+        """It runs. `warning` says what is not as its user may think."""
         self._note(worker, pid=pid)
-        return Started(worker, pid)
+        return Started(worker, pid, warning)
 
-    def ended(self, worker: str, status: int, tail: str = "", error: str = "") -> Ended:
-        """It has ended, or could not be started."""
+    def ended(self, worker: str, status: int, tail: str = "", error: str = "", *, spoke: bool = True) -> Ended:
+        """It has ended, or could not be started. `spoke`: it had connected to the channel, or need not."""
         self._errors[worker] = error
-        self._note(worker, status=status, tail=tail or error)
-        return Ended(worker, status, tail, error)
+        self._note(worker, status=status, tail=tail or error, spoke=spoke)
+        return Ended(worker, status, tail, error, spoke)
 
     def answer(self, worker: str) -> Started | Ended | None:
         """What became of the order to start it; None: it is still being carried out."""
         known = self._workers[worker]
         if known.status is not None:
-            return Ended(worker, known.status, known.tail, self._errors[worker])
+            return Ended(worker, known.status, known.tail, self._errors[worker], known.spoke)
         return Started(worker, known.pid) if known.pid else None
 
     def forget(self, worker: str) -> bool:

@@ -1,4 +1,4 @@
-"""How an agent is told to go, and how it makes sure that it does: within a second, however busy it is.
+"""How an agent is told to go, and how it makes sure that it does: within a second or two, however busy it is.
 
 Signals are read by a thread of their own, so that neither a long computation nor a system call that hangs keeps the
 node from being handed back. Whatever is not in order by then is left to the kernel and the warm parents: they end the
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 EXIT_S = 0.8
+"""How long an agent may take to end, beyond the time that its workers have to save what only they have."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -23,6 +24,7 @@ class Signals:
 
     def __init__(self) -> None:
         self._leave: Callable[[str], None] | None = None
+        self._saving_s: Callable[[], float] = lambda: 0.0
         self._woken, self._waker = socket.socketpair()
         self._waker.setblocking(False)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
@@ -32,15 +34,18 @@ class Signals:
                 signal.signal(signum, lambda *_: None)  # Python writes to the socket before it calls this
         threading.Thread(target=self._listen, name="signals", daemon=True).start()
 
-    def ask(self, leave: Callable[[str], None]) -> None:
-        """Whom to ask, from the listening thread. Before that, a signal ends this process at once."""
-        self._leave = leave
+    def ask(self, leave: Callable[[str], None], saving_s: Callable[[], float] = lambda: 0.0) -> None:
+        """Whom to ask, from the listening thread. Before that, a signal ends this process at once.
+
+        `saving_s` says how long workers may take to save what only they have.
+        """
+        self._leave, self._saving_s = leave, saving_s
 
     def _listen(self) -> None:
         name = self._wait()
         if self._leave is None:
             os._exit(0)
-        exit_soon()
+        exit_soon(self._saving_s())
         with suppress(RuntimeError):  # its loop is closed already
             self._leave(name)
         self._wait()
@@ -53,8 +58,8 @@ class Signals:
                     return signal.Signals(number).name
 
 
-def exit_soon() -> None:
+def exit_soon(saving_s: float = 0.0) -> None:
     """End this process in a moment, if it has not ended by then."""
-    timer = threading.Timer(EXIT_S, os._exit, (0,))
+    timer = threading.Timer(saving_s + EXIT_S, os._exit, (0,))
     timer.daemon = True
     timer.start()

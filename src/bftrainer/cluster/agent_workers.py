@@ -37,6 +37,7 @@ from bftrainer.elastic.protocol import (
     Left,
     ProtocolError,
     Report,
+    Taken,
 )
 from bftrainer.elastic.warm import WarmLauncher
 from bftrainer.errors import InputError
@@ -64,6 +65,7 @@ class _Worker:
     heard_at: float | None = None
     generation: bytes = b""  # the newest, said again to one that connects late
     killing: asyncio.TimerHandle | None = None
+    warning: str = ""
     unwanted: bool = False  # it was to be stopped before it had started
 
 
@@ -174,6 +176,19 @@ class Workers:
         if self.book.forget(name):
             self.logs.forget(name)
 
+    async def taken(self, within_s: float) -> None:
+        """The node is taken: end everything in so many seconds at most. Workers that speak may save until then."""
+        saving = set[asyncio.Task[int]]()
+        for worker in list(self._running.values()):
+            if within_s > 0 and worker.process is not None and worker.writer is not None:
+                worker.writer.write(protocol.encode(Taken(within_s)))
+                saving.add(asyncio.create_task(worker.process.wait()))
+            else:
+                self.stop(worker.name, 0.0)
+        if saving:
+            await asyncio.wait(saving, timeout=within_s)
+        self.kill_all()
+
     def kill_all(self) -> None:
         """End everything now."""
         for name in list(self._running):
@@ -205,12 +220,26 @@ class Workers:
         self.logs.follow(message.worker, self._folder / f"{message.worker}.log")
         if message.program:
             return await self._programs.start(command)
-        python = message.python or sys.executable
+        python = message.python or self._submitted(message) or sys.executable
         if python not in self._scripts:
             if shutil.which(python) is None:
                 raise InputError(f"cannot start {' '.join(message.argv)}: there is no interpreter {python}")
             self._scripts[python] = WarmLauncher(python, self._preload)
         return await self._scripts[python].start(command)
+
+    def _submitted(self, message: Start) -> str:
+        """The interpreter that a worker was submitted from, if it can be run here. Otherwise its user is told."""
+        wanted, own = message.submitted_python, sys.executable
+        is_own = os.path.realpath(wanted) == os.path.realpath(own) and Path(wanted).parent == Path(own).parent
+        if not wanted or is_own:  # also where one is called python and the other python3
+            return ""
+        if os.access(wanted, os.X_OK) and Path(wanted).is_file():
+            return wanted
+        self._running[message.worker].warning = (
+            f"{wanted}, the interpreter of the environment it was submitted from, cannot be run here: it runs under "
+            f"{own}, the agent's own. Choose one that the nodes have with `submit --python`"
+        )
+        return ""
 
     def _command(self, message: Start) -> Command:
         argv, cwd = message.argv, message.cwd or os.getcwd()  # noqa: PTH109
@@ -247,7 +276,7 @@ class Workers:
             worker.process = starting.result()
             if worker.unwanted:  # it was there before it could be cancelled
                 worker.process.kill_group()
-            self._tell(self.book.started(worker.name, worker.process.pid))
+            self._tell(self.book.started(worker.name, worker.process.pid, worker.warning))
             status = await worker.process.wait()
             await self._hear_out(worker)
         except asyncio.CancelledError:
@@ -260,7 +289,8 @@ class Workers:
         if worker.killing is not None:
             worker.killing.cancel()
         del self._running[worker.name]
-        self._tell(self.book.ended(worker.name, status, self.logs.ended(worker.name, TAIL), error))
+        spoke = worker.heard_at is not None or not worker.speaks
+        self._tell(self.book.ended(worker.name, status, self.logs.ended(worker.name, TAIL), error, spoke=spoke))
 
     async def _hear_out(self, worker: _Worker) -> None:
         """Its last words may still be in the socket when the process has ended: they come before the news of that."""
@@ -289,7 +319,7 @@ class Workers:
                 if worker is None or self._running.get(worker.name) is not worker:
                     break
                 worker.heard_at = time.monotonic()
-                if message is not None and not isinstance(message, Hello | Generation | Go):
+                if message is not None and not isinstance(message, Hello | Generation | Go | Taken):
                     self._hear(worker.name, message, json.loads(line))
         except (OSError, ValueError, TypeError, ProtocolError) as problem:  # ValueError: the line is too long
             _log.warning("channel of %s: %s", worker.name if worker else "a worker", problem)

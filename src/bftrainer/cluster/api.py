@@ -22,12 +22,14 @@ from bftrainer.cluster import operations, owners, page, views, wire
 from bftrainer.cluster.controller import Controller
 from bftrainer.cluster.database import DiskFullError
 from bftrainer.cluster.guard import NO_TOKEN, Guard, bearer
+from bftrainer.cluster.launchers.base import Home
 from bftrainer.cluster.schema import TokenRow, TrainerRow
 from bftrainer.cluster.spec import parse_spec
 from bftrainer.cluster.store import ID
 from bftrainer.cluster.totals import Totals
 from bftrainer.cluster.waiting import Reasons
 from bftrainer.cluster.workers import FINISHED
+from bftrainer.elastic import protocol
 from bftrainer.errors import BFTrainerError, InputError
 
 RECENT_S = 3600.0
@@ -154,7 +156,8 @@ def build(controller: Controller, secret: str) -> FastAPI:
         lines, _ = controller.logbook(row.id).tail(20)
         tail = [f"{line.node} | {line.text}" for line in lines]
         live = cluster.trainers.get(row.id)
-        return views.trainer_in_detail(row, live, time.time(), tail, Reasons(cluster).of(live))
+        output = row.spec.get("env", {}).get(protocol.OUTPUT) or str(Home(controller.config.state, "").output(row.id))
+        return views.trainer_in_detail(row, live, time.time(), tail, Reasons(cluster).of(live), output)
 
     @app.post("/v1/trainers/{ref}/cancel")
     async def cancel(caller: Caller, ref: str) -> dict[str, Any]:

@@ -171,7 +171,13 @@ class ApiClient:
 
     def submit(self, spec: Mapping[str, Any]) -> dict[str, Any]:
         """Queue a trainer, described as `TrainerSpec.as_json` gives it; its row."""
-        return self._ask("POST", "/v1/trainers", body=spec)
+        try:
+            return self._ask("POST", "/v1/trainers", body=spec)
+        except RefusedError as refused:
+            if "submitted_python" not in spec or "submitted_python" not in str(refused):
+                raise
+        # A controller of version 0.1.0, which knows only the agents' interpreter or `python`.
+        return self.submit({key: value for key, value in spec.items() if key != "submitted_python"})
 
     def cancel(self, ref: str) -> dict[str, Any]:
         """End a trainer; its row. One that has ended stays as it is."""

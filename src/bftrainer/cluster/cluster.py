@@ -43,6 +43,8 @@ class Cluster:
         self.nodes: dict[str, NodeView] = {}
         self.trainers: dict[str, Live] = {}
         self.outbox: list[Order] = []
+        self.over: list[str] = []
+        """Trainers that have ended, and of which nothing runs any more, for whom it concerns."""
         self.paused = False
         self.undecided = False
         """Something happened that a decision should follow."""
@@ -163,7 +165,7 @@ class Cluster:
             if status.report is not None:
                 self._reported(live, status.worker, status.report, now)
             if status.status is not None:
-                self._ended(live, Ended(status.worker, status.status, status.tail), now)
+                self._ended(live, Ended(status.worker, status.status, status.tail, spoke=status.spoke), now)
         for live in self._concerned(name):
             touched.add(live.id)  # whoever was given the node may have it now
             waiting = live.job.worker_on(name)
@@ -232,10 +234,13 @@ class Cluster:
             live.stale = self.undecided = True
         live.save(self.store, now)
 
-    def started(self, worker: str, pid: int, now: float) -> None:
-        """A worker runs."""
+    def started(self, worker: str, pid: int, now: float, warning: str = "") -> None:
+        """A worker runs. `warning` says what is not as its user may think."""
         live = self._trainer_of(worker)
         if live is not None and worker in live.job.workers:
+            if warning:
+                node, data = live.job.workers[worker].node, {"worker": worker, "warning": warning}
+                self.store.log(now, "worker.warned", trainer=live.id, node=node, data=data)
             live.job.started(worker, pid)
             self._after(live.id, now)
 
@@ -255,7 +260,8 @@ class Cluster:
 
     def _ended(self, live: Live, message: Ended, now: float) -> None:
         worker = live.job.workers[message.worker]
-        live.job.ended(message.worker, message.status, message.tail, message.error, now)
+        how = (message.status, message.tail, message.error)
+        live.job.ended(message.worker, *how, now, spoke=message.spoke)
         if self.occupied.get(worker.node) == message.worker:
             del self.occupied[worker.node]
         outcome = "done" if worker.said_done else "left" if worker.over else "killed" if worker.killed else "ended"
@@ -474,6 +480,7 @@ class Cluster:
             del self.trainers[trainer]
             self.scheduler.forget(trainer)
             store.keep(f"job.{trainer}", None)
+            self.over.append(trainer)
 
     def _tell(self, node: str, message: FromController) -> None:
         self.outbox.append((node, message))

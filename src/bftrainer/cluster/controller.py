@@ -13,6 +13,7 @@ import gc
 import itertools
 import logging
 import re
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from bftrainer.cluster.restoring import restore
 from bftrainer.cluster.settings import Config
 from bftrainer.cluster.spec import TrainerSpec
 from bftrainer.cluster.wire import Beat, Bye, Ended, Going, Heard, Join, Log, Logged, Started, Welcome
+from bftrainer.elastic.leftovers import sweep_after
 from bftrainer.elastic.protocol import ProtocolError
 from bftrainer.errors import BFTrainerError
 
@@ -160,6 +162,11 @@ class Controller:
             connection = self._connections.get(node)
             if connection is not None:
                 connection.send(message)
+        for trainer in self.cluster.over:
+            # Not on the loop: the folder may be on a file system that hangs.
+            folder = self.logbook(trainer).path.parent / "snapshots"
+            threading.Thread(target=sweep_after, args=(folder,), name=f"sweep {trainer}", daemon=True).start()
+        self.cluster.over.clear()
         if self.cluster.undecided:
             self._asked_at = self._asked_at or time.monotonic()
             self._wake.set()
@@ -255,7 +262,7 @@ class Controller:
         for status in join.workers:
             book = self.logbook(status.worker.rpartition("-")[0])
             logged[status.worker] = book.place(status.worker)
-        connection.send(Welcome(agents.beat_s, agents.worker_silence_s, agents.give_up_s, logged))
+        connection.send(Welcome(agents.beat_s, agents.worker_silence_s, agents.give_up_s, logged, agents.last_save_s))
         self._attend_to(join.node)
         former = self._connections.get(join.node)
         if former is not None:
@@ -307,8 +314,8 @@ class Controller:
                 match message:
                     case Heard(worker, words):
                         cluster.heard(connection.node, worker, words, now)
-                    case Started(worker, pid):
-                        cluster.started(worker, pid, now)
+                    case Started(worker, pid, warning):
+                        cluster.started(worker, pid, now, warning)
                     case Ended():
                         cluster.ended(connection.node, message, now)
                     case Going(reason):

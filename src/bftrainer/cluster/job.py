@@ -6,12 +6,16 @@ that bring the one closer to the other. No clocks, no sockets, no processes: tim
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
+from functools import partial
 
+from bftrainer.cluster.bad_nodes import BadNodes, NodeFailure
 from bftrainer.cluster.forming import Formation
 from bftrainer.cluster.launchers.base import last_line
 from bftrainer.cluster.progress import Progress, Rescale
 from bftrainer.cluster.reattaching import take_up, then
+from bftrainer.cluster.same_end import SameEnd
 from bftrainer.cluster.wire import Say, Stop, WorkerStatus
 from bftrainer.cluster.workers import (
     JobSettings,
@@ -24,8 +28,13 @@ from bftrainer.cluster.workers import (
     was_taken,
 )
 from bftrainer.elastic import protocol
-from bftrainer.elastic.protocol import Done, Failed, Formed, Generation, Leaving, Left, Ready, Report
+from bftrainer.elastic.breaks import Breaks
+from bftrainer.elastic.protocol import Broken, Done, Failed, Formed, Generation, Leaving, Left, Ready, Report
 from bftrainer.elastic.roster import Roster
+from bftrainer.elastic.unguided import NEVER_CALLED
+
+_LONG_WAIT = 600
+"""How many times the usual wait a node is left alone on which a worker failed right after it had joined."""
 
 
 class Job:
@@ -43,7 +52,7 @@ class Job:
     ) -> None:
         self.id = trainer
         self.settings = settings
-        self.roster = Roster(min_nodes)
+        self.roster = Roster(min_nodes, partial(secrets.token_hex, 16))
         self.roster.resume(Generation(generation, ()), whole=True)
         self.next_worker = next_worker
         self.workers = Workers()
@@ -61,13 +70,18 @@ class Job:
         self.failures_in_all = 0
         self.rescales: list[Rescale] = []
         """Complete ones that nobody has fetched yet."""
+        self.node_failures: list[NodeFailure] = []
+        """Newcomers' failures that nobody has fetched yet."""
         self._start = start
         self._formation = Formation()
         self._not_before = 0.0
         self._announce_at: float | None = None
-        self._announced_at = 0.0
+        self._cut_at: float | None = None
+        """When a lost member was first announced to survivors that have not formed again since."""
+        self._breaks = Breaks(settings.most_breaks)
+        self._bad_nodes = BadNodes(settings.restart_backoff_s)
         self._samples_at_failure = 0
-        self._last_line, self._ended_so = "", list[str]()
+        self._same_end = SameEnd()
         self._orders: list[Order] = []
 
     # What is.
@@ -118,6 +132,8 @@ class Job:
             return
         if worker.status is not None:  # the roster is not whole yet: others are awaited
             worker.status = then(worker.status, message)
+        if isinstance(message, Broken) and message.generation == self.roster.going.id == self.roster.generation.id:
+            self._broke(message, now)
         self.roster.heard(worker_id, message)
         match message:
             case Ready():
@@ -125,6 +141,9 @@ class Job:
                 self._gather(now)
             case Formed():
                 worker.formed = message.generation
+                self._bad_nodes.worked(worker.node)
+                if message.world > 1:  # so it is not the network between all of them, and not the script
+                    self._bad_nodes.broke_alone.clear()
                 self._formed(self._formation.formed(worker_id, message, self.roster.going, self.workers, now))
             case Leaving():
                 worker.leave_by = now + self.settings.leave_grace_s
@@ -133,9 +152,8 @@ class Job:
             case Done():
                 worker.over = worker.said_done = True
                 self._complete(now)
-            case Failed(error, traceback):
-                worker.over = True
-                self.fail(f"{error} (on {worker.node})", traceback)
+            case Failed(error, traceback, fresh):
+                self._raised(worker, error, traceback, now, fresh=fresh)
             case Report():
                 self._reported(worker, message)
             case _:
@@ -145,12 +163,13 @@ class Job:
         """A worker runs."""
         self.workers[worker_id].pid = pid
 
-    def ended(self, worker_id: str, status: int, tail: str, error: str, now: float) -> None:
-        """A worker is no more."""
+    def ended(self, worker_id: str, status: int, tail: str, error: str, now: float, *, spoke: bool = True) -> None:
+        """A worker is no more. `spoke`: it had connected to its agent's channel."""
         worker = self.workers.drop(worker_id)
         if worker is None:
             return
-        expected = worker.over or worker.killed or worker.leave_by is not None or self.roster.is_leaving(worker_id)
+        expected = worker.over or worker.failed or worker.killed or worker.leave_by is not None
+        expected = expected or self.roster.is_leaving(worker_id)
         self._gone(worker)
         self._take_up()
         if self.outcome is not None:
@@ -166,7 +185,10 @@ class Job:
         elif worker.said_done:
             self._words_lost = True
         elif not expected and not self.finishing:
-            self._judge(worker, status, tail, error, now)
+            if status == 0 and (not spoke or self._trains_without(worker)):
+                self._ended_early(worker, spoke, tail, now)
+            else:
+                self._judge(worker, status, tail, error, now)
         self._see_whether_done()
 
     def lost(self, node: str) -> None:
@@ -232,7 +254,7 @@ class Job:
         if worker.killed and status.status is None:
             self._kill(worker)  # the order went nowhere: its agent was not here
         if status.failed:
-            self.fail(f"{status.failed} (on {worker.node})", status.traceback)
+            self._raised(worker, status.failed, status.traceback, now, fresh=False)
         elif status.done:
             self._complete(now)
 
@@ -266,8 +288,10 @@ class Job:
         times = self.workers.deadlines()
         if self._announce_at is not None:
             times.append(self._announce_at)
-        if self._announced_at and self.roster.missing():
-            times.append(self._announced_at + self.settings.arrive_s)
+        if self._cut_at is not None and self.settings.stuck_after_s and self.roster.missing():
+            times.append(self._cut_at + self.settings.stuck_after_s)
+        if self.outcome is None and not self.finishing:
+            times += self._bad_nodes.deadlines(node for node in self.nodes if self.worker_on(node) is None)
         if self._not_before and self.outcome is None and any(self.worker_on(node) is None for node in self.nodes):
             times.append(self._not_before)
         return min(times, default=None)
@@ -276,14 +300,16 @@ class Job:
         """The clock was set, or stood still: what was to be then is to be so much later."""
         self.workers.shift(seconds)
         self._announce_at = None if self._announce_at is None else self._announce_at + seconds
-        self._announced_at += seconds
+        self._cut_at = None if self._cut_at is None else self._cut_at + seconds
+        self._breaks.shift(seconds)
+        self._bad_nodes.shift(seconds)
         self._not_before += seconds if self._not_before else 0.0
 
     def _start_missing(self, now: float, free: Callable[[str], bool]) -> None:
         if now < self._not_before:
             return
         for node in self.nodes:
-            if free(node) and self.worker_on(node) is None:
+            if free(node) and self.worker_on(node) is None and self._bad_nodes.may_start(node, now):
                 worker = Worker(f"{self.id}-{self.next_worker}", node, now)
                 self.next_worker += 1
                 self.workers.add(worker)
@@ -316,9 +342,12 @@ class Job:
             worker = self.workers.get(saying.worker)
             if worker is not None:
                 self._orders.append((worker.node, Say(worker.id, protocol.as_json(saying.message))))
-        if self.roster.generation.id != before:
-            self._announced_at = now
-        if now > self._announced_at + self.settings.arrive_s:
+        if self.roster.generation.id != before and self.roster.generation.cut and self._cut_at is None:
+            self._cut_at = now
+        if self.roster.going.id == self.roster.generation.id:
+            self._cut_at = None
+        limit_s = self.settings.stuck_after_s
+        if limit_s and self._cut_at is not None and now >= self._cut_at + limit_s:
             for name in self.roster.missing():
                 if not self.workers[name].said_done and not self.workers[name].killed:
                     self._kill(self.workers[name])
@@ -338,6 +367,7 @@ class Job:
             self.roster.left(worker.id)
         elif worker.id in self.roster:
             self.roster.lost(worker.id)
+            self._breaks.lost()
         self._formation.gone(worker.id)
         if not self.workers and self.outcome is None:
             self._formation.members = frozenset()
@@ -347,12 +377,31 @@ class Job:
         if rescale is not None:
             self.rescales.append(rescale)
             self.ever_ran = True
-            self.reason = ""
+            self.reason = self._bad_nodes.reason
 
     def _reported(self, worker: Worker, report: Report) -> None:
         self.progress.redone += max(report.redone - worker.redone, 0)
         worker.redone = max(report.redone, worker.redone)
         self.progress.take(report)
+        self._breaks.reported(report.step, report.samples)
+
+    def _broke(self, broken: Broken, now: float) -> None:
+        """The group broke. With a newcomer in it that the others can do without, that newcomer's node is to blame."""
+        self._breaks.broke(broken.generation, broken.reason, now)
+        verdict = self._breaks.verdict(now)
+        if not verdict:
+            return
+        members = [self.workers[name] for name in self.roster.going.members if name in self.workers]
+        newcomers = [worker for worker in members if not worker.joined]
+        if len(newcomers) == 1:
+            self._bad_nodes.broke_alone.add(newcomers[0].node)
+        if not newcomers or len(newcomers) == len(members) or len(self._bad_nodes.broke_alone) > 1:
+            self.fail(verdict)
+            return
+        for turn, worker in enumerate(newcomers, 1):
+            self._leave_out(worker, verdict, now, turn=turn)
+            self._kill(worker)
+        self._breaks.lost()
 
     def _complete(self, now: float) -> None:
         """Training is complete and stored. Those who never joined need not; the others end by themselves."""
@@ -378,6 +427,51 @@ class Job:
             for worker in self.workers.values():
                 worker.leave_by = None
 
+    def _trains_without(self, worker: Worker) -> bool:
+        """Whether a worker is a newcomer, and others have the training's state."""
+        return not worker.joined and any(other.joined for other in self.workers.values() if other is not worker)
+
+    def _leave_out(self, worker: Worker, reason: str, now: float, *, turn: int = 1) -> None:
+        """A newcomer failed, and the others go on without it: its node is tried again later."""
+        failure = self._bad_nodes.failed(worker.node, worker.id, reason, now, turn=turn)
+        self.node_failures.append(failure)
+        self.failures_in_all += 1
+        self.reason = self._bad_nodes.reason
+
+    def _raised(self, worker: Worker, error: str, traceback: str, now: float, *, fresh: bool) -> None:
+        """The script raised an exception on one node. Of a newcomer it may be the node's fault.
+
+        One that is `fresh` has joined, which cost the others a rescale: its node is left alone for long.
+        """
+        words = f"{error} (on {worker.node})"
+        others = any(other.joined for other in self.workers.values() if other is not worker)
+        if fresh and others and not self.finishing:
+            worker.failed = True
+            worker.leave_by = now + self.settings.leave_grace_s
+            self._leave_out(worker, words, now, turn=_LONG_WAIT)
+            return
+        first = not self.ever_ran and (len(self.workers) == 1 or worker.id in self.roster.going.members)
+        if worker.joined or first or self.finishing:
+            worker.over = True
+            self.fail(words, traceback)
+            return
+        worker.failed = True
+        worker.leave_by = now + self.settings.leave_grace_s  # a thread of the script may keep it from ending
+        if self._trains_without(worker):
+            self._leave_out(worker, words, now)
+            return
+        hopeless = self._will_not_mend(worker, error, "")
+        if hopeless or now >= self._not_before:
+            self._count_failure(words, traceback, now, hopeless=hopeless)
+
+    def _ended_early(self, worker: Worker, spoke: bool, tail: str, now: float) -> None:
+        """A worker ended well, but cannot have trained."""
+        if self._trains_without(worker):
+            why = "ended with status 0 before it joined" if spoke else NEVER_CALLED
+            self._leave_out(worker, f"{why} (on {worker.node})", now)
+        else:
+            self.fail(NEVER_CALLED, tail)
+
     def _judge(self, worker: Worker, status: int, tail: str, error: str, now: float) -> None:
         """A worker ended, and nobody had asked it to."""
         if status == 0:
@@ -391,13 +485,21 @@ class Job:
             if self.restarts > self.settings.most_restarts:
                 self.fail(f"workers were lost {self.restarts} times in a row without progress", tail)
             return
+        last = last_line(tail)
+        words = end_in_words(worker, status, error, last)
+        if self._trains_without(worker):
+            self._leave_out(worker, words, now)
+            return
         if now < self._not_before:
             return  # one of several that failed together
+        self._count_failure(words, tail, now, hopeless=self._will_not_mend(worker, last, error))
+
+    def _count_failure(self, reason: str, tail: str, now: float, *, hopeless: bool) -> None:
+        """The script failed; it is tried again after a while, unless it is `hopeless` or that was too often."""
+        self.reason = reason
         self.failures += 1
         self.failures_in_all += 1
-        last = last_line(tail)
-        self.reason = end_in_words(worker, status, error, last)
-        if self._will_not_mend(worker, last, error):
+        if hopeless:
             self.fail(f"{self.reason} ({self.failures} times, before it joined the training)", tail)
             return
         if self.failures >= self.settings.most_failures:
@@ -406,16 +508,11 @@ class Job:
         self._not_before = now + self.settings.backoff_s(self.failures)
 
     def _will_not_mend(self, worker: Worker, last: str, error: str) -> bool:
-        """Whether it ended as before and never came to train: a wrong argument, a module that is not there.
-
-        Twice on two nodes, or three times: one node may be at fault.
-        """
+        """Whether it ended as before and never came to train."""
         if not last or error or worker.ready or self.ever_ran:
-            self._last_line, self._ended_so = "", []
+            self._same_end.forget()
             return False
-        self._ended_so = [*(self._ended_so if last == self._last_line else ()), worker.node]
-        self._last_line = last
-        return len(set(self._ended_so)) > 1 or len(self._ended_so) > 2
+        return self._same_end.again(worker.node, last)
 
     def _end(self, outcome: TrainerState, reason: str) -> None:
         self.outcome, self.reason = outcome, reason

@@ -39,7 +39,8 @@ class Launching:
 
         def start(worker: str, node: str, background: bool) -> FromController:
             head = live.job.worker_on(HEAD)
-            place = Place(worker, node, self._host_of(node), head.id if head is not None else "", background)
+            settled = isinstance(live.job, QuietJob) and live.job.settled
+            place = Place(worker, node, self._host_of(node), head.id if head is not None else "", background, settled)
             return launcher.start(live, place)
 
         job: Job | QuietJob

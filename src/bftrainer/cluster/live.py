@@ -99,7 +99,7 @@ class Live:
         return self.node_seconds + (self.counted_nodes * (now - self.counted_at) if self.counted_at else 0.0)
 
     def take_rescales(self, store: Store, now: float) -> None:
-        """Learn from the rescales that are complete, and write them down."""
+        """Learn from the rescales that are complete, and write them and the failures of newcomers down."""
         for rescale in self.job.rescales:
             self.rescales += rescale.why != "start"
             if rescale.why != "start":
@@ -111,6 +111,10 @@ class Live:
             self.started = self.started or now
             store.log(now, "rescale", trainer=self.id, data={**asdict(rescale), "why": rescale.why})
         self.job.rescales.clear()
+        for failure in self.job.node_failures:
+            data = {name: value for name, value in asdict(failure).items() if name != "node"}
+            store.log(now, "worker.failed", trainer=self.id, node=failure.node, data=data)
+        self.job.node_failures.clear()
 
     def save(self, store: Store, now: float, *, at_once: bool = False) -> None:
         """Store what changed; progress alone only now and then, unless it is to be `at_once`."""

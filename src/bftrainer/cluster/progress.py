@@ -48,6 +48,9 @@ class Progress:
     redone: int = 0
     rates: dict[int, float] = field(default_factory=dict)
     noted: Noted = field(default_factory=Noted)
+    snapshot_step: int | None = None
+    snapshot_every_s: float | None = None
+    snapshot_stall_s: float | None = None
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -68,6 +71,9 @@ class Progress:
             self.redone += max(self.samples - report.samples, 0)
             self.noted.forget_after(report.samples)
         self.noted.take(report.metrics, report.metrics_at, At(report.epoch, report.step, report.samples))
+        if report.snapshot_every_s is not None:  # of the one that takes them
+            self.snapshot_step = report.snapshot_step if report.snapshot_step is not None else self.snapshot_step
+            self.snapshot_every_s, self.snapshot_stall_s = report.snapshot_every_s, report.snapshot_stall_s
         if report.samples < self.samples and not is_first:
             return
         self.samples, self.step, self.epoch = report.samples, report.step, report.epoch

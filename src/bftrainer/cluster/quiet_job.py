@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from bftrainer.cluster.bad_nodes import NodeFailure
 from bftrainer.cluster.launchers.base import HEAD, Launcher, last_line
 from bftrainer.cluster.progress import Progress, Rescale
+from bftrainer.cluster.same_end import SameEnd
 from bftrainer.cluster.wire import Stop, WorkerStatus
 from bftrainer.cluster.workers import (
     JobSettings,
@@ -29,7 +31,7 @@ from bftrainer.elastic.roster import Roster
 FINISH_S = 60.0
 """Once one worker has ended well, the others have so long."""
 AFTERMATH_S = 60.0
-"""What fails so soon after a node went is taken to have failed of that."""
+"""What fails so soon after a node went is taken to have failed of that. A crew that runs for so long is settled."""
 
 
 class QuietJob:
@@ -55,8 +57,15 @@ class QuietJob:
         self.outcome: TrainerState | None = None
         self.error = self.traceback = self.reason = ""
         self.ever_ran = False
+        self.settled = False
+        """Its crew ran for a while once, so the script can work. Until then a failure is the script's own."""
+        self._same_end = SameEnd()
+        self._retrying: set[str] = set()
+        """The workers that start a script that failed again by themselves: those of a settled trainer."""
         self.failures_in_all = self.restarts = 0
         self.rescales: list[Rescale] = []
+        self.node_failures: list[NodeFailure] = []
+        """None: a crew begins and ends as a whole."""
         self._start = start
         self._traits = launcher.traits
         self._said = launcher.said
@@ -96,7 +105,7 @@ class QuietJob:
         if not self.workers and not self._wanted:
             return "waiting" if self.ever_ran else "queued"
         if self._wanted and self._complete():
-            return "running"
+            return "starting" if self._failing else "running"
         return "rescaling" if up or not self._wanted else "starting"
 
     @property
@@ -112,6 +121,11 @@ class QuietJob:
     def _wanted(self) -> bool:
         """Whether a crew shall run, and this one may."""
         return self.outcome is None and not self._broken and len(self.nodes) >= self.roster.min_nodes
+
+    @property
+    def _failing(self) -> bool:
+        """The script has failed and never run for long: that its processes run means nothing."""
+        return self.failures_in_all > 0 and not self.settled
 
     def _seats(self) -> frozenset[str]:
         """Where workers must run for the trainer to train."""
@@ -136,8 +150,8 @@ class QuietJob:
         worker = self.workers[worker_id]
         worker.pid, worker.formed = pid, 1
 
-    def ended(self, worker_id: str, status: int, tail: str, error: str, now: float) -> None:
-        """A worker is no more."""
+    def ended(self, worker_id: str, status: int, tail: str, error: str, now: float, *, spoke: bool = False) -> None:
+        """A worker is no more. Whether it `spoke` does not matter: none of them do."""
         worker = self._drop(worker_id)
         if worker is None or self.outcome is not None:
             return
@@ -207,6 +221,7 @@ class QuietJob:
         """The messages that bring what is closer to what shall be."""
         if self._lost_at == math.inf:
             self._lost_at = now
+        self._see_whether_settled(now)
         if not self.workers.awaited:
             if self._on_nodes() and self.worker_on(HEAD) is None:
                 self._broken = True
@@ -225,6 +240,8 @@ class QuietJob:
         times = self.workers.deadlines()
         if self._wanted and not self._complete():
             times.append(self._not_before)
+        if self._failing and self._steady_since < math.inf:
+            times.append(self._steady_since + AFTERMATH_S)
         return min(times, default=None)
 
     def shift(self, seconds: float) -> None:
@@ -257,10 +274,13 @@ class QuietJob:
     def _begin(self, node: str, now: float) -> None:
         if node == HEAD:
             self._losses_before.clear()
+            self._retrying.clear()
         worker = Worker(f"{self.id}-{self.next_worker}", node, now)
         self.next_worker += 1
         self.workers.add(worker)
         self._losses_before[worker.id] = self._losses
+        if self._traits.retries and self.settled and node != HEAD:
+            self._retrying.add(worker.id)
         self._orders.append((node, self._start(worker.id, node, False)))
 
     def _end_all(self, now: float) -> None:
@@ -284,6 +304,8 @@ class QuietJob:
             self._steady_since = math.inf
             return
         self._steady_since = min(self._steady_since, now)
+        if self._failing:
+            return
         if self._size != self.world:
             before, self._size = self._size, self.world
             generation = Generation(self.roster.generation.id + 1, tuple(sorted(self.trained_by)))
@@ -315,9 +337,13 @@ class QuietJob:
         self._losses += 1
         self._lost_at = now
 
+    def _see_whether_settled(self, now: float) -> None:
+        self.settled = self.settled or now - self._steady_since >= AFTERMATH_S
+
     def _judge(self, worker: Worker, status: int, tail: str, error: str, now: float) -> None:
         """A worker ended, and nobody had asked it to."""
         taken = was_taken(status, error)
+        self._see_whether_settled(now)
         if now - self._steady_since > AFTERMATH_S:
             self.restarts = 0
         if worker.node != HEAD and taken:
@@ -325,16 +351,23 @@ class QuietJob:
         else:
             self._broken = bool(self.workers)
         said = self._said(tail)
-        self.reason = end_in_words(worker, status, error, last_line(said))
-        if taken or now - self._lost_at < AFTERMATH_S:
+        last = last_line(said)
+        self.reason = end_in_words(worker, status, error, last)
+        undisturbed = not taken and self._losses_before.get(worker.id) == self._losses
+        if not self.settled and undisturbed:
+            runs_script = (worker.node != HEAD) == self._traits.on_nodes
+            if runs_script and not error and self._same_end.again(worker.node, last):
+                self.failures_in_all += 1
+                self.fail(f"{self.reason} ({self.failures_in_all} times, before it ran for {AFTERMATH_S:g} s)", said)
+                return
+        elif taken or now - self._lost_at < AFTERMATH_S:
             self.restarts += 1
             if self.restarts > self.settings.most_restarts:
                 self.fail(f"{self.reason} ({self.restarts} times)", said)
             self._not_before = now + self.settings.restart_backoff_s * (not taken)
             return
         # What ran there has retried, and used all it may up on the script: unless some went on nodes that had gone.
-        retried = self._traits.retries and worker.node != HEAD and not error
-        used_up = retried and self._losses_before.get(worker.id) == self._losses
+        used_up = worker.id in self._retrying and undisturbed and not error
         self.failures_in_all += self.settings.most_failures if used_up else 1
         if self.failures_in_all >= self.settings.most_failures:
             self.fail(f"{self.reason} ({self.failures_in_all} times)", said)

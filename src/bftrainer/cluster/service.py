@@ -125,6 +125,8 @@ async def serve(
                 job=JobSettings(
                     leave_grace_s=config.agents.leave_grace_s,
                     finish_grace_s=config.trainers.finish_grace_s,
+                    stuck_after_s=config.trainers.stuck_after_s,
+                    most_breaks=config.trainers.max_broken_groups,
                     restart_backoff_s=config.trainers.restart_backoff_s,
                 ),
             )

@@ -198,6 +198,9 @@ class AgentSettings:
         2.0, _SECONDS, "on `pause`, time for workers to leave before their nodes are given back"
     )
     leave_grace_s: float = _key(10.0, _SECONDS, "time for a worker to leave at a step boundary before it is killed")
+    last_save_s: float = _key(
+        1.0, _SECONDS, "on a node that is taken at once, time to save a training's state; a main job waits for it"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +211,14 @@ class TrainerSettings:
     default_down_s: float = _key(1.0, _SECONDS, "cost of shrinking until one was measured")
     snapshot_every_s: float = _key(30.0, _SOME_SECONDS, "time between snapshots, where a script does not say")
     finish_grace_s: float = _key(600.0, _SECONDS, "time for a script's last words, after its training is complete")
+    stuck_after_s: float = _key(
+        0.0, _SECONDS, "after a loss, a survivor that reports but does not rejoin for so long is killed; 0: never"
+    )
+    max_broken_groups: int = _key(
+        3,
+        Kind("a whole number from 1", _whole(1, 1000)),
+        "a group that breaks so often in a row, with no member lost, fails",
+    )
     restart_backoff_s: float = _key(1.0, _SECONDS, "first wait before a script that failed is started again; doubles")
     max_log_mb: int = _key(64, Kind("a whole number of MB from 1", _whole(1, 1_000_000)), "log kept of a trainer")
     keep_events: int = _key(

@@ -91,7 +91,9 @@ class TrainerSpec(BaseModel):
     """What to set on top of the agents' environment."""
     cwd: str = ""
     python: str = ""
-    """The interpreter; empty: the one that the agents run under."""
+    """The interpreter; empty: `submitted_python`, else the one that the agents run under."""
+    submitted_python: str = Field("", max_length=4096)
+    """The interpreter of the environment it was submitted from: used on nodes that have it. Commands fill it in."""
     launcher: Launcher = "elastic"
     curve: CurvePoints | None = None
     """What the user believes of its speed: a prior, which measurements overrule."""
@@ -190,7 +192,8 @@ class TrainerSpec(BaseModel):
             if "max_nodes" not in self.model_fields_set:
                 raise ValueError(f"max_nodes is missing: min_nodes ({self.min_nodes}) is above its default")
             raise ValueError(f"max_nodes must be at least min_nodes ({self.min_nodes}), but got {self.max_nodes}")
-        texts = {"script": [self.script], "args": self.args, "cwd": [self.cwd], "python": [self.python]}
+        texts = {"script": [self.script], "args": self.args, "cwd": [self.cwd]}
+        texts["python"] = [self.python, self.submitted_python]
         for key, values in {**texts, "env": self.env.values(), "model": [self.model]}.items():
             if any("\0" in value for value in values):
                 raise ValueError(f"{key} must not hold NUL characters")
@@ -222,7 +225,10 @@ class TrainerSpec(BaseModel):
 
     def as_json(self) -> dict[str, Any]:
         """What a request or a store holds, and `parse_spec` takes."""
-        return self.model_dump(mode="json")
+        found = self.model_dump(mode="json")
+        if not self.submitted_python:
+            del found["submitted_python"]  # controllers of version 0.1.0 do not know it
+        return found
 
 
 def parse_spec(given: object, where: str = "") -> TrainerSpec:

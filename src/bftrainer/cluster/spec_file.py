@@ -7,9 +7,11 @@ machine can (`check_here`), before anything is queued.
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import os
 import shutil
+import sys
 import tomllib
 import warnings
 from collections.abc import Mapping
@@ -186,6 +188,8 @@ def located(spec: TrainerSpec, folder: Path) -> TrainerSpec:
         changes["python"] = _absolute(spec.python, folder)
     elif spec.python:
         changes["python"] = shutil.which(spec.python) or spec.python
+    elif importlib.util.find_spec("torch") is not None:  # else this environment is for commands only
+        changes["submitted_python"] = sys.executable
     return spec.model_copy(update=changes)
 
 

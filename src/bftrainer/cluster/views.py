@@ -65,9 +65,9 @@ def trainer(row: TrainerRow, live: Live | None, now: float, waits: str = "") -> 
 
 
 def trainer_in_detail(
-    row: TrainerRow, live: Live | None, now: float, log_tail: list[str], waits: str = ""
+    row: TrainerRow, live: Live | None, now: float, log_tail: list[str], waits: str = "", output: str = ""
 ) -> dict[str, Any]:
-    """One trainer with all that is known of it."""
+    """One trainer with all that is known of it. `output` is the folder that its script writes to."""
     spec = TrainerSpec.model_validate(row.spec)
     prior = Prior(spec.prior_curve(), spec.up_s, spec.down_s)
     learned = live.learned if live is not None else Learned.from_json(row.learned or {}, prior)
@@ -84,6 +84,7 @@ def trainer_in_detail(
         "up_s": learned.up_s,
         "down_s": learned.down_s,
         "pauses": dict(learned.pauses()),
+        "snapshots": _snapshots(live) if live is not None else None,
         "workers": [
             {
                 "worker": worker.id,
@@ -96,6 +97,7 @@ def trainer_in_detail(
         "error": live.job.error if live is not None else row.error,
         "traceback": live.job.traceback if live is not None else row.traceback,
         "log_tail": log_tail,
+        "output": output,
     }
 
 
@@ -137,6 +139,18 @@ def _rate(live: Live) -> float:
     world = live.job.world
     found = live.job.progress.rates.get(world) or live.learned.measured.get(world)
     return found if found is not None and math.isfinite(found) else 0.0
+
+
+def _snapshots(live: Live) -> dict[str, Any] | None:
+    """How often they are taken now, and what one costs; None where nobody has said so."""
+    progress = live.job.progress
+    if progress.snapshot_every_s is None:
+        return None
+    return {
+        "step": progress.snapshot_step,
+        "every_s": progress.snapshot_every_s,
+        "stall_s": progress.snapshot_stall_s,
+    }
 
 
 def _places(found: Mapping[str, Sequence[int]]) -> dict[str, dict[str, int]]:

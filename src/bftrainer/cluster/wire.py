@@ -63,6 +63,8 @@ class WorkerStatus:
     report: Mapping[str, Any] | None = None
     """What it reported last, a `protocol.Report`."""
     speaks: bool = True
+    spoke: bool = True
+    """It has connected to its agent's channel. Said of one that has ended; older agents do not say."""
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
@@ -108,6 +110,8 @@ class Started:
 
     worker: str
     pid: int
+    warning: str = ""
+    """What is not as its user may think. Older agents do not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,8 @@ class Ended:
     status: int
     tail: str = ""
     error: str = ""
+    spoke: bool = True
+    """It had connected to its agent's channel. Older agents do not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +158,8 @@ class Welcome:
     """An agent that has not found a controller for so long ends."""
     logged: Mapping[str, int] = field(default_factory=dict)
     """How much of each worker's output the controller has."""
+    last_save_s: float = 0.0
+    """When the node is taken, workers have so long to save what only they may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +174,14 @@ class Start:
     """What to set on top of the agent's own environment."""
     cwd: str = ""
     python: str = ""
-    """The interpreter; empty: the agent's own."""
+    """The interpreter; empty: `submitted_python`, else the agent's own."""
     program: bool = False
     background: bool = False
     """Others train meanwhile: start at low priority."""
     speaks: bool = True
     """The worker speaks `elastic.protocol`, so it gets a channel and shall not be silent."""
+    submitted_python: str = ""
+    """The interpreter to use where it is there and can be run. Older agents take their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +281,7 @@ def _status(row: Mapping[str, Any]) -> WorkerStatus:
         values[name] = values[name] if _is_whole(values[name]) else -1
     for name in values.keys() & {"address", "failed", "traceback"}:
         values[name] = text(values[name]) if isinstance(values[name], str) else "nonsense"
-    for name in values.keys() & {"ready", "holds_state", "over", "done", "speaks"}:
+    for name in values.keys() & {"ready", "holds_state", "over", "done", "speaks", "spoke"}:
         values[name] = bool(values[name])
     if not isinstance(values.get("report"), Mapping):
         values["report"] = None
@@ -320,11 +330,12 @@ def _mapping(name: str, value: Any) -> Mapping[str, Any]:
 
 _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("node", "host", "agent", "worker"), _name),
-    **dict.fromkeys(("reason", "tail", "error"), _words),
+    **dict.fromkeys(("reason", "tail", "error", "warning"), _words),
     **dict.fromkeys(("status", "pid", "version"), _whole),
     **dict.fromkeys(("offset", "size"), _count),
     **dict.fromkeys(("message", "reports"), _mapping),
     "text": _text,
+    "spoke": lambda _, value: bool(value),
 }
 _STATUS_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "worker": _name,

@@ -43,8 +43,8 @@ def _checked(said: protocol.Message | None) -> protocol.Message | None:
     match said:
         case Report():
             return _report(said)
-        case Failed(error, traceback):
-            return Failed(_words(error, MOST_ERROR), _words(traceback)[-MOST_TRACEBACK:])
+        case Failed(error, traceback, fresh):
+            return Failed(_words(error, MOST_ERROR), _words(traceback)[-MOST_TRACEBACK:], fresh is True)
         case Formed(generation, world, pause_s, form_s, sync_s):
             return Formed(_whole(generation), _whole(world), _seconds(pause_s), _seconds(form_s), _seconds(sync_s))
         case Arrived(generation, address):
@@ -63,6 +63,9 @@ def _report(report: Report) -> Report:
     for optional in (report.total, report.epochs):
         if optional is not None:
             _count(optional)
+    for seconds in (report.snapshot_every_s, report.snapshot_stall_s):
+        if seconds is not None and not _seconds(seconds) >= 0:
+            raise ValueError("seconds must be 0 or more")
     places = {
         _words(name, MOST_NAME): [_count(value) for value in at]
         for name, at in list(report.metrics_at.items())[:MOST_METRICS]

@@ -25,8 +25,13 @@ class JobSettings:
     """One that alone has the training's state stays so long for newcomers to be ready."""
     finish_grace_s: float = 600.0
     """After training is complete, the script's own last words may take so long."""
-    arrive_s: float = 300.0
-    """A member that is alive and does not come to the next generation for so long hangs. Longer than any step."""
+    stuck_after_s: float = 0.0
+    """After a loss, a survivor that reports but does not come to the next generation for so long is killed. 0: never.
+
+    It may be in the midst of an evaluation, and comes when that ends: only who knows the script can say what hangs.
+    """
+    most_breaks: int = 3
+    """A group that breaks so often in a row, with no member lost, will never work."""
     gather_s: float = 0.1
     """Newcomers that are ready within so short a time join together."""
     restart_backoff_s: float = 1.0
@@ -56,6 +61,8 @@ class Worker:
     over: bool = False
     """It has said good-bye: left, done or failed."""
     said_done: bool = False
+    failed: bool = False
+    """It has told of an exception, and its end is no news."""
     killed: bool = False
     """We had it killed: its end is no failure."""
     redone: int = 0
@@ -63,6 +70,11 @@ class Worker:
     """It has never trained."""
     status: WorkerStatus | None = None
     """What its agent said of it after a restart of the controller, until the roster is whole again."""
+
+    @property
+    def joined(self) -> bool:
+        """Whether it has trained with the others, if only for a moment."""
+        return self.formed != 0 or not self.is_new
 
 
 Order = tuple[str, FromController]

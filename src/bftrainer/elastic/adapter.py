@@ -13,31 +13,44 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
+from bftrainer.elastic import arguments, data_source, output
+from bftrainer.elastic.batches import Batches
+from bftrainer.elastic.buffers import Buffers
 from bftrainer.elastic.crew import Crew
+from bftrainer.elastic.digest import Digest, refuse_drift, settings_of
+from bftrainer.elastic.gradients import Gradients
 from bftrainer.elastic.group import GroupBroken, default_backend
-from bftrainer.elastic.loader import Loaders, length_of
+from bftrainer.elastic.last_save import LastSave
+from bftrainer.elastic.loader import Loaders
+from bftrainer.elastic.loss_reduction import SumWatch
 from bftrainer.elastic.measure import Course, Meter
 from bftrainer.elastic.membership import Leave, Membership, Place
 from bftrainer.elastic.noted import At, Noted
 from bftrainer.elastic.pacing import Pacer
-from bftrainer.elastic.protocol import Done, Formed, Generation, Leaving, Report
+from bftrainer.elastic.protocol import Done, Formed, Generation, Leaving, Message, Report
 from bftrainer.elastic.reducer import Reducer
-from bftrainer.elastic.sampler import BatchPlan, Step
+from bftrainer.elastic.registering import Registration, refuse_sync_batch_norm
+from bftrainer.elastic.sampler import BatchPlan, Step, whole_number
+from bftrainer.elastic.shared_values import packed
 from bftrainer.elastic.signals import on_sigterm
 from bftrainer.elastic.snapshot import Snapshots
 from bftrainer.elastic.standing import Progress, Standing
 from bftrainer.elastic.state import Registry
-from bftrainer.elastic.stepping import Statistics, Stepper
-from bftrainer.elastic.tally import RIDERS, Tally, Total
+from bftrainer.elastic.stepping import Stepper, params_of
+from bftrainer.elastic.tally import CHANGED, RIDERS, SETTINGS, Tally, Total
+from bftrainer.elastic.together import Note, Together
 from bftrainer.errors import InputError
+
+_END_OF_BATCHES = "the end of the batches"
 
 
 class Run:
@@ -57,6 +70,7 @@ class Run:
         self.seed = seed
         self._noted = Noted()
         self._epochs_over = 0  # whose batches are all done, here
+        self._registration = Registration()
         self._registry = Registry()
         self._stepper = Stepper()
         self._membership = Membership.connect()
@@ -70,19 +84,40 @@ class Run:
         if snapshots is not None:
             keeper = Snapshots(snapshots, every_s=snapshot_every_s, keep=snapshots_kept)
         self._standing = Standing(self._registry, self._stepper, self._noted, keeper)
-        self._reducer: Reducer | None = None
-        self._statistics = Statistics()
+        self._gradients = Gradients(self._stepper)
+        self._buffers = Buffers()
+        self._together = Together(self._standing, self._crew, self._recover_inside)
         self._joined = False
         self._finished = False
+        self._forming = False  # between two groups
+        self._fresh = False  # it has taken over the state of others, and made no step with them
         self._agreed = False  # all ranks know of a new generation
-        self._peers: tuple[str, ...] = ()  # the members of the present generation
+        self._place: Place | None = None  # in the present generation
+        self._inside = False  # a group is formed in the midst of a meeting
+        self._looped: int | None = None  # the epoch whose batches have been looped over
+        self._left_loop = False  # by `break`; its end is settled with the next call
+        self._counted = False  # and that after as many batches as were expected, too early
+        self._taken_over = False  # the step that was lost here was whole elsewhere, and is in the state
+        self._waits = 0  # for the other ranks, so far
+        self._parts = 0  # calls of run.step(optimizer=…) for the batch at hand
+        self._void = False  # the batch at hand will come again: what is still done for it does not count
         self._pid = os.getpid()
         self._step: Step | None = None
         self._micro = 0
         self._tally = Tally()
         self._terminating = False
         self._loaders = Loaders()
+        self._sum_watch = SumWatch()
+        self._last_save = LastSave(
+            self._save_within,
+            needed=self._standing.can_save,
+            someone_else_has_it=self._is_one_of_many,
+            send=self._send,
+            generation=lambda: self._meter.generation,
+        )
         if self._membership is not None:
+            self._membership.on_taken = self._last_save.taken
+            self._membership.is_fresh = lambda: self._fresh
             self._membership.report = self._report
             self._membership.report_failures(self._crew.is_collateral)
         on_sigterm(self._on_sigterm)
@@ -132,12 +167,32 @@ class Run:
         """The dataset's indices in the batch at hand that count for this rank (none in a stand-in)."""
         if self._step is None:
             return ()
-        micro = self._step.micros[self._micro]
-        return micro.indices if micro.samples else ()
+        micro = self._step.micros[self._micro] if self._step.micros else None
+        return micro.indices if micro is not None and micro.samples else ()
+
+    @property
+    def folder(self) -> Path:
+        """The folder for what the script writes: this trainer's own under BFTrainer, else the current directory."""
+        return output.output_folder()
+
+    def save(self, thing: Any, name: str) -> Path | None:
+        """Write `thing` with torch.save to the file `name` in `run.folder`, on the main rank only: the path there.
+
+        A kill leaves the file as it was or complete. On the other ranks nothing is written, and None is returned.
+        """
+        name = output.file_name(name)
+        return output.save(thing, self.folder, name) if self.is_main else None
+
+    def mean(self, name: str) -> float:
+        """The mean of the loss given to `run.step`, over the samples of the epoch so far: the same on all ranks.
+
+        After the batches of an epoch it is that of the whole epoch, until the first step of the next.
+        """
+        return self._standing.mean.of(name)
 
     def register(
         self,
-        *,
+        *unnamed: object,
         lr_scaling: str | Callable[[float], float] = "none",
         lr_warmup_steps: int = 0,
         lr_base_batch: int | None = None,
@@ -155,36 +210,50 @@ class Run:
         """
         if self._joined:
             raise InputError("register() must be called before the first epoch")
+        if self.device.type == "cpu":
+            refuse_sync_batch_norm(objects)
+        given: dict[str, Any] = {
+            "lr_scaling": lr_scaling,
+            "lr_warmup_steps": lr_warmup_steps,
+            "lr_base_batch": lr_base_batch,
+            "clip_norm": clip_norm,
+            "scheduler_every": scheduler_every,
+        }
+        objects, options = self._registration.add(unnamed, objects, given)
         self._stepper.configure(
-            scheduler_every=scheduler_every,
-            clip_norm=clip_norm,
-            rule=lr_scaling,
-            warmup_steps=lr_warmup_steps,
-            base_batch=lr_base_batch,
+            scheduler_every=options["scheduler_every"],
+            clip_norm=options["clip_norm"],
+            rule=options["lr_scaling"],
+            warmup_steps=options["lr_warmup_steps"],
+            base_batch=options["lr_base_batch"],
         )
         self._registry.add(objects)
         self._stepper.add(list(objects.values()))
-        self._statistics.add(list(objects.values()))
+        self._standing.hidden.add(objects)
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are still to be trained, of `count`. A newcomer begins in the one that is under way."""
+        count = whole_number("count", count, 0)
         self._epochs = count
         self._join()
         undo: Callable[[], None] | None = None
         while self.progress.epoch < count:
             epoch = self.progress.epoch
+            self._begin_epoch()
             yield epoch
+            if self.progress.epoch == epoch:
+                self._end_loop()
             if self.progress.epoch == epoch:
                 self._standing.put_right()  # the loop over batches may have been left early
                 if undo is not None:
                     undo()  # what the script's code after the last batch does is done once
-                if epoch + 1 == count and not self._fence():
+                if epoch + 1 == count and not self._unbroken_fence("the end of the last epoch"):
                     # A peer was lost while rank 0 evaluated, rank 0 perhaps: what follows the last batch is run again.
-                    undo = self._standing.repair
+                    undo = self._registry.keep_untrained(self._stepper.optimizers)
                     continue
                 if self._stepper.scheduler_every == "epoch":
                     self._stepper.schedule()
-                self.progress.epoch, self.progress.cursor = epoch + 1, 0
+                self.progress.epoch, self.progress.cursor, self.progress.part = epoch + 1, 0, 0
         self.finish()
 
     def batches(
@@ -194,32 +263,59 @@ class Run:
         batch_size: int | None = None,
         global_batch: int | None = None,
         max_batch: int | None = None,
-        shuffle: bool = True,
-        drop_last: bool = False,
+        shuffle: bool | None = None,
+        drop_last: bool | None = None,
         **loading: Any,
-    ) -> Iterator[Any]:
+    ) -> Batches:
         """This rank's batches of the epoch under way: over all ranks each sample of the dataset exactly once.
 
-        Give `batch_size`, per node, or `global_batch`, which is split over the nodes. A share larger than `max_batch`
-        comes in several batches whose gradients are accumulated; call `run.step` after each all the same. `loading`
-        goes to torch's DataLoader: num_workers, collate_fn, pin_memory, prefetch_factor, worker_init_fn, …
+        `dataset` is map-style, or is a torch DataLoader of one, whose settings hold where none are given here. Give
+        `batch_size`, per node, or `global_batch`, which is split over the nodes. A share larger than `max_batch` comes
+        in several batches whose gradients are accumulated; call `run.step` after each all the same. A dataset is
+        shuffled unless `shuffle` is False. `loading` goes to torch's DataLoader: num_workers, collate_fn, pin_memory,
+        prefetch_factor, worker_init_fn, multiprocessing_context, timeout.
         """
-        length = length_of(dataset)
-        self._join()
-        plan = BatchPlan(
-            length,
+        source = data_source.read(
+            dataset,
             batch_size=batch_size,
             global_batch=global_batch,
-            max_batch=max_batch,
             shuffle=shuffle,
-            seed=self.seed,
             drop_last=drop_last,
+            loading=loading,
         )
-        loader = self._loaders.of(dataset, plan, (batch_size, global_batch, max_batch, shuffle, drop_last), loading)
-        if self._epochs is not None:
-            self._course = Course(self._epochs, length, drop_last), plan
+        plan = BatchPlan(
+            source.length,
+            batch_size=source.batch_size,
+            global_batch=global_batch,
+            max_batch=max_batch,
+            shuffle=source.shuffle,
+            seed=self.seed,
+            drop_last=source.drop_last,
+        )
+        return Batches(self, source, plan, self._iterate)
+
+    def _iterate(self, batches: Batches) -> Iterator[Any]:
+        """The loop over batches, which `Batches` begins."""
+        self._join()
+        self._end_loop()
+        plan = batches.plan
         epoch, place = self.progress.epoch, None
+        if self._looped == epoch:
+            raise InputError(
+                f"run.batches() was looped over a second time in epoch {epoch}; there is one loop per epoch. Count "
+                "epochs by `for epoch in run.epochs(n):`, evaluate on a DataLoader of your own, and join two training "
+                "sets by torch.utils.data.ConcatDataset, or train on them in different epochs"
+            )
+        self._looped = epoch
+        self._together.compare_data(plan.signature, epoch)
+        loader = self._loaders.of(batches.dataset, plan, batches.loading)
+        if not batches.persistent:
+            loader.close()  # as torch does: workers see the dataset as it is when the epoch begins
+        if self._epochs is not None:
+            self._course = Course(self._epochs, plan.length, plan.drop_last), plan
+        given, expected = 0, len(batches)
         while self._between(epoch):
+            self._together.loop_begins()
             here = (self._meter.generation, self.progress.cursor)
             if here != place:
                 batch_size_now = plan.global_batch_size(self.world)
@@ -227,22 +323,26 @@ class Run:
                 loader.begin(epoch, self.progress.cursor, self.rank, self.world)
             found = loader.next()
             if found is None:
-                if self._fence():
-                    self._epoch_is_over(epoch)
-                    return
-                place = None
-                continue
+                self._fence(_END_OF_BATCHES)
+                self._epoch_is_over(epoch)
+                return
             self._step, self._micro, batch = found
             assert self._step is not None
             last = self._micro == len(self._step.micros) - 1
+            stop = self._step.stop
             self._set_weight(self._step.micros[self._micro].weight, last)
-            place = (self._meter.generation, self._step.stop if last else self.progress.cursor)
+            place = (self._meter.generation, stop if last else self.progress.cursor)
+            given += 1
             try:
                 yield batch
             except GeneratorExit:  # a `break`: what follows the loop must not be undone later
+                self._finish_parts(stop)
+                self._counted = given == expected and self._has_more(plan)
                 self._standing.put_right()
                 self._epoch_is_over(epoch)
+                self._left_loop, self._step = True, None
                 raise
+            self._finish_parts(stop)
             if self._step is not None:
                 raise InputError("run.step() must be called after each batch; it was not after the last one")
         # The others are ahead in a later epoch, and so is the state taken over from them.
@@ -252,95 +352,295 @@ class Run:
 
         Each rank draws its data as it sees fit (`run.rank`, `run.world`); their gradients are averaged.
         """
+        count = whole_number("count", count, 0)
+        if self._epochs is not None:
+            raise InputError("run.steps() does not go into a loop over run.epochs(): it counts all steps of a training")
         if self._stepper.scales_lr:
             raise InputError("`lr_scaling` needs run.batches(): in run.steps() the size of the batch is not known")
         self._join()
         while self._between(self.progress.epoch):
             if self.progress.cursor >= count:
-                if self._fence():
-                    break
-                continue
+                break
             number = self.progress.cursor
             self._step = Step(number, number + 1, ())
             self._micro = 0
             self._set_weight(1.0 / self.world, True)
             yield number
+            self._finish_parts(number + 1)
             if self._step is not None:
                 raise InputError("run.step() must be called in each step; it was not in the last one")
         self.finish()
 
-    def step(self, *, samples: int | None = None, loss: Tensor | float | None = None, **metrics: float) -> bool:
+    def step(
+        self,
+        *,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
+        samples: int | None = None,
+        loss: Tensor | float | None = None,
+        **metrics: float,
+    ) -> bool:
         """After the backward pass: sum the gradients over all ranks, apply them, commit.
 
         True when a step was committed; False when its gradient only accumulates, or when a peer was lost and the batch
         will come again. `loss` (a mean over the batch) and `metrics` are reported; `samples` is needed only in a loop
-        over `steps`, where one a step is assumed.
+        over `steps`, where one a step is assumed. With `optimizer` only that one (or those in a list) steps: call it
+        once for each loss of a batch, as the two networks of a GAN need it. All gradients are cleared each time.
         """
-        step, reducer = self._step, self._reducer
-        if step is None or reducer is None:
-            raise InputError("run.step() must be called once after each batch of run.batches() or in run.steps()")
+        step = self._step
+        if step is None and optimizer is not None and self._void:
+            self._parts += 1
+            self._buffers.take_back()
+            self._stepper.clear()  # a peer was lost: the whole batch comes again
+            return False
+        if step is None:
+            raise InputError(
+                "run.step() must be called once after each batch of run.batches() or in run.steps(); to step several "
+                "optimizers one after the other, say which: run.step(optimizer=…)"
+            )
+        arguments.check_step(loss, samples)
+        metrics = arguments.metric_values(metrics)
         count = step.micros[self._micro].samples if step.micros else (samples if samples is not None else 1)
+        self._sum_watch.look(loss, count, alone=self._membership is None)
+        last = not step.micros or self._micro == len(step.micros) - 1
+        if not self._void and not self._standing.separate:
+            self._gradients.check()
+        if optimizer is not None:
+            return self._part_step(self._stepper.chosen(optimizer), step, count, loss, metrics)
+        if self._parts:
+            raise InputError("run.step() was called with `optimizer` before for this batch: say it each time")
+        self._gradients.refuse_mixed_losses()
         self._step = None
         if metrics:
-            metrics = {name: float(value) for name, value in metrics.items()}
             self.report(**metrics)
-        if step.micros and self._micro < len(step.micros) - 1:
+        if not last:
             self._tally.add(count, loss)
             return False
+        total = self._sum(self._gradients.whole, step, count, loss)
+        if total is None:
+            return self._taken_over
+        self._stepper.apply(self.progress.step)
+        self.progress.cursor, self.progress.part = step.stop, 0
+        self._commit(total, total.samples, metrics)
+        return True
+
+    def _part_step(
+        self,
+        chosen: list[Optimizer],
+        step: Step,
+        count: int,
+        loss: Tensor | float | None,
+        metrics: dict[str, float],
+    ) -> bool:
+        """One of several steps for one batch, each of other optimizers."""
+        if len(step.micros) > 1:
+            raise InputError("run.step(optimizer=…) does not go with `max_batch`: give a smaller batch")
+        number, self._parts = self._parts, self._parts + 1
+        if self._void or number < self.progress.part:  # the latter were made before the batch had to come again
+            self._buffers.take_back()
+            self._stepper.clear()
+            self._together.step_is_over()
+            return not self._void
+        if not any(param.grad is not None for param in params_of(chosen)):
+            raise InputError("run.step(optimizer=…) found no gradient for it: call its loss.backward() before")
+        try:
+            if not self._standing.separate:
+                self._gradients.whole.complete()
+            self._standing.separate = True
+            self._agree_on(chosen, number)
+        except GroupBroken as problem:
+            self._lost_step(problem, count)
+            return self._taken_over
+        total = self._sum(self._gradients.part(chosen), step, count, loss)
+        if total is None:
+            return self._taken_over
+        self._stepper.apply(self.progress.step, chosen)
+        self.progress.part = number + 1
+        self._commit(total, total.samples if number == 0 else 0, metrics)
+        self._step = step
+        return True
+
+    def _agree_on(self, chosen: list[Optimizer], number: int) -> None:
+        """Refuse to step other optimizers than the other ranks do."""
+        mine = sum(1 << n for n, known in enumerate(self._stepper.optimizers) if known in chosen) + (number << 32)
+        if self.world == 1:
+            return
+        self._waits += 1
+        self._crew.waits_in = (repr(self.progress.key()), self._waits)
+        try:
+            row = [float(mine), float(mine if self.rank == 0 else 0)]
+            reducer = self._gradients.whole
+            total, first = reducer.agree(torch.tensor(row, dtype=torch.float64, device=self._crew.wire)).tolist()
+            self._crew.check_whole()
+        finally:
+            self._crew.waits_in = None
+        if first != mine or total != mine * self.world:
+            raise InputError(
+                "the ranks step different optimizers in the same batch: run.step(optimizer=…) must be called for the "
+                "same optimizers in the same order on all ranks. Decide by run.share(…) or run.progress, not by "
+                "the loss or random numbers of one rank"
+            )
+
+    def _sum(self, reducer: Reducer, step: Step, count: int, loss: Tensor | float | None) -> Total | None:
+        """Sum gradients and what rides along; None if a peer was lost, and then training has been taken up again."""
         share = sum(micro.weight for micro in step.micros) if step.micros else 1.0 / self.world
         if self._pacer is not None:
             self._pacer.hold(self.world)
         riders = self._tally.riders(count, loss, knows=self._crew.knows_of_newer, device=self.device)
-        if self._statistics and self.world > 1:
-            riders = torch.cat([riders, self._statistics.weighted(share)])
+        if self.world > 1 and self._buffers:
+            riders[CHANGED] = self._buffers.changed()
+            riders = torch.cat([riders, self._buffers.riders(share, self.rank, self.device)])
+        settings = settings_of(self._stepper.optimizers) if self.world > 1 else 0
+        if self.world > 1 and self.rank == 0:
+            riders[SETTINGS] = settings
+        put: Callable[[], None] = lambda: None  # noqa: E731 - nothing to put, so far
+        self._waits += 1
+        self._crew.waits_in = (repr(self.progress.key()), self._waits)
         try:
             sums = reducer.finish(riders)
             total = Total.of(sums)
             self._crew.check_whole()
+            if total.buffers_changed and self.world > 1:
+                put = self._buffers.fetch(self.rank, self._crew, reducer.agree)
         except GroupBroken as problem:
-            before = self.progress.key()
-            self._recover(problem)
-            if self.progress.key() <= before:  # nobody's sum was whole
-                self._redone += count + self._tally.samples
-            return False
-        if self._statistics:
-            if self.world > 1:
-                self._statistics.take(sums[RIDERS:])
-            self._statistics.commit()
-        self._stepper.apply(self.progress.step)
-        self.progress.cursor = step.stop
+            self._lost_step(problem, count)
+            return None
+        finally:
+            self._crew.waits_in = None
+        if settings and total.settings != settings:
+            raise InputError(
+                "the settings of the optimizers (learning rate, momentum, weight decay …) differ between this rank and "
+                "rank 0: register the scheduler, and compute settings on all ranks from values that all have, such as "
+                "run.progress.step or what run.evaluate(…) gave, not from a counter of your own"
+            )
+        self._last_save.at_rest = False
+        if self.world > 1 and self._buffers:
+            put()
+            self._buffers.take(sums[RIDERS:])
+        self._buffers.commit(others=total.buffers_changed or self.world == 1)
+        return total
+
+    def _lost_step(self, problem: GroupBroken, count: int) -> None:
+        before = self.progress.key()
+        self._step, self._void = None, True
+        self._buffers.take_back()
+        self._standing.take_batch_back()
+        self._recover_inside(problem)  # the script's code after the step runs next
+        self._standing.repeats_code()
+        self._taken_over = self.progress.key() > before  # somebody's sum was whole
+        self._together.step_is_over()
+        if not self._taken_over:
+            self._redone += count + self._tally.samples
+
+    def _commit(self, total: Total, samples: int, metrics: dict[str, float]) -> None:
+        self._fresh = False
+        self._together.step_is_over()
+        self._gradients.whole.forget_passes()
         self.progress.step += 1
-        self.progress.samples += total.samples
-        self._meter.stepped(total.samples)
+        self.progress.samples += samples
+        self._meter.stepped(samples)
+        if samples:
+            self._standing.mean.add(total.loss, total.loss_samples, self.progress.epoch)
         if total.loss is not None:
             metrics["loss"] = total.loss
         self.report(**metrics)
         self._agreed = total.all_know(self.world)
-        return True
+
+    # Values that all ranks have.
+
+    def share(self, value: Any = None) -> Any:
+        """Rank 0's `value`, on every rank. All ranks call it at the same point of the script.
+
+        It is part of the state: when rank 0 is lost, the next rank 0 gives its own or all have what the lost one gave.
+        A value is a number, text, tensor, or a list, tuple or dict of them.
+        """
+        return self._meet("run.share()", lambda: value)
+
+    def evaluate(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """What `function(*args, **kwargs)` gives on rank 0, on every rank. The other ranks wait for it.
+
+        Use it for validation, so that early stopping, schedules and the best model depend on the same numbers
+        everywhere. When rank 0 is lost meanwhile, the next rank 0 calls the function again. Nodes that join meanwhile
+        wait for the next step.
+        """
+        if not callable(function):
+            raise InputError(f"run.evaluate() needs a function, but got {type(function).__name__}")
+        return self._meet("run.evaluate()", lambda: function(*args, **kwargs))
+
+    def _meet(self, what: str, offer: Callable[[], Any]) -> Any:
+        """Meet the other ranks that hold the state; gives what `offer` gives on the first of them."""
+        if not self._joined:
+            raise InputError(f"{what} must be called in a loop over run.epochs() or run.steps(), not before it")
+        if self._finished:
+            raise InputError(f"the training is over, so {what} meets nobody; call it in the last epoch")
+        if self._step is not None and not self._parts:
+            raise InputError(f"{what} must be called after run.step(), not between a batch and its step")
+        if what.startswith("run."):
+            self._end_loop()
+        return self._together.meet(what, offer)
+
+    def _fence(self, what: str) -> None:
+        """Wait for all ranks to come here, and see whether they have drifted apart."""
+
+        def judge(notes: list[bytes]) -> bytes:
+            refuse_drift(notes)
+            return packed(None, what)
+
+        self._together.meet(what, lambda: None, Note(Digest(self._registry.objects).written, judge))
+
+    def _unbroken_fence(self, what: str) -> bool:
+        """Wait for all ranks to come here. False if a peer was lost while some of them waited, which all are told."""
+        entered = self._meter.generation
+
+        def judge(notes: list[bytes]) -> bytes:
+            return packed({int(note) for note in notes} == {self._meter.generation}, what)
+
+        return bool(self._together.meet(what, lambda: None, Note(lambda: b"%d" % entered, judge)))
+
+    def _has_more(self, plan: BatchPlan) -> bool:
+        """Whether samples of the epoch are left."""
+        return plan.step_at(self.progress.epoch, self.progress.cursor, self.rank, self.world) is not None
+
+    def _end_loop(self) -> None:
+        """Settle the end of a loop over batches that was left by `break`."""
+        if self._left_loop:
+            self._left_loop = False
+            if self._counted:
+                raise InputError(
+                    "the loop over run.batches() was left after as many batches as len() had said, but samples of the "
+                    "epoch are left, since nodes came or went meanwhile: loop to the end, do not count batches"
+                )
+            self._fence(_END_OF_BATCHES)
 
     def report(self, **metrics: float) -> None:
         """Have values (accuracy, …) travel with the next report, as those of the epoch and the step at hand."""
-        self._noted.note({name: float(value) for name, value in metrics.items()}, self._at())
+        self._noted.note(arguments.metric_values(metrics), self._at())
 
     def finish(self) -> None:
         """The training is complete: `epochs` and `steps` call it when they end."""
         if self._finished or not self._joined:
             return
-        saved = False
-        while not saved:
-            while not self._fence():
-                pass
-            self._standing.put_right()
-            if self.is_main:
-                self._standing.save()
-            saved = self._fence()  # if rank 0 is lost while it saves, the next one does
+        self._end_loop()
+        self._begin_epoch()
+        self._give_owed()
+        self._fence("the end of the training")
+        self._standing.put_right()
+        self._meet("the last snapshot", self._save_last)  # if rank 0 is lost while it saves, the next one does
+        self._give_owed()
+        self._crew.part()  # rank 0 hosts what the others have still to read
         self._finished = True
         self._loaders.close()
         if self._membership is not None:
             self._membership.send(self._report())
             self._membership.send(Done(self.progress.step))
 
+    def _save_last(self) -> None:
+        self._standing.save(last=True)
+
     # Between two batches.
+
+    def _begin_epoch(self) -> None:
+        self._together.epoch_begins()
+        self._looped, self._left_loop = None, False
 
     def _between(self, epoch: int) -> bool:
         """All ranks have committed the same steps and run the script's code for them.
@@ -352,26 +652,43 @@ class Run:
         if self.progress.epoch != epoch:
             return False
         self._standing.put_right()
+        self._last_save.end_if_taken()
+        self._follow_trained()
+        self._give_owed()
+        self._void, self._parts = False, 0
+        if self.world > 1:
+            self._standing.batch_begins()
+        else:
+            self._standing.forget_batch()
         if self._terminating and self._membership is None:
             self._standing.save()
             raise SystemExit(128 + signal.SIGTERM)
         if self.is_main:
             self._standing.save_if_due()
+        self._last_save.at_rest = True
         return True
 
-    def _fence(self) -> bool:
-        """Whether all ranks have come here, the end of an epoch. False: there is more to do first."""
-        reducer, place = self._reducer, self.progress.key()
-        assert reducer is not None
-        try:
-            flag = float(self._crew.knows_of_newer)
-            values = reducer.agree(torch.tensor([flag], dtype=torch.float64, device=self.device)).tolist()
-            self._crew.check_whole()
-        except GroupBroken as problem:
-            self._recover(problem)
-            return False
-        self._agreed = round(values[0]) >= self.world
-        return self.progress.key() == place
+    def _give_owed(self) -> None:
+        """Hand the state to newcomers that came in the midst of the script's code."""
+        while self._standing.owes:
+            assert self._place is not None
+            try:
+                self._standing.give_owed(self._place, self._crew)
+                self._crew.check_whole()
+            except GroupBroken as problem:
+                self._recover(problem)
+
+    def _follow_trained(self) -> None:
+        """Layers may have been unfrozen, or groups been added to an optimizer: sum their gradients from now on."""
+        while not self._standing.separate and self._gradients.is_behind:
+            meetings = self._crew.meetings
+            try:
+                if meetings is not None:
+                    meetings.meet("a change of the trained parameters")
+            except GroupBroken as problem:
+                self._recover(problem)
+                continue
+            self._gradients.follow()
 
     # Groups.
 
@@ -381,11 +698,14 @@ class Run:
             return
         if not self._stepper.optimizers:
             raise InputError("run.register() must be given at least one optimizer before training begins")
+        self._standing.check_state(peers=self._membership is not None)
         self._joined = True
-        self._reducer = Reducer(self._stepper.params, RIDERS + self._statistics.size)
+        self._buffers.find(self._registry.modules, self._stepper.params)
+        self._gradients.follow(RIDERS + self._buffers.size)
         if self._membership is None:
             self._standing.begin()
-            self._statistics.commit()
+            self._buffers.commit()
+            self._gradients.follow()  # a snapshot may have thawed layers
             self._meter.formed(0, 1)
             if self._pacer is not None:
                 self._pacer.begin()
@@ -395,27 +715,37 @@ class Run:
         self._reform()
 
     def _recover(self, problem: GroupBroken) -> None:
-        """The group is broken in the midst of a step. What was not committed is dropped."""
-        assert self._reducer is not None
+        """The group is broken. Train on in the next one."""
         self._crew.give_up(problem)
-        self._reducer.abandon()
-        self._statistics.take_back()
+        self._gradients.abandon()
         self._reform()
-        self._standing.step_failed()
+        self._last_save.at_rest = False
+
+    def _recover_inside(self, problem: GroupBroken) -> None:
+        """The group is broken in the midst of the script's code, so newcomers have to wait."""
+        self._inside = True
+        try:
+            self._recover(problem)
+        finally:
+            self._inside = False
 
     def _reform(self) -> None:
         """Train on in the group of the newest generation."""
-        membership, reducer = self._membership, self._reducer
+        membership = self._membership
         assert membership is not None
-        assert reducer is not None
+        self._forming = True
+        self._last_save.at_rest = self._standing.has_state and not self._inside
+        self._last_save.end_if_taken()
         paused_at = self._meter.last_at if self._standing.has_state else time.perf_counter()
         try:
             place, form_s, sync_s = self._crew.form_anew(self._sync)
         except Leave as leave:
             self._leave(leave.generation)
-        self._agreed = False
-        self._peers = place.members
-        reducer.alone = place.world == 1
+        self._agreed = self._forming = False
+        self._place = place
+        if self._gradients.is_behind:
+            self._gradients.follow()  # as the state that was taken over has it
+        self._gradients.group_is(alone=place.world == 1, check=self._crew.check_whole, wait=self._crew.wait)
         pause_s = time.perf_counter() - paused_at
         self._meter.formed(place.generation, place.world)
         if self._pacer is not None:
@@ -423,13 +753,19 @@ class Run:
         membership.send(Formed(place.generation, place.world, round(pause_s, 6), round(form_s, 6), round(sync_s, 6)))
 
     def _sync(self, place: Place) -> None:
-        self._standing.sync(place, self._crew.wire)
-        self._statistics.commit()
+        self._last_save.at_rest = False
+        before, had_state = self._standing.loads, self._standing.has_state
+        self._standing.sync(place, self._crew, inside=self._inside)
+        self._fresh = self._fresh or (self._standing.took_over and not had_state)
+        if self._standing.loads != before or not self._buffers.committed:
+            self._buffers.commit()
 
     def _leave(self, generation: Generation) -> NoReturn:
         """End here, at a step boundary."""
         assert self._membership is not None
-        if self._standing.has_state and not set(generation.members) & set(self._peers):
+        self._last_save.end_if_taken()
+        peers = self._place.members if self._place is not None else ()
+        if self._standing.has_state and not set(generation.members) & set(peers):
             self._standing.save()  # nobody who has the state stays
         self._finished = True
         self._loaders.close()
@@ -439,14 +775,27 @@ class Run:
     # Steps.
 
     def _set_weight(self, weight: float, last: bool) -> None:
-        reducer = self._reducer
-        assert reducer is not None
+        reducer = self._gradients.whole
+        reducer.forget_passes()
         if self._micro == 0:
             self._tally.begin()
+            self._gradients.begin()
         elif weight != reducer.weight:
             # Micro-batches of one share differ by a sample: bring what is accumulated to the weight of the next.
             reducer.rescale(reducer.weight / weight)
-        reducer.weight, reducer.active = weight, last
+        if self._micro > 0:
+            self._gradients.keep()
+        reducer.weight, reducer.active = weight, last and not self._standing.separate
+
+    def _finish_parts(self, stop: int) -> None:
+        """The script has made all steps of the batch at hand that go by `optimizer=`: it is done."""
+        if self._parts and self._void and self._parts == self.progress.part:
+            self._standing.put_right()  # all of it is done: this rank had only missed the last part
+            self._void = False
+        if self._parts and not self._void:
+            self.progress.cursor, self.progress.part = stop, 0
+        if self._parts:
+            self._step = None
 
     # The outside world.
 
@@ -454,6 +803,7 @@ class Run:
         self._meter.look()
         progress = self.progress
         metrics, metrics_at = self._noted.both()
+        interval = self._standing.snapshot_interval if self.is_main else None
         return Report(
             generation=self._meter.generation,
             step=progress.step,
@@ -468,6 +818,8 @@ class Run:
             epochs=self._epochs,
             redone=self._redone,
             windows=self._meter.windows(),
+            snapshot_every_s=round(interval.interval_s, 3) if interval is not None else None,
+            snapshot_stall_s=round(interval.stall_s, 6) if interval is not None else None,
         )
 
     def _at(self) -> At:
@@ -475,6 +827,7 @@ class Run:
         return At(max(self.progress.epoch, self._epochs_over), self.progress.step, self.progress.samples)
 
     def _epoch_is_over(self, epoch: int) -> None:
+        self._last_save.at_rest = False
         self._epochs_over = epoch + 1
         self._noted.epoch_is_over(epoch + 1, self.progress.step)
 
@@ -492,11 +845,26 @@ class Run:
 
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
         self._terminating = True
+        if self._last_save.interrupt():
+            return
         if not self._standing.has_state:
             raise SystemExit(128 + signum)  # nobody waits for it yet
         if self._membership is not None:
             # In a thread, because this one may be in the midst of sending.
             threading.Thread(target=self._membership.send, args=(Leaving(),), daemon=True).start()
+
+    def _save_within(self, seconds: float) -> None:
+        self._buffers.take_back()  # a batch that is being computed may have moved them
+        self._standing.save_within(seconds)
+
+    def _is_one_of_many(self) -> bool:
+        """Whether the group is whole, as far as is known here, and has another main rank: that one saves."""
+        assert self._membership is not None
+        return self.rank > 0 and not self._forming and not self._membership.cut
+
+    def _send(self, message: Message) -> None:
+        if self._membership is not None:
+            self._membership.send(message)
 
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:

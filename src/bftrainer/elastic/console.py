@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bftrainer.elastic import protocol
-from bftrainer.elastic.local import Coordinator, Happening, Outcome
+from bftrainer.elastic.local import FAILED_ALONE, Coordinator, Happening, Outcome
 from bftrainer.elastic.protocol import Done, Formed, Left, Report
 
 LOOK_S = 0.1
@@ -95,6 +95,9 @@ class Story:
             return f"{node} starts again" if again else f"{node} added"
         if happening.what == "silent":
             return f"{node} is silent: taken for lost"
+        if happening.what.startswith(FAILED_ALONE):
+            self._expected.add(node)
+            return f"{node} failed before it joined, the others go on: {happening.what.removeprefix(FAILED_ALONE)}"
         if happening.what.startswith(_ENDED):
             return self._has_ended(node, int(happening.what.removeprefix(_ENDED)))
         strange = happening.what.startswith("channel:") and "[Errno" not in happening.what  # not just gone

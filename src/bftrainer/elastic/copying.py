@@ -1,109 +1,112 @@
-"""The copy of a training state that a snapshot is written from while training goes on.
+"""Copies a training state into CPU memory, from which a snapshot is written while training goes on.
 
-A state of any nesting, on any device, comes in from `snapshot.py`, the only caller; out goes the same with every tensor
-once, in CPU memory of its own, and with nothing that `torch.load(weights_only=True)` would not give back. What it would
-not is refused here, when it can still be mended.
+`snapshot.py` is the only caller. A state of any nesting, on any device, comes in; the same state goes out with every
+tensor once, in memory that is kept from one snapshot to the next. For tensors on a GPU that memory is pinned, and the
+copy is queued on the stream that trains: it comes after what was queued before and before everything that the script
+does next, so that no later change can reach it. Python does not wait for it; whoever reads the copy calls `wait`.
 """
 
 from __future__ import annotations
 
-import functools
-import io
-from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
-from bftrainer.errors import InputError
+from bftrainer.elastic.portable import portable
 
-_PLAIN = frozenset({int, float, complex, str, bytes, bool, type(None), torch.Size, torch.dtype, torch.device})
-_LAYOUTS = frozenset(
-    {torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
-)
-_INT_BITS = 2040
-"""torch's safe loader knows no integer of more than 255 bytes, its sign included."""
+_Like = tuple[torch.Size, tuple[int, ...], torch.dtype, bool]
+"""What must be equal for memory to be used again: shape, strides, type, and whether it is pinned."""
 
 
-def copy_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy that later changes of `state` do not reach, or an InputError naming what could not be loaded again."""
-    if not isinstance(state, Mapping):
-        raise InputError(f"`state` must be a dict, but got {_type_name(state)}")
-    copies: dict[object, torch.Tensor] = {}
-    try:
-        return {_copied(key, "a key of state", copies): _copied(state[key], f"state[{key!r}]", copies) for key in state}
-    except RecursionError:
-        raise InputError("`state` must not contain itself or be nested hundreds of levels deep, but it does") from None
+class Copier:
+    """Copies states, one after the other, into the same memory. The former copy must not be in use any more."""
+
+    def __init__(self) -> None:
+        self._kept: dict[_Like, list[torch.Tensor]] = {}
+
+    def copy(self, state: Mapping[str, Any]) -> Copy:
+        """A copy that later changes of `state` do not reach, or an InputError naming what could not be loaded again."""
+        free, self._kept = self._kept, {}
+        copies = _Copies(free)
+        copied = portable(state, copies.of)
+        self._kept = copies.used
+        return Copy(copied, copies.delivered())
 
 
-def _copied(value: Any, path: str, copies: dict[object, torch.Tensor]) -> Any:
-    # Types must match exactly: a subclass (an enum, numpy's float64, a named tuple) is pickled as something else.
-    kind = type(value)
-    if kind in _PLAIN:
-        if kind is int and value.bit_length() >= _INT_BITS:
-            _refuse(path, f"an int of {value.bit_length()} bits")
-        if kind is bytes and not value:  # pickled as a call of `bytes`, which torch's safe loader does not make
-            _refuse(path, "empty bytes")
-        return value
-    if isinstance(value, torch.Tensor):
-        return _copied_tensor(value, path, copies)
-    if kind is dict or kind is OrderedDict:
-        made = kind()
-        for key, item in value.items():
-            made[_copied(key, f"a key of {path}", copies)] = _copied(item, f"{path}[{key!r}]", copies)
-        if kind is OrderedDict:  # a module's state_dict() keeps the versions of its layers in an attribute
-            vars(made).update({name: _copied(item, f"{path}.{name}", copies) for name, item in vars(value).items()})
-        return made
-    if kind is list or kind is tuple:
-        return kind(_copied(item, f"{path}[{index}]", copies) for index, item in enumerate(value))
-    if kind is set:
-        return {_copied(item, f"an item of {path}", copies) for item in value}
-    return _refuse(path, _type_name(value))
+class Copy:
+    """A copied state. Before `wait` has returned, tensors that come from a GPU may not be there yet."""
+
+    def __init__(self, state: dict[str, Any], deliveries: list[_Delivery]) -> None:
+        self.state = state
+        self._deliveries = deliveries
+
+    def wait(self) -> float:
+        """Wait until all of it is there; gives the seconds that the GPUs stood still for it."""
+        return max((delivery.wait() for delivery in self._deliveries), default=0.0)
 
 
-def _copied_tensor(value: torch.Tensor, path: str, copies: dict[object, torch.Tensor]) -> torch.Tensor:
-    plain = value.detach()
-    if type(plain) is not torch.Tensor:
-        _refuse(path, _type_name(value))
-    if plain.is_meta or plain.layout not in _LAYOUTS or not _is_loadable(plain.dtype):
-        _refuse(path, f"a tensor of {plain.dtype}, {plain.layout}, on {plain.device}")
-    key: object = id(value)
-    if plain.layout is torch.strided:
-        # Tied weights are different tensor objects over the same memory.
-        key = (
-            plain.device,
-            plain.data_ptr(),
-            plain.shape,
-            plain.stride(),
-            plain.dtype,
-            plain.is_conj(),
-            plain.is_neg(),
-        )
-    if key not in copies:
-        copies[key] = plain.to("cpu", copy=True)
-    return copies[key]
+class _Copies:
+    """The tensors of one copy."""
+
+    def __init__(self, free: dict[_Like, list[torch.Tensor]]) -> None:
+        self.used: dict[_Like, list[torch.Tensor]] = {}
+        self._free = free
+        self._copied: dict[object, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._deliveries: dict[torch.device, _Delivery] = {}
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The copy of a tensor; tied weights, different tensors over the same memory, have one."""
+        key: object = id(tensor)
+        if tensor.layout is torch.strided:
+            where = (tensor.device, tensor.data_ptr(), tensor.is_conj(), tensor.is_neg())
+            key = (*where, tensor.shape, tensor.stride(), tensor.dtype)
+        if key not in self._copied:
+            # With the original: its address stays its own as long as it lives.
+            self._copied[key] = tensor, self._copy_of(tensor)
+        return self._copied[key][1]
+
+    def delivered(self) -> list[_Delivery]:
+        """What to wait for, now that all copies are on their way."""
+        for delivery in self._deliveries.values():
+            delivery.end()
+        return list(self._deliveries.values())
+
+    def _copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout is not torch.strided:
+            return tensor.to("cpu", copy=True)
+        if tensor.is_cuda and tensor.device not in self._deliveries:
+            self._deliveries[tensor.device] = _Delivery(tensor.device)
+        like = (tensor.shape, tensor.stride(), tensor.dtype, tensor.is_cuda)
+        free = self._free.get(like)
+        memory = free.pop() if free else _memory_for(tensor)
+        self.used.setdefault(like, []).append(memory)
+        return memory.copy_(tensor, non_blocking=tensor.is_cuda)
 
 
-@functools.cache
-def _is_loadable(dtype: torch.dtype) -> bool:
-    """Whether tensors of this type can be saved and loaded again: those of less than a byte, for one, cannot."""
-    file = io.BytesIO()
-    try:
-        torch.save(torch.empty(1, dtype=dtype), file)
-        file.seek(0)
-        torch.load(file, weights_only=True)
-    except Exception:  # whatever torch raises, such a snapshot would be lost
-        return False
-    return True
+class _Delivery:
+    """The copies that are on their way from one GPU, on the stream that is current when this is made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.current_stream(device)
+        self._begun: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._ended: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._stream.record_event(self._begun)
+
+    def end(self) -> None:
+        """All copies are queued."""
+        self._stream.record_event(self._ended)
+
+    def wait(self) -> float:
+        """Wait until they are here; gives the seconds from the first to the last."""
+        self._ended.synchronize()
+        return float(self._begun.elapsed_time(self._ended)) / 1000.0
 
 
-def _type_name(value: object) -> str:
-    kind = type(value)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _refuse(path: str, got: str) -> NoReturn:
-    raise InputError(
-        f"{path} must be a tensor, a plain value or a dict, list, tuple or set of them, but got {got}, which could not "
-        "be loaded from a snapshot: leave it out of `state_dict()`, or keep it as a tensor or plain value"
-    )
+def _memory_for(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_cuda:
+        try:
+            return torch.empty_like(tensor, device="cpu", pin_memory=True)
+        except RuntimeError:  # a host that lets no more memory be pinned: the copy is slower, and as good
+            pass
+    return torch.empty_like(tensor, device="cpu")

@@ -6,14 +6,19 @@ leaves, arrives, forms, and tries again when a peer is lost on the way.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
+import torch.distributed as dist
 
+from bftrainer.elastic import nccl
 from bftrainer.elastic.group import Group, GroupBroken
+from bftrainer.elastic.meeting import Meetings
 from bftrainer.elastic.membership import Membership, Place
 from bftrainer.elastic.protocol import Broken
 
@@ -21,6 +26,8 @@ _NEWS_S = 0.3
 """How long a worker whose group broke waits for its manager's word before it complains: the manager may know why."""
 _COLLATERAL_S = 1.0
 """How long an exception of the script waits for the news that a peer was lost, before it counts as the script's own."""
+_LOOK_S = 0.5
+"""How often a watching thread looks whether this worker has been waiting for its peers for long."""
 
 
 class Crew:
@@ -28,10 +35,15 @@ class Crew:
 
     def __init__(self, membership: Membership | None, backend: str, device: torch.device) -> None:
         self.membership = membership
-        self._group = Group(backend)
+        self.waits_in: tuple[str, int] | None = None
+        """The step in which this worker waits for its peers, in words and by how many waits there were before."""
+        self._group = Group(backend, device)
         self._device = device
+        self._meetings: Meetings | None = None
+        self._closing = threading.Event()
         if membership is not None:
             membership.on_cut = self._group.cut
+            threading.Thread(target=self._keep_looking, name="bftrainer-watch", daemon=True).start()
 
     @property
     def rank(self) -> int:
@@ -56,7 +68,7 @@ class Crew:
     def rehearse(self) -> None:
         """Form a group of one: what the first group of a process takes longer is paid before the others pause."""
         try:
-            self._group.form(Place(0, ("",), 0, (self._group.open_store("127.0.0.1"),)))
+            self._group.form(Place(0, ("",), 0, (self._group.open_store("127.0.0.1"),)), connect=True)
         except GroupBroken as problem:
             warnings.warn(f"a group of one cannot be formed on this node: {problem}", stacklevel=2)
         self._group.leave()
@@ -68,14 +80,20 @@ class Crew:
         """
         membership = self.membership
         assert membership is not None
+        if self._group.backend == "nccl":
+            # A rank whose kernel is through may still be sending to its peers; an abort would stop that.
+            self.part()
         while True:
-            self._group.leave()
             place = membership.arrive(self._address)
+            # Not before: all have arrived, so nobody needs the former group any more.
+            self._group.leave()
+            self._meetings = None
             began = time.perf_counter()
             try:
                 self._group.form(place, partial(membership.lost_one, place.generation))
                 formed = time.perf_counter()
                 sync(place)
+                self._group.check()
             except GroupBroken as problem:
                 self._group.cut()
                 self._complain(place.generation, problem)
@@ -84,6 +102,24 @@ class Crew:
                 return place, formed - began, time.perf_counter() - formed
             membership.gave_up(place.generation)
 
+    def meet_with(self, ranks: Sequence[int], series: str) -> Meetings:
+        """From now on these ranks of the present group meet. All of them say so at the same point."""
+        store = self._group.store
+        assert store is not None
+        self._meetings = Meetings(store, self.rank, ranks, self._group.check, series)
+        return self._meetings
+
+    @property
+    def meetings(self) -> Meetings | None:
+        """Those of the ranks that hold the state; None for a worker that trains alone."""
+        return self._meetings
+
+    def part(self) -> None:
+        """Wait until nobody in the present group needs this worker any more, or the group is broken."""
+        if self._meetings is not None and self.world > 1 and not self._group.broken:
+            with contextlib.suppress(GroupBroken):
+                self.meet_with(range(self.world), "parting").part()
+
     def give_up(self, problem: GroupBroken) -> None:
         """The present group is broken: nobody shall wait for this worker in it."""
         if self.membership is None:
@@ -91,19 +127,26 @@ class Crew:
         self._group.cut()
         self._complain(self.membership.formed, problem)
 
+    def wait(self, work: dist.Work) -> None:
+        """Wait for an operation of the group; a lost peer ends the wait."""
+        self._group.wait(work)
+
     def check_whole(self) -> None:
         """NCCL ends what is aborted without an error: its result must not be used."""
-        if self._group.backend == "nccl" and self.membership is not None and self.membership.cut:
-            raise GroupBroken("a peer was lost")
+        self._group.check()
 
     def is_collateral(self, error: BaseException) -> bool:
         """Whether an exception of the script came from a lost peer: its own communication broke, not its code."""
-        if self.membership is None or self.world == 1 or not isinstance(error, RuntimeError | GroupBroken):
-            return False  # torch's distributed errors are RuntimeErrors
+        kinds = RuntimeError | GroupBroken  # torch's distributed errors are of the first
+        if self._group.broken:
+            kinds |= ValueError  # what torch says of a group that was aborted
+        if self.membership is None or self.world == 1 or not isinstance(error, kinds):
+            return False
         return self.membership.wait_for_cut(_COLLATERAL_S)
 
     def close(self) -> None:
         """Leave for good."""
+        self._closing.set()
         self._group.leave()
         if self.membership is not None:
             self.membership.close()
@@ -119,3 +162,24 @@ class Crew:
         assert self.membership is not None
         host = self.membership.address
         return self._group.open_store(host) if rank == 0 else f"{host}:0"
+
+    def _keep_looking(self) -> None:
+        """While this worker waits for its peers in a step: tell them, and see whether NCCL has given up silently."""
+        before: tuple[str, int] | None = None
+        told, waits = "", 0
+        while not self._closing.wait(_LOOK_S):
+            step, meetings = self.waits_in, self._meetings
+            if meetings is None or self._group.broken:
+                before, told = None, ""
+                continue
+            long = step is not None and step == before
+            waits += not long
+            before = step
+            if long and self._group.backend == "nccl" and (error := nccl.error_of(self._device)):
+                self._group.cut(f"NCCL reports {error}")
+                continue
+            now = f"{step[0]} (wait {waits})" if long and step is not None else ""
+            if now != told:
+                with contextlib.suppress(Exception):  # the group broke meanwhile, which others notice
+                    meetings.is_waiting(now)
+                    told = now

@@ -25,10 +25,12 @@ import types
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
+from bftrainer.elastic import strays, unguided
 from bftrainer.elastic.processes import Command, die_with_parent, end_group, go_to_background, open_output, wait_for_end
 
 
@@ -74,6 +76,7 @@ def _serve(manager: socket.socket, preload: Sequence[str]) -> None:
     if forked is None:
         os._exit(0)  # exit handlers of what was imported belong to the children
     _become(forked)
+    unguided.watch()
     run_as_main(forked.argv)
 
 
@@ -84,7 +87,13 @@ class _Forker:
         self._manager = manager
         self._preload = preload
         self._pids: dict[int, int] = {}
+        self._marks: dict[int, str] = {}
+        self._adopted: dict[int, set[int]] = {}
+        """Processes that lost their parent, each with the workers that may have started it."""
+        self._own: set[int] = set()
+        """What the preloaded modules have started."""
         self._pid = os.getpid()
+        self._parent = os.getppid()
         self._woken, self._waker = socket.socketpair()
         self._rest = b""
         self._ending = False
@@ -97,6 +106,8 @@ class _Forker:
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._stop)
+        self._own = set(strays.children())
+        strays.become_reaper()
         # From here on there are children to end first, so the manager's death no longer kills.
         die_with_parent(os.getppid(), signal.SIGTERM)
         gc.collect()
@@ -119,6 +130,7 @@ class _Forker:
         for pid in self._pids.values():
             self._signal(pid, signal.SIGKILL, group=True)
         self._reap(0)
+        strays.end_trees(strays.children())
         return None
 
     def _receive(self) -> list[Any]:
@@ -130,11 +142,14 @@ class _Forker:
         return [json.loads(line) for line in lines]
 
     def _stop(self, *_: object) -> None:
-        self._ending = True
+        # Some batch systems signal all processes of a job. As long as the manager lives, it says what ends when.
+        self._ending = self._ending or os.getppid() != self._parent
 
     def _obey(self, message: Mapping[str, Any]) -> Command | None:
         if "start" in message:
-            return self._fork(message["start"], Command(**message["command"]))
+            mark = self._marks[message["start"]] = strays.new_mark()
+            command = Command(**message["command"])
+            return self._fork(message["start"], replace(command, env={**command.env, strays.MARK: mark}))
         pid = self._pids.get(message["to"])
         if pid is not None:
             self._signal(pid, message["signal"], message["group"])
@@ -182,7 +197,31 @@ class _Forker:
                 end_group(pid)
                 _, status = os.waitpid(pid, 0)
                 del self._pids[number]
+                strays.end_marked(self._marks.pop(number))
+                self._end_adopted(number)
                 self._tell(exited=number, status=os.waitstatus_to_exitcode(status))
+        for pid in self._orphans():
+            with suppress(ChildProcessError):
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    self._adopted.pop(pid, None)
+
+    def _orphans(self) -> list[int]:
+        """The children that this process has adopted."""
+        workers = self._own.union(self._pids.values())
+        return [pid for pid in strays.children() if pid not in workers]
+
+    def _end_adopted(self, ended: int) -> None:
+        """End what a worker has left that does not carry its mark.
+
+        Which worker has started it is not known where there are several: then it ends with the last that may have.
+        """
+        for pid in self._orphans():
+            self._adopted.setdefault(pid, {ended, *self._pids})
+        for suspects in self._adopted.values():
+            suspects.discard(ended)
+        ownerless = [pid for pid, suspects in self._adopted.items() if not suspects]
+        strays.end_trees(ownerless)
+        self._adopted = {pid: suspects for pid, suspects in self._adopted.items() if suspects}
 
     def _tell(self, **message: Any) -> None:
         with suppress(OSError):  # the manager is gone, which the loop will see

@@ -15,8 +15,9 @@ from queue import Empty
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
+from bftrainer.elastic.data_source import length_of
 from bftrainer.elastic.sampler import BatchPlan, Step, whole_number
 from bftrainer.errors import InputError
 
@@ -43,6 +44,7 @@ class Loader:
         prefetch_factor: int | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
         multiprocessing_context: str | BaseContext | None = None,
+        timeout: float = 0.0,
     ) -> None:
         """The options are those of torch's DataLoader. Memory is pinned only where there is an accelerator."""
         length = length_of(dataset)
@@ -65,6 +67,7 @@ class Loader:
             "prefetch_factor": prefetch_factor,
             "worker_init_fn": worker_init_fn,
             "multiprocessing_context": multiprocessing_context,
+            "timeout": timeout,
             "generator": self._generator,
             "persistent_workers": num_workers > 0,
         }
@@ -137,9 +140,10 @@ class Loaders:
     def __init__(self) -> None:
         self._loaders: dict[tuple[Any, ...], Loader] = {}
 
-    def of(self, dataset: Any, plan: BatchPlan, how: tuple[Any, ...], loading: Mapping[str, Any]) -> Loader:
-        """That of a dataset. `how` is what the plan is made of, `loading` the options of a `Loader`."""
-        key = (id(dataset), how, tuple(sorted((name, id(value)) for name, value in loading.items())))
+    def of(self, dataset: Any, plan: BatchPlan, loading: Mapping[str, Any]) -> Loader:
+        """That of a dataset, a plan and the options of a `Loader`; the one kept where all of these are as before."""
+        options = tuple(sorted((name, _identity(value)) for name, value in loading.items()))
+        key = (id(dataset), plan.signature, plan.max_batch, options)
         if key not in self._loaders:
             while len(self._loaders) >= _MOST:
                 self._loaders.pop(next(iter(self._loaders))).close()
@@ -150,6 +154,11 @@ class Loaders:
         """End all workers."""
         for loader in self._loaders.values():
             loader.close()
+
+
+def _identity(value: Any) -> str:
+    """What tells two values of an option apart: plain ones by value, functions by object."""
+    return repr(value) if isinstance(value, bool | int | float | str | None) else f"{type(value).__name__} {id(value)}"
 
 
 class _Indices:
@@ -181,15 +190,3 @@ def _take_back(batches: Iterator[Any] | None) -> None:
         with suppress(Empty):
             while True:
                 queue.get_nowait()
-
-
-def length_of(dataset: Any) -> int:
-    """The samples of a map-style dataset; any other kind is refused."""
-    # IterableDataset inherits a `__getitem__` that only raises.
-    kind = type(dataset)
-    if isinstance(dataset, IterableDataset) or not (hasattr(kind, "__len__") and hasattr(kind, "__getitem__")):
-        raise InputError(
-            f"the dataset must be map-style (with `__len__` and `__getitem__`), but got {kind.__name__}; a stream has "
-            "no order that nodes which come and go could share, so write it to files and give samples by index"
-        )
-    return len(dataset)

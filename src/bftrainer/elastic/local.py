@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -17,18 +18,24 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from bftrainer.elastic import protocol
+from bftrainer.elastic.breaks import Breaks
 from bftrainer.elastic.processes import Command, Launcher, Process
-from bftrainer.elastic.protocol import Done, Failed, FromWorker, Hello, Leaving, Left, Report
+from bftrainer.elastic.protocol import Broken, Done, Failed, Formed, FromWorker, Hello, Leaving, Left, Report
 from bftrainer.elastic.roster import Roster
+from bftrainer.elastic.unguided import NEVER_CALLED
 from bftrainer.errors import InputError
 
 _KILLED = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 """Signals by which a node takes its worker away; any other one is the script's own fault."""
 _LOG_TAIL = 4000
+_LAST_WORDS_S = 0.1
+FAILED_ALONE = "failed before it joined: "
+"""How a `Happening` begins that tells of a newcomer's failure while others train."""
 
 Status = Literal["done", "failed", "stopped"]
 
@@ -61,6 +68,9 @@ class _Node:
     writer: asyncio.StreamWriter | None = None
     heard_at: float = 0.0
     leave_by: float | None = None
+    finish_by: float | None = None
+    joined: bool = False
+    failed: bool = False  # it has told of an exception before it joined
     over: bool = False  # it has said that it left or is done
     report: Report | None = None
     watcher: asyncio.Task[None] | None = None
@@ -74,6 +84,12 @@ class Settings:
     """A worker that says nothing for so long is taken for lost: stopped, or its network is gone."""
     grace_s: float = 10.0
     """A worker that shall leave has so long to come to a step boundary."""
+    finish_grace_s: float = 600.0
+    """After training is complete, the script's last words on any node may take so long: a final evaluation, a save."""
+    most_breaks: int = 3
+    """A group that breaks so often in a row, with no node lost, has failed."""
+    speaks: bool = True
+    """Workers speak `protocol`. Those of torchrun do not: all that is known of them is how they end."""
     background_start: bool = True
     """Newcomers start at low CPU priority, so that those who train are not slowed by it."""
     threads: int | None = 1
@@ -99,7 +115,7 @@ class Coordinator:
             raise InputError(f"`nodes` must be MIN-MAX with 1 ≤ MIN ≤ MAX, but got {least}-{most}")
         if not script:
             raise InputError("there is no script to run")
-        self.roster = Roster(least)
+        self.roster = Roster(least, partial(secrets.token_hex, 16))
         self.most = most
         self.settings = settings or Settings()
         self.folder = folder or Path(tempfile.mkdtemp(prefix="bftrainer-"))
@@ -117,6 +133,7 @@ class Coordinator:
         self._changed = asyncio.Condition()
         self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._done = False
+        self._breaks = Breaks(self.settings.most_breaks)
 
     async def __aenter__(self) -> Coordinator:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -140,6 +157,10 @@ class Coordinator:
     def members(self) -> tuple[str, ...]:
         """Those that train together, by rank."""
         return self.roster.going.members
+
+    def trains(self, node: str) -> bool:
+        """Whether a node's worker has joined the others."""
+        return node in self._nodes and self._nodes[node].joined
 
     def report(self, node: str) -> Report | None:
         """What a worker said last."""
@@ -273,25 +294,54 @@ class Coordinator:
 
     async def _watch_process(self, node: _Node) -> None:
         status = await node.process.wait()
+        if status == 0 and self.settings.speaks and not node.heard_at:
+            await asyncio.sleep(_LAST_WORDS_S)  # its connection may be waiting to be accepted
         self._nodes.pop(node.name, None)
         self._gone_logs[node.name] = node.log
-        expected = node.over or self.roster.is_leaving(node.name) or self._outcome.done()
+        expected = node.over or node.failed or self.roster.is_leaving(node.name) or self._outcome.done()
         if node.over:
             self.roster.left(node.name)
         else:
-            self.roster.lost(node.name)
+            self._lost(node)
         self._tell(node.name, f"ended with status {status}")
-        if status == protocol.RESTART and not expected and not self._done:
-            await self._start(node.name)
-        elif status == 0 and not expected:
-            self._finish()
-        elif status > 0 and not expected and status - 128 not in _KILLED:
-            self._fail(f"{node.name} ended with status {status}", _tail(node.log))
-        elif status < 0 and -status not in _KILLED and not expected:
-            self._fail(f"{node.name} was ended by {signal.Signals(-status).name}", _tail(node.log))
+        if not expected:
+            await self._judge(node, status)
         self._settle()
         if self._done and not self._nodes:
             self._end(Outcome("done"))
+
+    async def _judge(self, node: _Node, status: int) -> None:
+        """A worker ended, and nobody had asked it to."""
+        if status == protocol.RESTART:
+            if not self._done:
+                await self._start(node.name)
+        elif status == 0 and self.settings.speaks and not node.heard_at and not self._done:
+            self._failed(node, NEVER_CALLED, "")
+        elif status == 0 and self._trains_without(node):
+            self._failed(node, f"{node.name} ended with status 0", "")
+        elif status == 0:
+            self._finish()
+        elif status > 0 and status - 128 not in _KILLED:
+            tail = _tail(node.log)
+            last = next((line.strip() for line in reversed(tail.splitlines()) if line.strip()), "")
+            self._failed(node, f"{node.name} ended with status {status}{': ' + last if last else ''}", tail)
+        elif status < 0 and -status not in _KILLED:
+            self._failed(node, f"{node.name} was ended by {signal.Signals(-status).name}", _tail(node.log))
+
+    def _trains_without(self, node: _Node) -> bool:
+        """Whether a node is a newcomer, and others train."""
+        return not node.joined and any(other.joined for other in self._nodes.values() if other is not node)
+
+    def _failed(self, node: _Node, error: str, traceback: str) -> None:
+        """A worker failed. If others train and it has not joined yet, that is its node's failure and not the job's."""
+        if self._trains_without(node):
+            self._tell(node.name, f"{FAILED_ALONE}{error}")
+        else:
+            self._fail(error, traceback)
+
+    def _lost(self, node: _Node) -> None:
+        self._breaks.lost()
+        self.roster.lost(node.name)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -302,6 +352,8 @@ class Coordinator:
             while line := await reader.readline():
                 message = protocol.decode(line)
                 if isinstance(message, Hello):
+                    while message.worker in self.roster and message.worker not in self._nodes:
+                        await asyncio.sleep(0.002)  # the worker was quicker than its launcher's answer
                     node = self._nodes.get(message.worker)
                     if node is None:
                         break
@@ -321,8 +373,14 @@ class Coordinator:
             writer.close()
 
     def _hear(self, node: _Node, message: object) -> None:
+        if isinstance(message, Broken) and message.generation == self.roster.going.id == self.roster.generation.id:
+            self._breaks.broke(message.generation, message.reason, time.monotonic())
+            if verdict := self._breaks.verdict(time.monotonic()):
+                self._fail(verdict, "")
         self.roster.heard(node.name, message)
         match message:
+            case Formed():
+                node.joined = True
             case Leaving():
                 node.leave_by = time.monotonic() + self.settings.grace_s
             case Left():
@@ -330,10 +388,14 @@ class Coordinator:
             case Done():
                 node.over = True
                 self._finish()
-            case Failed(error, traceback):
-                self._fail(f"{node.name}: {error}", traceback)
+            case Failed(error, traceback, fresh):
+                node.joined = node.joined and not fresh
+                node.failed = self._trains_without(node)
+                node.leave_by = time.monotonic() + self.settings.grace_s  # a thread may keep it from ending
+                self._failed(node, f"{node.name}: {error}", traceback)
             case Report():
                 node.report = message
+                self._breaks.reported(message.step, message.samples)
         self._settle()
         self._tell(node.name, type(message).__name__.lower(), message)
 
@@ -353,9 +415,13 @@ class Coordinator:
                 late = node.leave_by is not None and now > node.leave_by
                 if silent or late:
                     node.process.kill_group()
+                if node.finish_by is not None and now > node.finish_by:
+                    limit_s = self.settings.finish_grace_s
+                    how = f"training was complete, but the script did not end within {limit_s:g} s after it"
+                    self._fail(f"{node.name}: {how}", _tail(node.log))
                 if silent and node.name in self.roster:
                     # The kill is on its way; its peers need not wait for it.
-                    self.roster.lost(node.name)
+                    self._lost(node)
                     self._settle()
                     self._tell(node.name, "silent")
 
@@ -364,12 +430,11 @@ class Coordinator:
         if self._done:
             return
         self._done = True
-        deadline = time.monotonic() + self.settings.grace_s
         for node in self._nodes.values():
             if node.name not in self.members:
                 node.process.kill_group()
             elif node.leave_by is None:
-                node.leave_by = deadline + 20.0
+                node.finish_by = time.monotonic() + self.settings.finish_grace_s
 
     def _fail(self, error: str, traceback: str) -> None:
         self._end(Outcome("failed", error, traceback))

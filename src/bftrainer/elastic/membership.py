@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 
-from bftrainer.elastic import protocol
+from bftrainer.elastic import protocol, unguided
 from bftrainer.elastic.processes import foreground
-from bftrainer.elastic.protocol import Arrived, Failed, Generation, Go, Hello, Left, Message, Ready, Report
+from bftrainer.elastic.protocol import Arrived, Failed, Generation, Go, Hello, Left, Message, Ready, Report, Taken
 from bftrainer.errors import BFTrainerError
 
 REPORT_EVERY_S = 1.0
@@ -41,6 +41,8 @@ class Place:
     members: tuple[str, ...]
     rank: int
     addresses: tuple[str, ...]
+    secret: str = ""
+    """What the members of the generation know and nobody else does."""
 
     @property
     def world(self) -> int:
@@ -62,10 +64,17 @@ class Membership:
         """The newest one announced. A plain attribute, so that looking at it at every step costs nothing."""
         self._cut = 0
         """The newest generation that was announced because a group had lost a member."""
+        self.is_fresh: Callable[[], bool] = lambda: False
+        """Whether the worker has taken over the state of others and not made a step with them yet."""
         self.on_cut: Callable[[], None] = lambda: None
         """Called from the listening thread when the present group is cut."""
         self.report: Callable[[], Report] = lambda: Report(self.formed)
         """What is sent once a second."""
+        self.on_taken: Callable[[float], None] = lambda within_s: os._exit(protocol.RESTART)
+        """Called from the listening thread when the node is taken at once, with the seconds until the worker is killed.
+
+        A program that has nothing to save then ends, so that the node is free.
+        """
         self._generation = Generation(0, ())
         self._go: Go | None = None
         self._closing = False
@@ -80,6 +89,7 @@ class Membership:
                 f"cannot reach the manager at {protocol.CHANNEL}={path!r}: {problem}. "
                 f"Unset {protocol.CHANNEL} to train alone."
             ) from None
+        unguided.connected()
         self.send(Hello(worker, os.getpid()))
         self._listener = threading.Thread(target=self._listen, name="bftrainer-channel", daemon=True)
         self._reporter = threading.Thread(target=self._keep_reporting, name="bftrainer-report", daemon=True)
@@ -129,7 +139,7 @@ class Membership:
             if go is not None:
                 foreground()  # newcomers may have started at low priority
                 rank = generation.members.index(self.worker)
-                return Place(generation.id, generation.members, rank, go.addresses)
+                return Place(generation.id, generation.members, rank, go.addresses, go.secret)
             if self.worker not in generation.members:
                 raise Leave(generation)
             said = generation.id
@@ -195,7 +205,7 @@ class Membership:
                 print(f"bftrainer: a peer was lost ({error}); starting again", file=sys.stderr, flush=True)
                 os._exit(protocol.RESTART)
             lines = "".join(traceback.format_exception(kind, error, trace))
-            self.send(Failed(f"{kind.__name__}: {error}".rstrip(": "), lines))
+            self.send(Failed(f"{kind.__name__}: {error}".rstrip(": "), lines, self.is_fresh()))
             before(kind, error, trace)
 
         sys.excepthook = tell
@@ -220,6 +230,9 @@ class Membership:
             os._exit(protocol.RESTART)
 
     def _hear(self, message: Message | None) -> None:
+        if isinstance(message, Taken):
+            self.on_taken(message.within_s)
+            return
         if isinstance(message, Generation) and message.cut:
             # In this order: whoever forms a group meanwhile sees that it is cut, and nobody forms the next one before
             # this one's sockets are shut.

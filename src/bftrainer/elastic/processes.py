@@ -2,7 +2,7 @@
 
 The coordinator and the node agents call it. `ColdLauncher` starts a fresh program each time; `warm.py` forks one from a
 parent that has imported torch already. Whatever is started leads a process group and dies with the process that
-started it, even when that one is killed.
+started it, even when that one is killed. What it has left behind ends with it (`strays.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Protocol
 
+from bftrainer.elastic import strays
 from bftrainer.errors import InputError
 
 
@@ -50,7 +51,7 @@ class Process(Protocol):
         """Its id, which may belong to another process once it has ended."""
 
     async def wait(self) -> int:
-        """The exit status as `subprocess` gives it (negative: the signal). What it left in its group is gone too."""
+        """The exit status as `subprocess` gives it (negative: the signal). What it has started is gone too."""
 
     def signal(self, signum: int) -> None:
         """Signal the process alone, or nobody once it has ended."""
@@ -97,8 +98,10 @@ class ColdLauncher:
 class ColdProcess:
     """A child of this process. See `Process`."""
 
-    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes], mark: str = "") -> None:
+        """`mark`: what it and all that it starts have in their environment."""
         self._popen = popen
+        self._mark = mark
         self._loop = asyncio.get_running_loop()
         # Signals go out and the child is reaped under one lock, so that none reaches a process that got its id later.
         self._reaping = threading.Lock()
@@ -131,6 +134,8 @@ class ColdProcess:
         with self._reaping:
             end_group(self.pid)
             status = self._popen.wait()
+        if self._mark:
+            strays.end_marked(self._mark)
         with suppress(RuntimeError):  # the loop may be closed by now
             self._loop.call_soon_threadsafe(self._ended, status)
 
@@ -143,10 +148,11 @@ def spawn(command: Command, python: str = sys.executable, keep: tuple[int, ...] 
     """Start a child of the running loop's thread; it inherits the descriptors in `keep`."""
     argv = [python, *command.argv] if command.python else _resolved(command)
     output = open_output(command)
+    mark = strays.new_mark()
     try:
         popen = subprocess.Popen(  # noqa: S603 - running what the caller asks for is the purpose
             dying_with(os.getpid(), argv, command.background),
-            env=dict(command.env),
+            env={**command.env, strays.MARK: mark},
             cwd=command.cwd,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -159,7 +165,7 @@ def spawn(command: Command, python: str = sys.executable, keep: tuple[int, ...] 
     finally:
         if output is not None:
             os.close(output)
-    return ColdProcess(popen)
+    return ColdProcess(popen, mark)
 
 
 def dying_with(parent: int, argv: Sequence[str], background: bool = False) -> list[str]:

@@ -25,10 +25,14 @@ SNAPSHOTS = "BFTRAINER_SNAPSHOTS"
 """Environment: the folder for snapshots, where the script does not say one."""
 SNAPSHOT_EVERY = "BFTRAINER_SNAPSHOT_EVERY_S"
 """Environment: seconds from one snapshot to the next, where the script does not say."""
+OUTPUT = "BFTRAINER_OUTPUT"
+"""Environment: the job's folder for what the script writes: models, figures. All workers share it."""
 BACKEND = "BFTRAINER_BACKEND"
 """Environment: the communication backend of PyTorch, gloo or nccl, where the default does not fit."""
 PACE = "BFTRAINER_PACE"
 """Environment: how long a step shall take, so that fake nodes scale as real ones do; see `pacing.py`."""
+OUTPUT = "BFTRAINER_OUTPUT"
+"""Environment: the folder for the files that the script writes, one per trainer."""
 MOST_DEPTH = 16
 """How deeply a message may be nested; it never needs more than three."""
 RESTART = 75
@@ -110,6 +114,10 @@ class Report:
     """How often the rate at the present world size was measured: it is the median of so many."""
     metrics_at: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """What each of the metrics is of: epochs done, steps, samples. Not said: of this report's own."""
+    snapshot_every_s: float | None = None
+    """Time between snapshots, said by the worker that takes them: as set, or more where they cost too much."""
+    snapshot_stall_s: float | None = None
+    """How long training stood still for the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +141,12 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The script raised an exception: the job has failed."""
+    """The script raised an exception: the job has failed, or this worker's node has."""
 
     error: str
     traceback: str
+    fresh: bool = False
+    """The worker had taken over the state of others and not made a step with them: its node may be at fault."""
 
 
 # From the manager.
@@ -158,15 +168,24 @@ class Go:
 
     generation: int
     addresses: tuple[str, ...]
+    secret: str = ""
+    """Only the members of this generation know it: whoever connects to one of them must show it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The node is taken at once: the worker is killed after so many seconds. It saves what only it has, and ends."""
+
+    within_s: float
 
 
 FromWorker = Hello | Ready | Arrived | Formed | Broken | Report | Leaving | Left | Done | Failed
-FromManager = Generation | Go
+FromManager = Generation | Go | Taken
 Message = FromWorker | FromManager
 
 _KINDS: Mapping[str, type[Any]] = {
     kind.__name__.lower(): kind
-    for kind in (Hello, Ready, Arrived, Formed, Broken, Report, Leaving, Left, Done, Failed, Generation, Go)
+    for kind in (Hello, Ready, Arrived, Formed, Broken, Report, Leaving, Left, Done, Failed, Generation, Go, Taken)
 }
 _NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in _KINDS.values()}
 _FIELDS = {kind: frozenset(f.name for f in fields(kind)) for kind in _KINDS.values()}

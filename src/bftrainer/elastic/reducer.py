@@ -8,7 +8,7 @@ at which to rescale costs no message of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +20,10 @@ from bftrainer.errors import InputError
 
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
+NO_GRADIENT = (
+    "run.step() found no gradient: call loss.backward() before it, for each batch. Does the loss depend on the "
+    "parameters of the registered optimizers?"
+)
 _OWN = 2
 """Riders of the reducer itself: parameters without a gradient, and buckets whose gradient came late."""
 
@@ -39,28 +43,82 @@ class Reducer:
     """Weighted sums of gradients over the ranks of the present group.
 
     `riders` numbers ride along. The gradient of each rank is multiplied by `weight` first: with weights that are shares
-    of the global batch the sum is the gradient of its mean loss, however unevenly it is split.
+    of the global batch the sum is the gradient of its mean loss, however unevenly it is split. Without `eager` nothing
+    is sent before `finish`.
     """
 
-    def __init__(self, params: Sequence[Tensor], riders: int) -> None:
+    def __init__(self, params: Sequence[Tensor], riders: int, *, eager: bool = True) -> None:
         self.weight = 1.0
         self.active = False
         """Whether gradients of the backward pass under way are to be sent: not while they are accumulated."""
         self.alone = True
         """Whether there is no other rank."""
+        self.check: Callable[[], None] = lambda: None
+        """Raises `GroupBroken` if what came back must not be used."""
+        self.wait: Callable[[dist.Work], object] = lambda work: work.wait()
+        """Waits for an operation, and for nobody who is lost."""
         self._error: Exception | None = None
         self._sent = 0
-        self._eager = True  # whether full buckets are sent during the backward pass
-        self._buckets = _buckets([p for p in params if p.requires_grad])
+        self._eager = eager  # whether full buckets are sent during the backward pass
+        self._buckets = _buckets(params)
+        self.params = [param for bucket in self._buckets for param in bucket.params]
+        """Those whose gradients are summed."""
+        self.arrived = 0
+        """Gradients that came since `forget_passes`."""
         self._rider_count = riders + _OWN
         self._own_riders: Tensor | None = None
         self._allocate()
         self._handles = []
-        for bucket in self._buckets:
+        self._arrivals: dict[int, _Arrival] = {}
+        for bucket in self._buckets if eager else ():
             for param in bucket.params:
-                hook = _Arrival(self, bucket)
+                hook = self._arrivals[id(param)] = _Arrival(self, bucket)
                 self._handles.append(param.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
         self._begin()
+
+    def passes(self, params: Sequence[Tensor]) -> int:
+        """How many backward passes since `forget_passes` gave gradients to these parameters, at the most."""
+        if not self.arrived:
+            return 0
+        counts = (self._arrivals[id(param)].count for param in params if id(param) in self._arrivals)
+        return max(counts, default=0)
+
+    def forget_passes(self) -> None:
+        """A batch begins: no backward pass was made for it yet."""
+        if self.arrived:
+            self.arrived = 0
+            for arrival in self._arrivals.values():
+                arrival.count, arrival.grad = 0, None
+
+    def is_changed(self) -> bool:
+        """Whether a gradient is not what the backward pass gave."""
+        for param in self.params:
+            arrival = self._arrivals.get(id(param))
+            if arrival is None or arrival.grad is None:
+                continue
+            if param.grad is not arrival.grad or param.grad._version != arrival.version:
+                return True
+        return False
+
+    def accumulated(self) -> list[tuple[Tensor, Tensor, int]]:
+        """The parameters that have a gradient, with it and its version."""
+        return [(param, param.grad, param.grad._version) for param in self.params if param.grad is not None]
+
+    def has_lost(self, accumulated: Sequence[tuple[Tensor, Tensor, int]]) -> bool:
+        """Whether any of those gradients was cleared, or replaced, instead of being added to."""
+        for param, grad, version in accumulated:
+            arrival = self._arrivals.get(id(param))
+            count = arrival.count if arrival is not None else 0
+            if param.grad is not grad or param.grad._version != version + count:
+                return True
+        return False
+
+    def complete(self) -> None:
+        """Complete the sum of which the backward pass may have sent a part, and do not use it. All ranks do so."""
+        self.active = False
+        if not self.alone:
+            self._exchange(torch.zeros(self._rider_count, dtype=torch.float64, device=self._device))
+            self._begin()
 
     def finish(self, riders: Tensor) -> Tensor:
         """Send what is left, wait for all, put the sums into the gradients and return the riders' sums.
@@ -72,15 +130,18 @@ class Reducer:
             error, self._error = self._error, None
             raise GroupBroken(str(error)) from error
         if self.alone:
+            if all(param.grad is None for param in self.params):
+                raise InputError(NO_GRADIENT)
             if self.weight != 1.0:
                 self.rescale(self.weight)
             return riders
-        params = [param for bucket in self._buckets for param in bucket.params]
+        params = self.params
         unused = sum(param.grad is None for param in params)
         late = sum(bucket.late for bucket in self._buckets)
         own = riders.new_tensor([float(unused), float(late)])
         sums = self._exchange(torch.cat([riders, own]))
         any_unused, any_late = sums[-_OWN:].tolist()
+        self.check()
         if any_late:
             # On some rank a second backward pass came after buckets had gone: all send theirs again, and none early.
             self._eager = False
@@ -91,6 +152,9 @@ class Reducer:
         if any_unused:
             here = [0.0 if param.grad is None else 1.0 for param in params]
             used = self.agree(riders.new_tensor(here)).tolist()
+            self.check()
+            if not any(used):
+                raise InputError(NO_GRADIENT)
         views = [view for bucket in self._buckets for view in bucket.views]
         for param, view, somewhere in zip(params, views, used, strict=True):
             param.grad = view if somewhere else None
@@ -107,7 +171,7 @@ class Reducer:
         """The sum of a few values over the ranks, outside of a step."""
         if not self.alone:
             with breaking():
-                dist.all_reduce(values)
+                self.wait(self._send(values))
         return values
 
     def abandon(self) -> None:
@@ -116,7 +180,7 @@ class Reducer:
             work, bucket.work = bucket.work, None
             if work is not None:
                 try:
-                    work.wait()
+                    self.wait(work)
                 except RuntimeError:
                     continue  # as expected
         self._error = None
@@ -129,6 +193,10 @@ class Reducer:
         """Take the hooks off the parameters."""
         for handle in self._handles:
             handle.remove()
+
+    @property
+    def _device(self) -> torch.device:
+        return self._buckets[-1].params[0].device if self._buckets else torch.device("cpu")
 
     def _begin(self) -> None:
         self._sent = 0
@@ -151,9 +219,9 @@ class Reducer:
             extra = None if carried else self._send(target)
             for bucket in self._buckets:
                 assert bucket.work is not None
-                bucket.work.wait()
+                self.wait(bucket.work)
             if extra is not None:
-                extra.wait()
+                self.wait(extra)
         return target.to(riders.dtype)
 
     def _arrived(self, bucket: _Bucket) -> None:
@@ -161,7 +229,7 @@ class Reducer:
         if not self.active or self.alone:
             return
         bucket.missing -= 1
-        if bucket.missing < 0:
+        if bucket.work is not None:
             bucket.late = True
             return
         # In the order of buckets, whatever the order in which they fill: ranks may use different layers.
@@ -212,19 +280,24 @@ class Reducer:
                 _like(piece, param) for piece, param in zip(pieces[: len(sizes)], bucket.params, strict=True)
             ]
         if not self._buckets or self._buckets[-1].riders is None:
-            device = self._buckets[-1].params[0].device if self._buckets else torch.device("cpu")
-            self._own_riders = torch.zeros(self._rider_count, dtype=torch.float64, device=device)
+            self._own_riders = torch.zeros(self._rider_count, dtype=torch.float64, device=self._device)
 
 
 class _Arrival:
     """The hook of a parameter: it knows its bucket."""
 
-    __slots__ = ("bucket", "reducer")
+    __slots__ = ("bucket", "count", "grad", "reducer", "version")
 
     def __init__(self, reducer: Reducer, bucket: _Bucket) -> None:
-        self.reducer, self.bucket = reducer, bucket
+        self.reducer, self.bucket, self.count = reducer, bucket, 0
+        self.grad: Tensor | None = None
+        self.version = 0
 
     def __call__(self, param: Tensor) -> None:
+        self.count += 1
+        self.grad = param.grad
+        self.version = param.grad._version if param.grad is not None else 0
+        self.reducer.arrived += 1
         self.reducer._arrived(self.bucket)
 
 

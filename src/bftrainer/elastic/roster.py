@@ -7,7 +7,7 @@ have arrived and they are enough.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bftrainer.elastic.protocol import Arrived, Broken, Formed, FromManager, Generation, Go, Leaving, Left, Ready
@@ -32,12 +32,17 @@ class Saying:
 
 
 class Roster:
-    """The workers of one job, in the order in which they became ready."""
+    """The workers of one job, in the order in which they became ready.
 
-    def __init__(self, min_nodes: int = 1) -> None:
+    `make_secret` gives the secret of a generation. It is called once for each that is let go, so all its members get
+    the same one and no two generations share one.
+    """
+
+    def __init__(self, min_nodes: int = 1, make_secret: Callable[[], str] = str) -> None:
         if min_nodes < 1:
             raise InputError(f"`min_nodes` must be 1 or more, but got {min_nodes}")
         self.min_nodes = min_nodes
+        self._make_secret = make_secret
         self.generation = Generation(0, ())
         """The one announced last."""
         self.going = Generation(0, ())
@@ -174,6 +179,6 @@ class Roster:
         here = [worker.arrived == self.generation.id for worker in members]
         if self.going.id != self.generation.id and all(here) and len(members) >= max(1, self.min_nodes):
             self.going = self.generation
-            go = Go(self.generation.id, tuple(worker.address for worker in members))
+            go = Go(self.generation.id, tuple(worker.address for worker in members), self._make_secret())
             said += [Saying(name, go) for name in self.generation.members]
         return said

@@ -18,7 +18,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -46,6 +46,7 @@ class Options:
     start: int
     folder: Path | None
     snapshots: Path | None
+    output: Path | None
     silence_s: float
     grace_s: float
     threads: int
@@ -68,6 +69,7 @@ def parse_args(argv: Sequence[str]) -> Options:
     add("--start", type=int, metavar="K", help="nodes at first (default: MAX)")
     add("--folder", type=Path, metavar="DIR", help="where logs and the control socket lie (default: a temporary one)")
     add("--snapshots", type=Path, metavar="DIR", help="where the state is kept in case all nodes go")
+    add("--output", type=Path, metavar="DIR", help="where the script puts what it makes (default: output in --folder)")
     add("--silence", type=float, metavar="S", help="seconds without a word after which a worker is taken for lost")
     add("--grace", type=float, default=10.0, metavar="S", help="seconds a worker has to leave in (default: 10)")
     add("--threads", type=int, default=1, metavar="T", help="threads of each worker (default: 1)")
@@ -96,6 +98,7 @@ def parse_args(argv: Sequence[str]) -> Options:
         start=start,
         folder=found.folder,
         snapshots=found.snapshots,
+        output=found.output,
         silence_s=silence_s,
         grace_s=found.grace,
         threads=found.threads,
@@ -138,6 +141,11 @@ async def run_job(options: Options) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise InputError(f"`--folder` must be a folder, but got {folder}: {problem.strerror}") from None
+    output = (options.output or folder / "output").absolute()
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise InputError(f"`--output` must be a folder, but got {output}: {problem.strerror}") from None
     console = Console(folder, quiet=options.quiet, as_json=options.json)
     loop = asyncio.get_running_loop()
     at_once: asyncio.Future[None] = loop.create_future()  # by an error, or because the person wants so
@@ -161,7 +169,7 @@ async def run_job(options: Options) -> int:
                 launcher,
                 nodes=options.nodes,
                 folder=folder,
-                settings=_settings(options),
+                settings=_settings(options, output),
                 watch=console.watch,
             )
         )
@@ -189,11 +197,17 @@ async def run_job(options: Options) -> int:
     return INTERRUPTED if outcome.error == "interrupted" else int(outcome.status == "failed")
 
 
-def _settings(options: Options) -> Settings:
-    found = Settings(silence_s=options.silence_s, grace_s=options.grace_s, threads=options.threads)
-    if options.snapshots is None:
-        return found
-    return replace(found, environment={protocol.SNAPSHOTS: str(options.snapshots.absolute())})
+def _settings(options: Options, output: Path) -> Settings:
+    environment = {protocol.OUTPUT: str(output)}
+    if options.snapshots is not None:
+        environment[protocol.SNAPSHOTS] = str(options.snapshots.absolute())
+    return Settings(
+        silence_s=options.silence_s,
+        grace_s=options.grace_s,
+        threads=options.threads,
+        speaks=not options.torchrun,
+        environment=environment,
+    )
 
 
 def _hear_terminal(loop: asyncio.AbstractEventLoop, desk: Desk) -> Callable[[], None]:

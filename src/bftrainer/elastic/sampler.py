@@ -8,7 +8,7 @@ planned here; the training loop moves the cursor when a step is committed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -40,6 +40,49 @@ class Step:
     """The cursor once it is committed."""
     micros: tuple[Micro, ...]
     """At least one. Ranks may have different numbers of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataSignature:
+    """All that the order of samples depends on: it must be the same on all ranks. Written out, it names the data.
+
+    `max_batch` is not in it: each rank may split its share as its memory demands.
+    """
+
+    length: int
+    batch_size: int
+    """Per rank; 0 where the global batch is fixed."""
+    global_batch: int
+    shuffle: bool
+    drop_last: bool
+    seed: int
+
+    def numbers(self) -> tuple[int, ...]:
+        """Six integers of 63 bits that ranks can exchange as a tensor."""
+        flags = (int(self.shuffle), int(self.drop_last))
+        return (self.length, self.batch_size, self.global_batch, *flags, self.seed % (1 << 63))
+
+    @classmethod
+    def of(cls, numbers: Sequence[int]) -> DataSignature:
+        """What `numbers` gave on another rank."""
+        length, batch_size, global_batch, shuffle, drop_last, seed = numbers
+        return cls(length, batch_size, global_batch, bool(shuffle), bool(drop_last), seed)
+
+    def __str__(self) -> str:
+        size = f"batch_size {self.batch_size}" if self.batch_size else f"global_batch {self.global_batch}"
+        order = f"shuffled with seed {self.seed}" if self.shuffle else "not shuffled"
+        return f"{self.length} samples, {size}, {order}{', drop_last' if self.drop_last else ''}"
+
+
+def refuse_different_data(signatures: Sequence[DataSignature]) -> None:
+    """Raise an InputError that names both, where two ranks have different ones. `signatures` are in order of ranks."""
+    first = signatures[0]
+    for rank, other in enumerate(signatures):
+        if other.numbers() != first.numbers():
+            raise InputError(
+                f"the ranks train on different data: rank 0 has {first}; rank {rank} has {other}. Give run.batches() "
+                "and elastic.init() the same dataset, sizes and seed on all nodes. Does every node see the same files?"
+            )
 
 
 class BatchPlan:
@@ -93,12 +136,39 @@ class BatchPlan:
         self._last = (epoch, order)
         return order
 
+    @property
+    def signature(self) -> DataSignature:
+        """What must be the same on all ranks."""
+        sizes = self.batch_size or 0, self.global_batch or 0
+        seed = self.seed if self.shuffle else 0  # without shuffling, any seed gives the same order
+        return DataSignature(self.length, *sizes, self.shuffle, self.drop_last, seed)
+
     def global_batch_size(self, world: int) -> int:
         """Samples of a full step on `world` ranks."""
         if self.batch_size is not None:
             return self.batch_size * world
         assert self.global_batch is not None
         return self.global_batch
+
+    def samples_in_epoch(self, world: int) -> int:
+        """Samples of an epoch trained on `world` ranks from its beginning to its end."""
+        full = self.global_batch_size(world)
+        # The whole of an epoch that is smaller than a batch is trained even with `drop_last`, see `step_at`.
+        return (self.length // full * full or self.length) if self.drop_last else self.length
+
+    def steps_in_epoch(self, world: int) -> int:
+        """Steps of such an epoch."""
+        return -(-self.samples_in_epoch(world) // self.global_batch_size(world))
+
+    def batches_in_epoch(self, rank: int, world: int) -> int:
+        """Micro-batches that `rank` gets in such an epoch."""
+        full_steps, rest = divmod(self.samples_in_epoch(world), self.global_batch_size(world))
+        batches = full_steps * self._micros(_part(self.global_batch_size(world), rank, world)[1])
+        return batches + (self._micros(_part(rest, rank, world)[1]) if rest else 0)
+
+    def _micros(self, share: int) -> int:
+        """How many micro-batches a share is split into; a rank without a share gets a stand-in."""
+        return 1 if self.max_batch is None or share == 0 else -(-share // self.max_batch)
 
     def step_at(self, epoch: int, cursor: int, rank: int, world: int) -> Step | None:
         """What `rank` of `world` does in the step that starts at `cursor`; None when the epoch is over."""
@@ -118,7 +188,7 @@ class BatchPlan:
             stand_in = Micro((int(order[cursor]),), 0.0, 0)
             return Step(cursor, cursor + total, (stand_in,))
         begin += cursor
-        count = 1 if self.max_batch is None else -(-share // self.max_batch)
+        count = self._micros(share)
         indices = order[begin : begin + share].tolist()
         if count == 1:
             micros: tuple[Micro, ...] = (Micro(tuple(indices), share / total, share),)

@@ -24,10 +24,10 @@ def open_sockets() -> dict[str, int]:
     return found
 
 
-def shut(fd: int) -> None:
-    """Shut down a connected TCP socket. Listening ones stay: gloo ends the process when its own fails."""
+def shut(fd: int, *, listening: bool = False) -> None:
+    """Shut down a connected TCP socket; a listening one only if asked to: gloo ends the process when its own fails."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as handle:
-        if _is_internet(handle) and not _is_listening(handle):
+        if _is_internet(handle) and (listening or not _is_listening(handle)):
             handle.shutdown(socket.SHUT_RDWR)
 
 

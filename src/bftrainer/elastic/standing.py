@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
-from bftrainer.elastic.group import breaking
+from bftrainer.elastic.crew import Crew
+from bftrainer.elastic.epoch_mean import EpochMean
+from bftrainer.elastic.hidden_state import HiddenState
 from bftrainer.elastic.membership import Place
 from bftrainer.elastic.noted import Noted
+from bftrainer.elastic.outcomes import Outcomes
+from bftrainer.elastic.portable import check_snapshotable
 from bftrainer.elastic.snapshot import Snapshots
+from bftrainer.elastic.snapshot_interval import Interval
 from bftrainer.elastic.state import Registry, broadcast
 from bftrainer.elastic.stepping import Stepper
-from bftrainer.errors import BFTrainerError
+from bftrainer.errors import InputError
 
 
 @dataclass(slots=True)
@@ -39,6 +42,9 @@ class Progress:
     saved_at: float = 0.0
     """When the last snapshot was taken, or training began; Unix time, as it travels between nodes."""
 
+    part: int = 0
+    """Of the batch at `cursor`: calls of `run.step(optimizer=…)` that are committed."""
+
     def key(self) -> tuple[int, int, int]:
         """What is compared."""
         return self.epoch, self.cursor, self.step
@@ -53,16 +59,35 @@ class Standing:
         """Whether this rank has begun to train or has taken a state over: before that it has none to give."""
         self.repair: Callable[[], None] | None = None
         """Undoes what the script's code did after a step that failed, or that this rank had missed."""
+        self.mean = EpochMean()
+        self.hidden = HiddenState()
+        self.outcomes = Outcomes()
+        self.separate = False
+        """Whether the script steps its optimizers one by one."""
+        self.loads = 0
+        """How often a state was loaded."""
+        self.took_over = False
+        """Whether a state was taken over from others who train."""
+        self.owes = False
+        """Whether newcomers in the group still wait for the state."""
+        self._round = 0
+        self._before_batch: Callable[[], None] | None = None
         self._registry = registry
         self._stepper = stepper
         self._noted = noted
         self._snapshots = snapshots
-        self._saved = 0  # the step of the last snapshot
+        self._saved = 0  # the step of the last snapshot that was begun
+        self._resumed = 0  # the step of the one that training went on from
 
     @property
     def snapshot_step(self) -> int | None:
         """The step of the newest snapshot on disk."""
         return self._snapshots.last_step if self._snapshots is not None else None
+
+    @property
+    def snapshot_interval(self) -> Interval | None:
+        """How often snapshots are taken, and what one costs."""
+        return self._snapshots.interval if self._snapshots is not None else None
 
     # Snapshots.
 
@@ -72,21 +97,40 @@ class Standing:
             self._resume()
         self.has_state = True
 
+    def check_state(self, *, peers: bool) -> None:
+        """Raise an InputError now if the state holds what cannot be handed to `peers` or kept in a snapshot."""
+        if peers or self._snapshots is not None:
+            check_snapshotable(self._capture())
+
     def save_if_due(self) -> None:
-        """Take a snapshot behind the training's back, now and then."""
+        """Take a snapshot now and then, which is written while training goes on. Never raises."""
         keeper = self._snapshots
         if keeper is not None and self.progress.step != self._saved and keeper.due():
             self.progress.saved_at = time.time()
-            if keeper.take(self.progress.step, self._capture()):
+            if keeper.try_to_take(self.progress.step, self._capture):
                 self._saved = self.progress.step
 
-    def save(self) -> None:
-        """Take a snapshot before going on. Training is not lost for a full disk."""
+    def save(self, *, last: bool = False) -> None:
+        """Take a snapshot before going on. Training is not lost for a full disk. `last`: the training is complete."""
         if self._snapshots is not None:
             try:
                 self._snapshots.take_now(self.progress.step, self._capture())
-            except BFTrainerError as problem:
+            except Exception as problem:  # also of an object's own state_dict()
                 print(f"bftrainer: no snapshot of step {self.progress.step}: {problem}", file=sys.stderr, flush=True)
+            if last:
+                self._snapshots.clean()
+
+    def can_save(self, within_s: float) -> bool:
+        """Whether there is a step that no snapshot has, and a snapshot of it would be written in so many seconds."""
+        keeper = self._snapshots
+        if keeper is None or not self.has_state or self.progress.step == max(self._resumed, keeper.last_step or 0):
+            return False
+        return keeper.interval.stall_s + keeper.interval.write_s <= within_s
+
+    def save_within(self, seconds: float) -> None:
+        """Take a snapshot if there is time, after the one that is being written: that may be of this very step."""
+        if self._snapshots is not None and self._snapshots.close(seconds) and self.can_save(seconds):
+            self.save()
 
     def close(self, patience_s: float) -> None:
         """Wait so long for a snapshot that is being written."""
@@ -97,60 +141,104 @@ class Standing:
         found = self._snapshots.latest() if self._snapshots is not None else None
         if found is not None:
             self._load(found.state)
-            self._saved = found.step
+            self.repeats_code()
+            self._saved = self._resumed = found.step
             print(f"bftrainer: resumed from {found.path} at step {found.step}", file=sys.stderr, flush=True)
 
     # Peers.
 
-    def sync(self, place: Place, wire: torch.device) -> None:
-        """Bring every member to the state of the most advanced one. Tensors travel on `wire`."""
+    def sync(self, place: Place, crew: Crew, *, inside: bool = False) -> None:
+        """Bring every member of a new group to the state of the most advanced one.
+
+        `inside`: this rank is in a meeting, in the midst of the script's code. Then newcomers wait for the state until
+        those who have it come to a step boundary (`give_owed`).
+        """
+        self._round, self.owes = 0, False
         if place.world == 1:
             self.begin()
+            crew.meet_with((0,), "alone")
             return
-        mine = [int(self.has_state), *self.progress.key(), self._signature()]
-        row = torch.tensor(mine, dtype=torch.int64, device=wire)
-        rows = [torch.empty_like(row) for _ in range(place.world)]
-        with breaking():
-            dist.all_gather(rows, row)
-            table = [r.tolist() for r in rows]
-        if len({r[-1] for r in table}) > 1:
-            raise BFTrainerError(
-                "the ranks registered different models: shapes of parameters or their order differ. "
-                "Does the script build the model differently by rank or world size?"
-            )
-        keys = [r[:-1] for r in table]
-        source = keys.index(max(keys))
-        if not keys[source][0] and place.rank == source:
-            self._resume()
-        if not keys[source][0] or any(key != keys[source] for key in keys):
-            wanted = keys[place.rank] != keys[source] or not keys[source][0]
-            self._take_over(source, place.rank, wire, wanted=wanted)
-        self.has_state = True
+        while not self._exchange(place, crew, inside=inside):
+            self._round += 1  # a newcomer: its turn comes at the others' next step boundary
 
-    def _take_over(self, source: int, rank: int, wire: torch.device, *, wanted: bool) -> None:
-        state = broadcast(self._capture() if rank == source else None, source, wire)
+    def give_owed(self, place: Place, crew: Crew) -> None:
+        """At a step boundary: hand the state to newcomers that had to wait for it."""
+        self._round += 1
+        self._exchange(place, crew, inside=False)
+
+    def _exchange(self, place: Place, crew: Crew, *, inside: bool) -> bool:
+        """Compare all members and hand over what is missing; False if this rank has to wait for the state."""
+        passed = self.outcomes.passed(self.progress.epoch, self.progress.step)
+        mine = _Row(self.has_state, (*self.progress.key(), *passed), inside, self._signature(), self._size())
+        meetings = crew.meet_with(range(place.world), f"sync-{self._round}")
+        rows = [_Row.read(text) for text in meetings.gather(mine.written())]
+        holders = [rank for rank, row in enumerate(rows) if row.has_state]
+        source = max(holders, key=lambda rank: (rows[rank].key, -rank)) if holders else 0
+        _refuse_other_models(mine, rows, source, place.rank)
+        later = any(row.inside for row in rows)
+        if not holders and place.rank == source:
+            self._resume()
+        taking = [] if later else [rank for rank, row in enumerate(rows) if not row.has_state and rank != source]
+        taking += [rank for rank in holders if rows[rank].key != rows[source].key]
+        self.took_over = bool(holders) and place.rank in taking
+        if taking:
+            self._take_over(source, place.rank, crew, wanted=place.rank in taking)
+        if later and not self.has_state:
+            return False
+        self.has_state = True
+        self.owes = later and len(holders) < place.world
+        crew.meet_with(holders if self.owes else range(place.world), f"round-{self._round}")
+        return True
+
+    def _take_over(self, source: int, rank: int, crew: Crew, *, wanted: bool) -> None:
+        state = broadcast(self._capture() if rank == source else None, source, crew)
         if rank == source or not wanted:
             return
         if not self.has_state:
             self._load(state)
+            self.repeats_code()
             return
         # The script's code after the step that this rank missed still runs here, but is in this state already. So it is
         # loaded again after that; a copy now, as objects may keep what they are given and change it.
         self._load(copy.deepcopy(state))
         self.repair = lambda: self._load(state)
 
-    def _signature(self) -> int:
-        """A number that is the same on ranks that train the same parameters."""
-        shapes = [tuple(param.shape) for param in self._stepper.params]
+    def _signature(self) -> str:
+        """A text that is the same on ranks that train the same parameters."""
         names = sorted(self._registry.objects)
-        return int.from_bytes(hashlib.sha256(repr((names, shapes)).encode()).digest()[:7], "big")
+        shapes = [[tuple(param.shape) for param in module.parameters()] for module in self._registry.modules]
+        return hashlib.sha256(repr((names, shapes)).encode()).hexdigest()
+
+    def _size(self) -> str:
+        tensors = [param for module in self._registry.modules for param in module.parameters()]
+        numbers = sum(param.numel() for param in tensors)
+        return f"{', '.join(sorted(self._registry.objects))} with {numbers} numbers in {len(tensors)} parameters"
 
     # What the script's code does after a step.
 
-    def step_failed(self) -> None:
-        """The script's code after the failed step still runs; what it changes (a scheduler) is put back afterwards."""
+    def repeats_code(self) -> None:
+        """The script runs code of which the effect is in the state already: what it changes is put back afterwards.
+
+        So does a newcomer, or a training that was resumed, at the top of the epoch under way.
+        """
         if self.repair is None:
             self.repair = self._registry.keep_untrained(self._stepper.optimizers)
+
+    def batch_begins(self) -> None:
+        """Remember what the script may change before the step of this batch, which may fail.
+
+        Modules that are not trained, averages for instance, change after a step: between two of one batch as well.
+        """
+        self._before_batch = self._registry.keep_untrained(self._stepper.optimizers, modules=self.separate)
+
+    def forget_batch(self) -> None:
+        """A rank that trains alone loses no step."""
+        self._before_batch = None
+
+    def take_batch_back(self) -> None:
+        """A step of this batch failed, so it comes again: undo what the script has changed for it so far."""
+        if self._before_batch is not None:
+            self._before_batch()
 
     def put_right(self) -> None:
         """That code has run: undo what it did, if it must be."""
@@ -161,14 +249,60 @@ class Standing:
     # All of it at once.
 
     def _capture(self) -> dict[str, Any]:
-        lr = self._stepper.state_dict()
-        reported = self._noted.as_state()
-        return {"progress": asdict(self.progress), "lr": lr, "objects": self._registry.capture(), "reported": reported}
+        return {
+            "progress": asdict(self.progress),
+            "lr": self._stepper.state_dict(),
+            "objects": self._registry.capture(),
+            "hidden": self.hidden.capture(),
+            "reported": self._noted.as_state(),
+            "mean": self.mean.as_state(),
+            "outcomes": self.outcomes.as_state(),
+            "separate": self.separate,
+        }
 
     def _load(self, state: Mapping[str, Any]) -> None:
+        hidden = state.get("hidden", {})
+        self.hidden.prepare(hidden)
         self._registry.load(state["objects"])
+        self.hidden.load(hidden)
         self.progress = Progress(**state["progress"])
         self._stepper.load_state_dict(state["lr"])
         self._noted.load(state.get("reported", {}))
+        self.mean.load(state.get("mean", {}))
+        self.outcomes.load(state.get("outcomes", {}))
+        self.separate = state.get("separate", False)
+        self.loads += 1
         if self._snapshots is not None:
             self._snapshots.last_was(time.time() - self.progress.saved_at)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What a rank tells the others when a group is formed."""
+
+    has_state: bool
+    key: tuple[int, ...]
+    inside: bool
+    signature: str
+    size: str
+
+    def written(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def read(cls, text: bytes) -> _Row:
+        said = json.loads(text)
+        return cls(said["has_state"], tuple(said["key"]), said["inside"], said["signature"], said["size"])
+
+
+def _refuse_other_models(mine: _Row, rows: list[_Row], source: int, rank: int) -> None:
+    """Refuse to train with ranks whose model is another one. If some train already, only newcomers are refused."""
+    trains = rows[source].has_state
+    other = next((n for n, row in enumerate(rows) if row.signature != mine.signature), None)
+    if other is None or (trains and mine.signature == rows[source].signature):
+        return
+    seen = source if trains else other
+    raise InputError(
+        f"the ranks registered different models: rank {rank} has {mine.size}; rank {seen} has {rows[seen].size}. "
+        "Shapes of parameters or their order differ. Does the script build the model differently by rank or node?"
+    )

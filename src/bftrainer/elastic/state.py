@@ -1,13 +1,15 @@
 """The state of a training, handed from one rank to the others: whatever has `state_dict` and `load_state_dict`.
 
 A state is a tree of plain values and tensors. To send it, the tree is taken apart into a skeleton (a few kilobytes) and
-its tensors, which are broadcast in pieces straight from memory to memory.
+its tensors, which are broadcast in pieces straight from memory to memory, as bytes: no type of tensor is too rare for
+the backend. Nothing that a peer sent is unpickled as code: the skeleton is read as `torch.load` reads weights.
 """
 
 from __future__ import annotations
 
 import copy
 import io
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bftrainer.elastic.group import breaking
+from bftrainer.elastic.portable import portable, restored
 from bftrainer.errors import BFTrainerError, InputError
 
 _PIECE_BYTES = 64 << 20
@@ -36,6 +39,10 @@ class Stateful(Protocol):
         ...
 
 
+_MARK = "\0tensor"
+"""The first item of a tuple in a skeleton that stands for a tensor."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Slot:
     """Where in the skeleton a tensor was, and what it is like."""
@@ -43,6 +50,11 @@ class _Slot:
     number: int
     dtype: torch.dtype
     shape: tuple[int, ...]
+    on_cpu: bool
+
+    def as_plain(self) -> tuple[Any, ...]:
+        """What stands for it in a skeleton that is sent."""
+        return (_MARK, self.number, self.dtype, self.shape, self.on_cpu)
 
 
 class Registry:
@@ -63,6 +75,12 @@ class Registry:
                 raise InputError(f"`{name}` is registered already; choose another name")
             self.objects[name] = thing
 
+    @property
+    def modules(self) -> list[nn.Module]:
+        """Those that are modules, by their names."""
+        named = sorted(self.objects.items())
+        return [thing for _, thing in named if isinstance(thing, nn.Module)]
+
     def capture(self) -> dict[str, Any]:
         """The state of all of them. Its tensors are the live ones."""
         return {name: thing.state_dict() for name, thing in self.objects.items()}
@@ -82,16 +100,18 @@ class Registry:
             except Exception as problem:
                 raise BFTrainerError(f"the state of {name!r} does not fit: {problem}") from problem
 
-    def keep_untrained(self, optimizers: Sequence[Optimizer]) -> Callable[[], None]:
+    def keep_untrained(self, optimizers: Sequence[Optimizer], *, modules: bool = True) -> Callable[[], None]:
         """What puts back the present state of all that the script itself may move after a step: schedulers, averages,
-        the values in `param_groups`; not what the optimizers train.
+        the values in `param_groups`; not what the optimizers train. Without `modules`, which may be large, if asked.
         """
         trained = {id(p) for opt in optimizers for group in opt.param_groups for p in group["params"]}
         others = {
             name: thing
             for name, thing in self.objects.items()
             if not isinstance(thing, Optimizer)
-            and not (isinstance(thing, nn.Module) and any(id(p) in trained for p in thing.parameters()))
+            and not (
+                isinstance(thing, nn.Module) and (not modules or any(id(p) in trained for p in thing.parameters()))
+            )
         }
         states = {name: copy.deepcopy(thing.state_dict()) for name, thing in others.items()}
         groups = [
@@ -109,98 +129,150 @@ class Registry:
         return put_back
 
 
-def broadcast(state: Mapping[str, Any] | None, source: int, device: torch.device) -> dict[str, Any]:
+class Link(Protocol):
+    """The group that a state travels in."""
+
+    @property
+    def wire(self) -> torch.device:
+        """Where tensors must be for the group to carry them."""
+        ...
+
+    def wait(self, work: dist.Work) -> None:
+        """Wait for an operation."""
+        ...
+
+    def check_whole(self) -> None:
+        """Raise `GroupBroken` if what was received must not be used."""
+        ...
+
+
+def broadcast(state: Mapping[str, Any] | None, source: int, link: Link) -> dict[str, Any]:
     """The state of rank `source`, on every rank; `state` matters there only.
 
     Raises `GroupBroken` when a peer is lost on the way.
     """
+    device, check = link.wire, link.check_whole
     tensors: list[Tensor] = []
     packed = b""
     if state is not None:
         file = io.BytesIO()
-        torch.save(_take_apart(state, tensors), file)
+        torch.save(_take_apart(portable(state, lambda tensor: tensor), tensors), file)
         packed = file.getvalue()
     size = torch.tensor([len(packed)], dtype=torch.int64, device=device)
-    _send(size, source)
+    send(size, source, link)
+    length = int(size)
+    check()
     body = torch.frombuffer(bytearray(packed), dtype=torch.uint8) if state is not None else None
-    raw = body.to(device) if body is not None else torch.empty(int(size), dtype=torch.uint8, device=device)
-    _send(raw, source)
-    # The peer is another process of the same job, of the same user, running the same script.
-    skeleton = torch.load(io.BytesIO(bytes(raw.cpu().numpy())), weights_only=False)
+    raw = body.to(device) if body is not None else torch.empty(length, dtype=torch.uint8, device=device)
+    send(raw, source, link)
+    received = bytes(raw.cpu().numpy())
+    check()
+    try:
+        skeleton = torch.load(io.BytesIO(received), weights_only=True)
+    except Exception as problem:
+        raise BFTrainerError(f"the state that rank {source} sent cannot be read: {problem}") from problem
     slots = sorted(_slots(skeleton), key=lambda slot: slot.number)
     if state is None:
-        tensors = [torch.empty(slot.shape, dtype=slot.dtype) for slot in slots]
+        tensors = _memory_for(slots, device)
     for piece in _pieces(slots):
-        _broadcast_piece([tensors[slot.number] for slot in piece], source, device, sends=state is not None)
-    whole: dict[str, Any] = _put_together(skeleton, tensors)
+        _broadcast_piece([tensors[slot.number] for slot in piece], source, link, sends=state is not None)
+    check()
+    whole: dict[str, Any] = restored(_put_together(skeleton, tensors))
     return whole
 
 
-def _send(tensor: Tensor, source: int) -> None:
-    """The one thing here that a lost peer can break."""
+def _memory_for(slots: list[_Slot], device: torch.device) -> list[Tensor]:
+    """Where tensors are received: on the device that they travel to, if the sender has them on one and they fit."""
+    try:
+        return [torch.empty(slot.shape, dtype=slot.dtype, device="cpu" if slot.on_cpu else device) for slot in slots]
+    except torch.OutOfMemoryError:
+        return [torch.empty(slot.shape, dtype=slot.dtype) for slot in slots]
+
+
+def send(tensor: Tensor, source: int, link: Link) -> None:
+    """Broadcast one tensor: the one thing here that a lost peer can break."""
     with breaking():
-        dist.broadcast(tensor, source)
+        link.wait(dist.broadcast(tensor, source, async_op=True))
 
 
-def _broadcast_piece(tensors: list[Tensor], source: int, device: torch.device, *, sends: bool) -> None:
-    """Some tensors of one kind in one go."""
-    if len(tensors) == 1 and tensors[0].device == device and tensors[0].is_contiguous():
-        _send(tensors[0].detach(), source)
+def _broadcast_piece(tensors: list[Tensor], source: int, link: Link, *, sends: bool) -> None:
+    """Some tensors in one go, as bytes."""
+    device = link.wire
+    if len(tensors) == 1 and tensors[0].device == device and _is_bytes(tensors[0]):
+        send(bytes_of(tensors[0]), source, link)
         return
     if sends:
-        flat = torch.cat([tensor.detach().reshape(-1).to(device) for tensor in tensors])
+        flat = torch.cat([bytes_of(tensor).to(device) for tensor in tensors])
     else:
-        flat = torch.empty(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype, device=device)
-    _send(flat, source)
+        flat = torch.empty(sum(tensor.nbytes for tensor in tensors), dtype=torch.uint8, device=device)
+    send(flat, source, link)
     if not sends:
-        pieces = torch.split(flat, [tensor.numel() for tensor in tensors])
+        pieces = torch.split(flat, [tensor.nbytes for tensor in tensors])
         for tensor, piece in zip(tensors, pieces, strict=True):
-            tensor.copy_(piece.view(tensor.shape))
+            bytes_of(tensor).copy_(piece)
+
+
+def _is_bytes(tensor: Tensor) -> bool:
+    """Whether its memory is its bytes, one after the other."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """A flat view of its memory; of a copy, if its own is not in order."""
+    found = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return found.view(torch.uint8) if found.numel() else found.new_empty(0, dtype=torch.uint8)
 
 
 def _pieces(slots: list[_Slot]) -> Iterator[list[_Slot]]:
-    """Tensors of one kind together, up to a piece's size, in an order that all ranks derive alike."""
-    by_kind: dict[torch.dtype, list[_Slot]] = {}
+    """Tensors together up to a piece's size, in an order that all ranks derive in the same way."""
+    piece: list[_Slot] = []
+    size = 0
     for slot in slots:
-        by_kind.setdefault(slot.dtype, []).append(slot)
-    for dtype, group in by_kind.items():
-        piece: list[_Slot] = []
-        size = 0
-        for slot in group:
-            bytes_ = torch.Size(slot.shape).numel() * dtype.itemsize
-            if piece and size + bytes_ > _PIECE_BYTES:
-                yield piece
-                piece, size = [], 0
-            piece.append(slot)
-            size += bytes_
+        bytes_ = torch.Size(slot.shape).numel() * slot.dtype.itemsize
+        if piece and size + bytes_ > _PIECE_BYTES:
+            yield piece
+            piece, size = [], 0
+        piece.append(slot)
+        size += bytes_
+    if piece:
         yield piece
 
 
 def _take_apart(tree: Any, tensors: list[Tensor]) -> Any:
     """The tree with slots in place of its tensors, which are appended."""
-    if isinstance(tree, Tensor):
+    if isinstance(tree, Tensor) and tree.layout is torch.strided:
         tensors.append(tree)
-        return _Slot(len(tensors) - 1, tree.dtype, tuple(tree.shape))
-    if isinstance(tree, Mapping):
-        return {key: _take_apart(value, tensors) for key, value in tree.items()}
-    if isinstance(tree, list | tuple) and type(tree) in (list, tuple):
-        return type(tree)(_take_apart(value, tensors) for value in tree)
-    return tree
+        return _Slot(len(tensors) - 1, tree.dtype, tuple(tree.shape), tree.device.type == "cpu").as_plain()
+    return _rebuilt(tree, lambda part: _take_apart(part, tensors))
+
+
+def _rebuilt(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """A container of the same kind with every item changed; anything else as it is."""
+    kind = type(tree)
+    if kind in (dict, OrderedDict, Counter):
+        made: Any = kind()
+        for key, value in tree.items():
+            made[key] = change(value)
+        if kind is OrderedDict:  # a module's state_dict() keeps the versions of its layers in an attribute
+            vars(made).update(vars(tree))
+        return made
+    return kind(change(value) for value in tree) if kind in (list, tuple) else tree
+
+
+def _slot(tree: Any) -> _Slot | None:
+    is_slot = type(tree) is tuple and len(tree) == 5 and isinstance(tree[0], str) and tree[0] == _MARK
+    return _Slot(*tree[1:]) if is_slot else None
 
 
 def _put_together(tree: Any, tensors: list[Tensor]) -> Any:
-    if isinstance(tree, _Slot):
-        return tensors[tree.number]
-    if isinstance(tree, dict):
-        return {key: _put_together(value, tensors) for key, value in tree.items()}
-    if isinstance(tree, list | tuple) and type(tree) in (list, tuple):
-        return type(tree)(_put_together(value, tensors) for value in tree)
-    return tree
+    if (slot := _slot(tree)) is not None:
+        return tensors[slot.number]
+    return _rebuilt(tree, lambda part: _put_together(part, tensors))
 
 
 def _slots(tree: Any) -> Iterator[_Slot]:
-    if isinstance(tree, _Slot):
-        yield tree
+    if (slot := _slot(tree)) is not None:
+        yield slot
     elif isinstance(tree, dict):
         for value in tree.values():
             yield from _slots(value)

@@ -1,7 +1,7 @@
 """What happens to a summed gradient: unscaled, clipped, applied by the optimizers at the learning rate of the moment.
 
-`Stepper` sorts what the script registers into optimizers, schedulers and a GradScaler; `Statistics` keeps BatchNorm's
-running statistics the same on all ranks, and takes them back when a step fails.
+`Stepper` sorts what the script registers into optimizers, schedulers and a GradScaler. Only `run.step` may step the
+optimizers: a call of the script's own would train this rank alone, so it is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from bftrainer.elastic.scaling import LearningRate, scaled
@@ -33,12 +32,14 @@ class Stepper:
         self._lr: LearningRate | None = None
         self._lr_state: Mapping[str, Any] | None = None
         self._batch: int | None = None
+        self._applying = False
 
     def add(self, objects: Sequence[object]) -> None:
         """Take what is of use here."""
         for thing in objects:
-            if isinstance(thing, Optimizer):
+            if isinstance(thing, Optimizer) and thing not in self.optimizers:
                 self.optimizers.append(thing)
+                thing.register_step_pre_hook(self._refuse_others)
             elif isinstance(thing, torch.optim.lr_scheduler.LRScheduler):
                 self._schedulers.append(thing)
             elif isinstance(thing, torch.amp.GradScaler):
@@ -64,8 +65,19 @@ class Stepper:
 
     @property
     def params(self) -> list[Tensor]:
-        """What is trained."""
-        return [param for opt in self.optimizers for group in opt.param_groups for param in group["params"]]
+        """All that the optimizers have."""
+        return params_of(self.optimizers)
+
+    def chosen(self, given: object) -> list[Optimizer]:
+        """The registered optimizers that `run.step(optimizer=…)` names: one, or several in a list."""
+        named = list(given) if isinstance(given, list | tuple) else [given]
+        for optimizer in named:
+            if not any(optimizer is known for known in self.optimizers):
+                kind = type(optimizer).__name__
+                raise InputError(f"`optimizer` must be a registered optimizer or a list of them, but got a {kind}")
+        if not named:
+            raise InputError("`optimizer` must be a registered optimizer or a list of them, but got an empty list")
+        return [known for known in self.optimizers if any(known is optimizer for optimizer in named)]
 
     @property
     def scales_lr(self) -> bool:
@@ -84,26 +96,38 @@ class Stepper:
         if self._lr is not None:
             self._lr.changed(step, batch)
 
-    def apply(self, step: int) -> None:
-        """Step on the gradients as they are, and clear them."""
+    def apply(self, step: int, chosen: Sequence[Optimizer] | None = None) -> None:
+        """Step on the gradients as they are, all optimizers or those `chosen`; clear all gradients."""
         scaler = self._scaler
+        optimizers = list(self.optimizers if chosen is None else chosen)
+        if scaler is not None:  # it refuses an optimizer without a gradient, which would do nothing
+            optimizers = [optimizer for optimizer in optimizers if _has_gradient(optimizer)]
         if scaler is not None:
-            for optimizer in self.optimizers:
+            for optimizer in optimizers:
                 scaler.unscale_(optimizer)
         if self._clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.params, self._clip_norm)
+            nn.utils.clip_grad_norm_(params_of(optimizers), self._clip_norm)
         factor = self._lr.factor(step, self._batch) if self._lr is not None and self._batch is not None else 1.0
-        for optimizer in self.optimizers:
-            with scaled(optimizer, factor):
-                if scaler is not None:
-                    scaler.step(optimizer)
-                else:
-                    optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        if scaler is not None:
+        self._applying = True
+        try:
+            for optimizer in optimizers:
+                with scaled(optimizer, factor):
+                    if scaler is not None:
+                        scaler.step(optimizer)
+                    else:
+                        optimizer.step()
+        finally:
+            self._applying = False
+        self.clear()
+        if scaler is not None and optimizers:
             scaler.update()
         if self.scheduler_every == "step":
             self.schedule()
+
+    def clear(self) -> None:
+        """Drop all gradients."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
 
     def schedule(self) -> None:
         """Step the schedulers."""
@@ -120,50 +144,20 @@ class Stepper:
         if self._lr is not None and state is not None:
             self._lr.load_state_dict(state)
 
+    def _refuse_others(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        """Called before each step of a registered optimizer."""
+        if not self._applying:
+            raise InputError(
+                f"{type(optimizer).__name__}.step() was called by the script, but run.step() steps the registered "
+                "optimizers, after it has summed the gradients over all ranks. Remove the call (and zero_grad()); to "
+                "step one of several optimizers call run.step(optimizer=…)"
+            )
 
-class Statistics:
-    """The running statistics of BatchNorm and its like."""
 
-    def __init__(self) -> None:
-        self._averaged: list[Tensor] = []
-        self._counters: list[Tensor] = []  # moved alike by all ranks
-        self._committed: list[Tensor] = []
+def params_of(optimizers: Sequence[Optimizer]) -> list[Tensor]:
+    """Their parameters, in order."""
+    return [param for opt in optimizers for group in opt.param_groups for param in group["params"]]
 
-    def add(self, objects: Sequence[object]) -> None:
-        """Find them in modules."""
-        for module in (thing for thing in objects if isinstance(thing, nn.Module)):
-            norms = [m for m in module.modules() if isinstance(m, _NormBase) and m.track_running_stats]
-            for buffer in (buffer for norm in norms for buffer in norm.buffers()):
-                (self._averaged if buffer.is_floating_point() else self._counters).append(buffer)
 
-    @property
-    def size(self) -> int:
-        """How many numbers are to be averaged."""
-        return sum(buffer.numel() for buffer in self._averaged)
-
-    def __bool__(self) -> bool:
-        return bool(self._averaged)
-
-    def weighted(self, share: float) -> Tensor:
-        """This rank's part of the averages."""
-        flat = torch.cat([buffer.reshape(-1) for buffer in self._averaged]).double()
-        return flat.mul_(share) if share else torch.zeros_like(flat)
-
-    def take(self, sums: Tensor) -> None:
-        """The averages over all ranks."""
-        pieces = torch.split(sums, [buffer.numel() for buffer in self._averaged])
-        for buffer, piece in zip(self._averaged, pieces, strict=True):
-            buffer.copy_(piece.view_as(buffer))
-
-    def commit(self) -> None:
-        """Remember them as they are."""
-        found = self._averaged + self._counters
-        if len(self._committed) != len(found):
-            self._committed = [buffer.detach().clone() for buffer in found]
-        elif found:
-            torch._foreach_copy_(self._committed, found)
-
-    def take_back(self) -> None:
-        """A step that failed has moved them already: back to what was committed."""
-        for buffer, committed in zip(self._averaged + self._counters, self._committed, strict=True):
-            buffer.copy_(committed)
+def _has_gradient(optimizer: Optimizer) -> bool:
+    return any(param.grad is not None for group in optimizer.param_groups for param in group["params"])

@@ -43,7 +43,7 @@ _MAIN = "import sys; sys.flags.safe_path or sys.path.pop(0); from bftrainer.elas
 """Not `-m`, which would put the working directory first on the path of the imports."""
 
 
-PRELOAD = ("torch", "bftrainer.elastic.adapter")
+PRELOAD = ("torch", "torch._dynamo", "bftrainer.elastic.adapter")
 
 
 class WarmLauncher:

@@ -36,7 +36,7 @@ class Traits:
     on_head: bool = True
     """There is a worker on the head, and those on nodes need it."""
     retries: bool = False
-    """What runs on a node starts a script that failed again, `max_restarts` times, and only then ends."""
+    """What runs on a node of a settled trainer starts a script that failed again, `max_restarts` times, then ends."""
     rescale_s: float | None = None
     """What a change of the nodes costs, where nobody measures it; None: what the configuration says."""
 
@@ -53,6 +53,8 @@ class Place:
     """The worker on the head, if there is one."""
     background: bool = False
     """Others train meanwhile."""
+    settled: bool = False
+    """Its program has run for a while before: what fails now may be retried on the spot."""
 
 
 class Launcher(Protocol):
@@ -95,11 +97,17 @@ class Home:
     def prepare(self, trainer: str) -> None:
         """Make its folders."""
         (self.folder(trainer) / "snapshots").mkdir(parents=True, exist_ok=True)
+        self.output(trainer).mkdir(exist_ok=True)
+
+    def output(self, trainer: str) -> Path:
+        """Where a trainer's script writes what it makes."""
+        return self.folder(trainer) / "output"
 
     def environment(self, live: Live) -> Mapping[str, str]:
         """What every worker of a trainer gets, what its user has set on top."""
         snapshots = str(self.folder(live.id) / "snapshots")
         ours = {protocol.SNAPSHOTS: snapshots, protocol.SNAPSHOT_EVERY: f"{self.snapshot_every_s:g}"}
+        ours[protocol.OUTPUT] = str(self.output(live.id))
         return {**ours, wire.STATE_ID: self.state_id, TRAINER: live.name, **live.spec.env}
 
 

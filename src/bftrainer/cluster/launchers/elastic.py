@@ -23,7 +23,8 @@ class ElasticLauncher:
     def start(self, live: Live, place: Place) -> Start:
         """See `base.Launcher`."""
         spec, env = live.spec, self._home.environment(live)
-        return Start(place.worker, live.id, spec.argv, env, spec.cwd, spec.python, background=place.background)
+        what = (place.worker, live.id, spec.argv, env, spec.cwd, spec.python)
+        return Start(*what, background=place.background, submitted_python=spec.submitted_python)
 
     def given(self, live: Live, hosts: Sequence[str]) -> None:
         """See `base.Launcher`: workers are told by the roster."""

@@ -40,7 +40,8 @@ class HostsLauncher:
         spec, folder = live.spec, self._home.folder(live.id)
         env = {**self._home.environment(live), SCRIPT: str(folder / "hosts"), FILE: str(folder / "hosts.txt")}
         program = spec.module is None and not spec.python and _is_program(Path(spec.cwd, spec.script))
-        return Start(place.worker, live.id, spec.argv, env, spec.cwd, spec.python, program=program, speaks=False)
+        what = (place.worker, live.id, spec.argv, env, spec.cwd, spec.python)
+        return Start(*what, program=program, speaks=False, submitted_python=spec.submitted_python)
 
     def given(self, live: Live, hosts: Sequence[str]) -> None:
         """See `base.Launcher`."""

@@ -7,6 +7,7 @@ themselves; the script must save and resume.
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import sys
@@ -65,12 +66,16 @@ class TorchrunLauncher:
             cwd=spec.cwd,
         )
         # There a script may fail for ever. Here the agent ends after as many failures as the user allows, and whether
-        # nodes that went caused them is judged by the job.
-        limits = {f"--max-restarts={RESTARTS}": f"--max-restarts={spec.max_restarts}"}
-        if spec.python:
-            limits[sys.executable] = spec.python
+        # nodes that went caused them is judged by the job. A script that has never run for long fails at once, so that
+        # the job sees how: torchrun's own restarts take longer, and nobody hears of them.
+        restarts = spec.max_restarts if place.settled else 0
+        limits = {f"--max-restarts={RESTARTS}": f"--max-restarts={restarts}"}
+        # The command line names the interpreter too, so it is chosen here: nodes must have it under the same path.
+        python = spec.python or (spec.submitted_python if os.access(spec.submitted_python, os.X_OK) else "")
+        if python:
+            limits[sys.executable] = python
         argv = tuple(limits.get(word, word) for word in command.argv)
-        return Start(place.worker, live.id, argv, command.env, spec.cwd, spec.python, speaks=False)
+        return Start(place.worker, live.id, argv, command.env, spec.cwd, python, speaks=False)
 
     def given(self, live: Live, hosts: Sequence[str]) -> None:
         """See `base.Launcher`: the agents find each other by themselves."""

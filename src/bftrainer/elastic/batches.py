@@ -1,0 +1,96 @@
+"""What `run.batches` returns: an iterable over this rank's batches that knows its length and its place in the epoch.
+
+`Run` makes it and gives it the generator function that a loop over it calls. It can be made before the first epoch and
+be used in every one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+from bftrainer.elastic.data_source import DataSource, length_of
+from bftrainer.elastic.sampler import BatchPlan, DataSignature
+from bftrainer.errors import InputError
+
+
+class _Progress(Protocol):
+    cursor: int
+
+
+class _Run(Protocol):
+    """What is asked of a `Run`."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world(self) -> int: ...
+
+    @property
+    def progress(self) -> _Progress: ...
+
+
+class Batches:
+    """This rank's batches of each epoch. Counts are those at the present number of nodes, which may change."""
+
+    def __init__(
+        self, run: _Run, source: DataSource, plan: BatchPlan, iterate: Callable[[Batches], Iterator[Any]]
+    ) -> None:
+        self.plan = plan
+        self._run = run
+        self._source = source
+        self._iterate = iterate
+
+    def __iter__(self) -> Iterator[Any]:
+        length = length_of(self.dataset)
+        if length != self.plan.length:
+            raise InputError(
+                f"the dataset had {self.plan.length} samples when run.batches() was called and has {length} now; call "
+                "run.batches() again after changing it"
+            )
+        return self._iterate(self)
+
+    def __len__(self) -> int:
+        """Batches that this rank gets in a whole epoch, micro-batches of `max_batch` included."""
+        return self.plan.batches_in_epoch(self._run.rank, self._run.world)
+
+    @property
+    def dataset(self) -> Any:
+        """The dataset, that of the DataLoader if one was given."""
+        return self._source.dataset
+
+    @property
+    def loading(self) -> Mapping[str, Any]:
+        """The options of loading."""
+        return self._source.loading
+
+    @property
+    def persistent(self) -> bool:
+        """Whether worker processes live through epochs."""
+        return self._source.persistent
+
+    @property
+    def position(self) -> int:
+        """Samples of the present epoch that are committed, over all ranks."""
+        return self._run.progress.cursor
+
+    @property
+    def samples(self) -> int:
+        """Samples of a whole epoch, over all ranks."""
+        return self.plan.samples_in_epoch(self._run.world)
+
+    @property
+    def steps(self) -> int:
+        """Steps of a whole epoch."""
+        return self.plan.steps_in_epoch(self._run.world)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a full step, over all ranks."""
+        return self.plan.global_batch_size(self._run.world)
+
+    @property
+    def signature(self) -> DataSignature:
+        """What must be the same on all ranks: the length of the data, sizes, order."""
+        return self.plan.signature

@@ -1,0 +1,60 @@
+"""Refuses calls of torch that do not go with an elastic training, from the moment on in which one begins.
+
+`elastic.init` calls `refuse_what_run_does`. DistributedDataParallel would sum gradients a second time and hang when
+nodes change, and a process group of the script's own is in the way of the one that BFTrainer forms. torch's own errors
+for both (or none at all) do not say what to do instead.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from bftrainer.elastic import protocol
+from bftrainer.errors import InputError
+
+_real_init = dist.init_process_group
+_has_run = False
+
+
+def refuse_second_run() -> None:
+    """Refuse a second `elastic.init` in one worker: the others would wait for the first one's training."""
+    if _has_run:
+        raise InputError(
+            "elastic.init() was called before in this script: use the run that it gave, there is one per job"
+        )
+
+
+def refuse_what_run_does() -> None:
+    """Replace the constructor of DistributedDataParallel and `init_process_group` by ones that say what to do.
+
+    Only in a worker: a script that trains alone is left with what it has.
+    """
+    global _has_run
+    if protocol.CHANNEL not in os.environ:
+        return
+    _has_run = True
+    DistributedDataParallel.__init__ = _no_wrapper  # type: ignore[method-assign]
+    dist.init_process_group = _no_group
+
+
+def init_process_group(*args: Any, **kwargs: Any) -> None:
+    """torch's own, for the group that BFTrainer forms."""
+    _real_init(*args, **kwargs)
+
+
+def _no_wrapper(self: object, *args: object, **kwargs: object) -> NoReturn:
+    raise InputError(
+        "do not wrap the model in DistributedDataParallel: run.step() sums the gradients over all ranks. Register and "
+        "call the plain module"
+    )
+
+
+def _no_group(*args: object, **kwargs: object) -> NoReturn:
+    raise InputError(
+        "do not call init_process_group(): BFTrainer forms the process group, again and again as nodes come and go. "
+        "Remove the call (and destroy_process_group()); run.rank and run.world replace RANK and WORLD_SIZE"
+    )

@@ -1,0 +1,46 @@
+"""Values that rank 0 gives to all ranks, as bytes. Reading them runs no code of the sender's."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bftrainer.elastic.portable import portable, restored
+from bftrainer.errors import InputError
+
+MOST_BYTES = 4 << 20
+"""More does not travel through the store of a group."""
+_JSON, _TORCH = b"j", b"t"
+"""How a value is written: as JSON where that is exact, which is quicker, or by torch."""
+
+
+def packed(value: Any, what: str) -> bytes:
+    """The bytes of a value; an InputError naming `what` was called if it cannot be sent."""
+    if isinstance(value, Path):
+        value = str(value)
+    if value is None or type(value) in (bool, int) or (type(value) is str and len(value) < MOST_BYTES):
+        return _JSON + json.dumps(value).encode()
+    try:
+        plain = portable({"value": value}, lambda tensor: tensor.detach().cpu())
+    except InputError as problem:
+        raise InputError(f"{what} gives plain values and tensors to all ranks: {problem}") from None
+    file = io.BytesIO()
+    torch.save(plain, file)
+    size = len(file.getvalue())
+    if size > MOST_BYTES:
+        raise InputError(
+            f"{what} gives at most {MOST_BYTES >> 20} MiB to all ranks, but got {size / 2**20:.1f} MiB; "
+            "give numbers, and keep large tensors in a registered module or in a file"
+        )
+    return _TORCH + file.getvalue()
+
+
+def unpacked(raw: bytes) -> Any:
+    """The value of `packed`."""
+    if raw.startswith(_JSON):
+        return json.loads(raw[1:])
+    return restored(torch.load(io.BytesIO(raw[1:]), weights_only=True))["value"]

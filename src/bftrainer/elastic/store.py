@@ -1,0 +1,125 @@
+"""The rendezvous of a generation: a key-value store in rank 0, sealed with the generation's secret.
+
+`Group` opens it on rank 0 and reaches it from the other ranks. The store listens on the given address only. Anybody on
+the network may connect to it, so names and values carry a keyed hash: who does not know the secret, which the manager
+hands to the members, can tell no name's meaning and write no value that a member accepts. A stranger can still disturb
+(delete, overwrite, fill memory): that costs the job a new generation, with another port and another secret.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+
+from bftrainer.errors import BFTrainerError
+
+_BACKLOG = 4096
+_TAG = hashlib.sha256().digest_size
+_NO_LIMIT = timedelta(seconds=0)
+
+
+class ForgedValueError(BFTrainerError, RuntimeError):
+    """A value in the store was not written by a member: the group is as good as broken."""
+
+
+class SealedStore(Store):
+    """A store whose names are hashed and whose values are authenticated with a shared secret."""
+
+    def __init__(self, store: Any, secret: str, scope: str) -> None:
+        super().__init__()
+        self._store = store
+        self._key = hashlib.sha256(f"{scope}\0{secret}".encode()).digest()
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Write a value."""
+        self._store.set(self._name(key), self._sealed(key, value))
+
+    def get(self, key: str) -> bytes:
+        """Wait for a value and read it."""
+        blob = bytes(self._store.get(self._name(key)))
+        value = blob[_TAG:]
+        if not hmac.compare_digest(blob, self._sealed(key, value)):
+            raise ForgedValueError(f"the rendezvous holds a value for {key!r} that no member of this job wrote")
+        return value
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter. Counters are not authenticated."""
+        return int(self._store.add(self._name(key), amount))
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Write `desired` if the value is `expected`; the value after that."""
+        before = self._sealed(key, expected) if expected else b""
+        after = bytes(self._store.compare_set(self._name(key), before, self._sealed(key, desired)))
+        return after[_TAG:]
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all of these names have a value."""
+        return bool(self._store.check([self._name(key) for key in keys]))
+
+    def wait(self, keys: Sequence[str], timeout: timedelta = _NO_LIMIT) -> None:
+        """Wait until all of these names have a value."""
+        names = [self._name(key) for key in keys]
+        self._store.wait(names, timeout) if timeout else self._store.wait(names)
+
+    def delete_key(self, key: str) -> bool:
+        """Remove a name."""
+        return bool(self._store.delete_key(self._name(key)))
+
+    def num_keys(self) -> int:
+        """How many names there are."""
+        return int(self._store.num_keys())
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long `get` and `wait` wait."""
+        self._store.set_timeout(timeout)
+
+    def has_extended_api(self) -> bool:
+        """No: `append`, `multi_get` and `multi_set` are left out."""
+        return False
+
+    def _name(self, key: str) -> str:
+        return hmac.new(self._key, key.encode(), hashlib.sha256).hexdigest()
+
+    def _sealed(self, key: str, value: str | bytes) -> bytes:
+        raw = value.encode() if isinstance(value, str) else bytes(value)
+        return hmac.new(self._key, key.encode() + b"\0" + raw, hashlib.sha256).digest() + raw
+
+
+def open_store(host: str, timeout: timedelta) -> TCPStore:
+    """A store that listens on `host` alone, on a free port."""
+    family, kind, proto, _, address = _resolve(host)
+    listener = socket.socket(family, kind, proto)
+    try:
+        listener.bind(address[:2])
+        listener.listen(_BACKLOG)
+    except OSError as problem:
+        listener.close()
+        raise BFTrainerError(
+            f"this node cannot listen on {host!r} ({problem.strerror}), the address its peers are given for it; "
+            "start its agent with an address of a network interface of this node"
+        ) from None
+    port = listener.getsockname()[1]
+    options: dict[str, Any] = {"master_listen_fd": listener.detach()}
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timeout, **options)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address means the machine itself."""
+    try:
+        return ipaddress.ip_address(_resolve(host)[4][0]).is_loopback
+    except (ValueError, BFTrainerError):
+        return False
+
+
+def _resolve(host: str) -> tuple[Any, ...]:
+    try:
+        return socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    except OSError as problem:
+        raise BFTrainerError(f"the host name {host!r} cannot be resolved on this node ({problem})") from None

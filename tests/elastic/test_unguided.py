@@ -1,0 +1,41 @@
+"""A script that trains without `elastic.init` under a launcher is refused at its first step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jobs import on, play
+
+pytest.importorskip("torch")
+
+TRAINING = """
+import torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+{connect}
+for _ in range(3):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+print("trained to the end", flush=True)
+"""
+
+
+def test_the_first_optimizer_step_of_a_script_that_never_calls_init_fails_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(TRAINING.format(connect=""))
+    outcome = play(on(1), tmp_path, [str(path)])
+    assert outcome.status == "failed"
+    assert "without having called `bftrainer.elastic.init`" in outcome.traceback
+    assert "docs/elastic.md" in outcome.traceback
+    assert "trained to the end" not in outcome.traceback
+
+
+def test_a_worker_that_has_connected_may_step_as_it_likes(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    connect = "from bftrainer.elastic.membership import Membership\nmembership = Membership.connect()"
+    path.write_text(TRAINING.format(connect=connect))
+    outcome = play(on(1), tmp_path, [str(path)])
+    assert outcome.status == "done"
+    assert "trained to the end" in (tmp_path / "logs" / "node-1.log").read_text()
