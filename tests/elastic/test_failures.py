@@ -243,6 +243,29 @@ def test_too_few_nodes_wait_with_their_state_for_more(tmp_path: Path) -> None:
     assert set(worlds) == {2}
 
 
+def test_a_script_that_leaves_its_loop_and_ends_has_finished(tmp_path: Path) -> None:
+    async def scenario(job: Coordinator) -> None:
+        await job.add(2)
+        await trains(job, 2)
+        (tmp_path / "end").touch()
+
+    assert play(scenario, tmp_path, [WORKER, str(tmp_path), ""]).status == "done"
+    ends = [int(path.read_text().splitlines()[-1].split()[0]) for path in tmp_path.glob("times-*")]
+    saved = [int(path.stem.partition("-")[2]) for path in tmp_path.glob("snapshots/*.bft")]
+    assert ends == [max(saved)] * 2
+
+
+def test_one_rank_that_ends_by_itself_is_refused_not_taken_for_the_end_of_the_training(tmp_path: Path) -> None:
+    async def scenario(job: Coordinator) -> None:
+        await job.add(2)
+        await trains(job, 2)
+        (tmp_path / "fail").touch()
+
+    outcome = play(scenario, tmp_path, [WORKER, str(tmp_path), "exit-well"])
+    assert outcome.status == "failed"
+    assert "at different points of the script" in outcome.error
+
+
 def test_a_peer_lost_in_the_scripts_own_collective_means_a_fresh_start_not_a_failure(tmp_path: Path) -> None:
     async def scenario(job: Coordinator) -> None:
         await job.add(3)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bftrainer.elastic import arguments, data_source, output
+from bftrainer.elastic import arguments, data_source, exits, output
 from bftrainer.elastic.batches import Batches
 from bftrainer.elastic.buffers import Buffers
 from bftrainer.elastic.crew import Crew
@@ -120,6 +121,7 @@ class Run:
             self._membership.is_fresh = lambda: self._fresh
             self._membership.report = self._report
             self._membership.report_failures(self._crew.is_collateral)
+            exits.watch()
         on_sigterm(self._on_sigterm)
         atexit.register(self._at_exit)
 
@@ -597,8 +599,9 @@ class Run:
         return bool(self._together.meet(what, lambda: None, Note(lambda: b"%d" % entered, judge)))
 
     def _has_more(self, plan: BatchPlan) -> bool:
-        """Whether samples of the epoch are left."""
-        return plan.step_at(self.progress.epoch, self.progress.cursor, self.rank, self.world) is not None
+        """Whether the step of the batch at hand was made, and samples of the epoch are left."""
+        left = plan.step_at(self.progress.epoch, self.progress.cursor, self.rank, self.world)
+        return self._step is None and left is not None
 
     def _end_loop(self) -> None:
         """Settle the end of a loop over batches that was left by `break`."""
@@ -616,9 +619,13 @@ class Run:
         self._noted.note(arguments.metric_values(metrics), self._at())
 
     def finish(self) -> None:
-        """The training is complete: `epochs` and `steps` call it when they end."""
+        """The training is complete. `epochs` and `steps` call it when they end, the end of the script after a `break`.
+
+        Call it yourself to do something after a `break` that needs the complete training, such as saving the model.
+        """
         if self._finished or not self._joined:
             return
+        self._step = None  # a `break` before its step leaves a batch out, on all ranks
         self._end_loop()
         self._begin_epoch()
         self._give_owed()
@@ -869,6 +876,17 @@ class Run:
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return
+        if self._membership is not None and exits.ended_well():
+            self._finish_at_exit()
         self._loaders.close()
         self._standing.close(60.0)
         self._crew.close()
+
+    def _finish_at_exit(self) -> None:
+        """The script has left its loop by `break`, and ended: rank 0 hosts what the others have still to read."""
+        try:
+            self.finish()
+        except SystemExit:
+            return  # the node is not wanted any more, which the manager knows
+        except Exception as problem:
+            sys.excepthook(type(problem), problem, problem.__traceback__)
