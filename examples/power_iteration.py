@@ -74,7 +74,7 @@ while not done:
     except OSError as problem:  # the step was not applied
         job.gave_up(place.generation)
         newer = True
-        job.wait_for_newer(0.3) or job.send(Broken(place.generation, str(problem)))
+        job.wait_for_cut(0.3) or job.send(Broken(place.generation, str(problem)))
 print(f"the largest eigenvalue is {value:.15g}, found in {step} steps")
 if job is not None:
     job.send(Done(step))

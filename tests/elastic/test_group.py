@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -56,7 +57,7 @@ def give_up(group: Group, generation: int, address: str, rank: int) -> None:
     timer = threading.Timer(0.2, lost.set)
     timer.start()
     with pytest.raises(GroupBroken, match="has lost a member while it formed|^forming generation"):
-        group.form(Place(generation, ("a", "b"), rank, (address,)), lost.is_set)
+        group.form(Place(generation, ("a", "b"), rank, (address, address)), lost.is_set)
     timer.join()
     group.leave()
 
@@ -67,6 +68,14 @@ def before() -> tuple[int, int]:
     group.form(Place(0, ("",), 0, (group.open_store("127.0.0.1"),)))
     group.leave()
     return held()
+
+
+def test_calling_a_rendezvous_that_is_gone_ends_when_it_is_given_up() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    give_up(Group("gloo", torch.device("cpu")), 0, address, 1)
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("bftrainer-form")]
 
 
 def test_an_attempt_whose_peer_never_comes_ends_when_it_is_given_up(before: tuple[int, int]) -> None:

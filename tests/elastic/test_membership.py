@@ -136,6 +136,25 @@ def test_a_generation_that_could_not_be_formed_is_not_tried_again(manager: Manag
     assert worker.wait_for_newer(20)
 
 
+def test_a_broken_group_is_told_of_also_when_a_newer_generation_is_known(manager: Manager, worker: Membership) -> None:
+    torch = pytest.importorskip("torch")
+    from bftrainer.elastic.crew import Crew
+    from bftrainer.elastic.group import GroupBroken
+
+    crew = Crew(worker, "gloo", torch.device("cpu"))
+    manager.say(Generation(1, ("a", "b")))
+    until(lambda: worker.newest == 1)
+    assert worker.entered(1)
+    manager.say(Generation(2, ("a", "b", "c")))
+    until(lambda: worker.newest == 2)
+    crew.give_up(GroupBroken("no route to b"))
+    until(lambda: manager.hears(Broken))
+    manager.say(Generation(3, ("a", "b", "c"), cut=True))
+    crew.give_up(GroupBroken("no route to b"))  # which the manager knows by now
+    crew.close()
+    assert [said for said in manager.heard if isinstance(said, Broken)] == [Broken(1, "no route to b")]
+
+
 def test_messages_and_fields_of_the_future_are_ignored(manager: Manager, worker: Membership) -> None:
     manager.peer.sendall(b'{"type": "weather", "sun": true}\n')
     manager.peer.sendall(b'{"type": "generation", "id": 3, "members": ["b"], "cut": false, "mood": "good"}\n')

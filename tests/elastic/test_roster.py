@@ -117,6 +117,17 @@ def test_broken_communication_begins_the_generation_anew() -> None:
     assert said(roster) == {}
 
 
+def test_a_group_that_breaks_after_a_newer_generation_was_announced_is_cut_once() -> None:
+    roster = joined("a", "b")
+    roster.start("c")
+    roster.ready("c")
+    roster.settle()
+    roster.broken("b", 1)  # while "a" may still wait for it in generation 1
+    assert said(roster) == {w: [Generation(3, ("a", "b", "c"), cut=True)] for w in "abc"}
+    roster.broken("a", 1)
+    assert said(roster) == {}
+
+
 def test_too_few_wait_until_there_are_enough() -> None:
     roster = joined("a", "b", min_nodes=2)
     roster.lost("b")

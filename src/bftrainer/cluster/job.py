@@ -132,7 +132,7 @@ class Job:
             return
         if worker.status is not None:  # the roster is not whole yet: others are awaited
             worker.status = then(worker.status, message)
-        if isinstance(message, Broken) and message.generation == self.roster.going.id == self.roster.generation.id:
+        if isinstance(message, Broken) and self.roster.in_use(message.generation):
             self._broke(message, now)
         self.roster.heard(worker_id, message)
         match message:

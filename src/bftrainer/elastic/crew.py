@@ -147,14 +147,14 @@ class Crew:
     def close(self) -> None:
         """Leave for good."""
         self._closing.set()
-        self._group.leave()
+        self._group.close()
         if self.membership is not None:
             self.membership.close()
 
     def _complain(self, generation: int, problem: GroupBroken) -> None:
         assert self.membership is not None
         self.membership.gave_up(generation)
-        if not self.membership.wait_for_newer(_NEWS_S):
+        if not self.membership.wait_for_cut(_NEWS_S):
             self.membership.send(Broken(generation, str(problem)[:500]))
 
     def _address(self, rank: int) -> str:

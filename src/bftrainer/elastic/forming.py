@@ -61,6 +61,14 @@ class Aside(Generic[T]):
                     knock(fd, peers)
             self._thread.join(_LOOK_S)
 
+    def runs(self) -> bool:
+        """Whether the call goes on."""
+        return self._thread.is_alive()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for its end."""
+        self._thread.join(max(0.0, timeout_s))
+
     def _run(self) -> None:
         try:
             self._result.put((self._call(), None))

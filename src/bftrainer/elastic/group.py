@@ -11,6 +11,7 @@ import ctypes
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
@@ -25,7 +26,7 @@ from bftrainer.elastic.forming import Aside, Cancelled
 from bftrainer.elastic.membership import Place
 from bftrainer.elastic.refusals import init_process_group
 from bftrainer.elastic.sockets import open_sockets, shut
-from bftrainer.elastic.store import SealedStore, is_loopback, open_store
+from bftrainer.elastic.store import SealedStore, connect_store, is_loopback, open_store
 from bftrainer.errors import BFTrainerError, InputError
 
 _LONG = timedelta(days=7)
@@ -79,6 +80,7 @@ class Group:
         self._stuck = False  # a thread of gloo's will never end
         self._cutting = threading.Lock()
         self._aborted: threading.Event | None = None  # of an abort that is under way
+        self._given_up: list[Aside[Any]] = []  # steps of forming, some of which may not have ended yet
         if backend == "nccl":
             nccl.prepare()
 
@@ -100,7 +102,7 @@ class Group:
         A group of one has nobody to connect to; with `connect` it does all the same what a larger one would.
         """
         before = set(open_sockets())
-        store, gloo = self._aside(place, partial(self._rendezvous, place), cancelled)
+        store, gloo = self._aside(place, partial(self._rendezvous, place, cancelled), cancelled)
         with breaking():
             _make_default(store, gloo, place)
         if gloo is None and (place.world > 1 or connect):
@@ -168,6 +170,13 @@ class Group:
         self.store = None
         self._mine = set()
 
+    def close(self) -> None:
+        """Leave for good, before the process ends: a thread that comes back from C++ after that would abort it."""
+        self.leave()
+        end = time.monotonic() + _CONNECTING.total_seconds() + 1
+        for aside in self._given_up:
+            aside.join(end - time.monotonic())
+
     def _abort(self) -> None:
         """Abort NCCL in a thread of its own: it takes half a second, and the caller may have better to do."""
         if self._aborted is None and dist.is_initialized():
@@ -187,11 +196,12 @@ class Group:
             return aside.wait(cancelled)
         except Cancelled:
             aside.end(self._hosting, place.world, gloo=self.backend == "gloo")
+            self._given_up = [*filter(Aside.runs, self._given_up), aside]
             raise GroupBroken(f"generation {place.generation} has lost a member while it formed") from None
         except Exception as problem:
             raise GroupBroken(f"forming generation {place.generation} failed: {_in_words(problem, place)}") from problem
 
-    def _rendezvous(self, place: Place) -> tuple[SealedStore, ProcessGroupGloo | None]:
+    def _rendezvous(self, place: Place, cancelled: Callable[[], bool]) -> tuple[SealedStore, ProcessGroupGloo | None]:
         """Find the peers of a generation: its store and its connected gloo group; NCCL connects later."""
         own_host = place.addresses[place.rank].rpartition(":")[0]
         opened, self._opened = self._opened, None
@@ -201,7 +211,7 @@ class Group:
             host, _, port = place.addresses[0].rpartition(":")
             if port == "0":
                 raise BFTrainerError(f"rank 0 cannot host the rendezvous on {host}")
-            opened = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=_CONNECTING)
+            opened = connect_store(host, int(port), _CONNECTING, cancelled)
             opened.set_timeout(_FORMING)
         store = SealedStore(opened, place.secret, f"generation-{place.generation}")
         if self.backend == "nccl":

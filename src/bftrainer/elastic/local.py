@@ -373,7 +373,7 @@ class Coordinator:
             writer.close()
 
     def _hear(self, node: _Node, message: object) -> None:
-        if isinstance(message, Broken) and message.generation == self.roster.going.id == self.roster.generation.id:
+        if isinstance(message, Broken) and self.roster.in_use(message.generation):
             self._breaks.broke(message.generation, message.reason, time.monotonic())
             if verdict := self._breaks.verdict(time.monotonic()):
                 self._fail(verdict, "")

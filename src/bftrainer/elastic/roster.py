@@ -50,6 +50,7 @@ class Roster:
         self._workers: dict[str, _Worker] = {}
         self._ready_order: list[str] = []
         self._cut = False
+        self._cut_off = 0  # the last generation whose members were told that it is cut
 
     def resume(self, generation: Generation, *, whole: bool) -> None:
         """Take up where an earlier manager was: this generation was announced last, and its members are known here.
@@ -130,9 +131,16 @@ class Roster:
         if worker in self._workers:
             self._workers[worker].holds_state = True
 
+    def in_use(self, generation: int) -> bool:
+        """Whether its members may be communicating in this generation, also when a newer one is announced."""
+        return generation == self.going.id != self._cut_off
+
     def broken(self, worker: str, generation: int) -> None:
-        """It says that communication failed. Old news are ignored."""
-        if worker in self._workers and generation == self.going.id == self.generation.id:
+        """It says that communication failed. Old news are ignored.
+
+        Its peers may not have noticed: who waits for others to connect would wait for long.
+        """
+        if worker in self._workers and self.in_use(generation):
             self._cut = True
 
     def heard(self, worker: str, message: object) -> None:
@@ -173,6 +181,7 @@ class Roster:
         if self._cut or ((announce or gone) and wanted != self.generation.members):
             # Leavers are told too: it is how they know.
             self.generation = Generation(self.generation.id + 1, wanted, self._cut)
+            self._cut_off = self.going.id if self._cut else self._cut_off
             self._cut = False
             said += [Saying(name, self.generation) for name in self._ready_order]
         members = [self._workers[name] for name in self.generation.members]

@@ -12,7 +12,8 @@ import hashlib
 import hmac
 import ipaddress
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +24,8 @@ from bftrainer.errors import BFTrainerError
 _BACKLOG = 4096
 _TAG = hashlib.sha256().digest_size
 _NO_LIMIT = timedelta(seconds=0)
+_ATTEMPT_S = 1.0
+_RETRY_S = 0.05
 
 
 class ForgedValueError(BFTrainerError, RuntimeError):
@@ -123,3 +126,20 @@ def _resolve(host: str) -> tuple[Any, ...]:
         return socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     except OSError as problem:
         raise BFTrainerError(f"the host name {host!r} cannot be resolved on this node ({problem})") from None
+
+
+def connect_store(host: str, port: int, timeout: timedelta, cancelled: Callable[[], bool]) -> TCPStore:
+    """Reach the rendezvous that rank 0 hosts. Raises a BFTrainerError if it does not answer, or when `cancelled`.
+
+    Torch would call a host that is gone until its time is up, with no way to end it.
+    """
+    give_up = time.monotonic() + timeout.total_seconds()
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=_ATTEMPT_S).close()
+        except OSError as problem:
+            if cancelled() or time.monotonic() > give_up:
+                raise BFTrainerError(f"rank 0 does not answer at {host}:{port}: {problem}") from problem
+            time.sleep(_RETRY_S)
+        else:
+            return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
