@@ -124,6 +124,24 @@ def test_a_cut_wakes_before_anybody_can_form_the_next_group(manager: Manager, wo
     assert not worker.cut
 
 
+@pytest.mark.parametrize(("cut", "formed"), [(False, 1), (True, 2)])
+def test_the_word_to_go_counts_also_when_a_newer_generation_is_announced_unless_it_was_cut(
+    manager: Manager, worker: Membership, cut: bool, formed: int
+) -> None:
+    def address(rank: int) -> str:
+        if worker.newest == 1:
+            manager.say(Go(1, ("x", "y")))
+            manager.say(Generation(2, ("a", "b", "c"), cut))
+        else:
+            manager.say(Go(2, ("x", "y", "z")))
+        until(lambda: worker.newest == 2)
+        return "here:0"
+
+    manager.say(Generation(1, ("a", "b")))
+    until(lambda: worker.newest == 1)
+    assert worker.arrive(address).generation == formed
+
+
 def test_a_generation_that_could_not_be_formed_is_not_tried_again(manager: Manager, worker: Membership) -> None:
     manager.say(Generation(1, ("a", "b")))
     manager.say(Go(1, ("x", "y")))

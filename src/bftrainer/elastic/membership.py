@@ -133,27 +133,30 @@ class Membership:
         `address` is asked, once a generation, where this worker can be reached; it is given its rank. Raises `Leave`
         when the worker is not a member of the newest generation.
         """
-        said = 0
+        generation = Generation(0, ())
         while True:
-            generation, go = self._next_word(said)
-            if go is not None:
+            word = self._next_word(generation.id)
+            if isinstance(word, Go):
                 foreground()  # newcomers may have started at low priority
                 rank = generation.members.index(self.worker)
-                return Place(generation.id, generation.members, rank, go.addresses, go.secret)
-            if self.worker not in generation.members:
-                raise Leave(generation)
-            said = generation.id
-            self.send(Arrived(said, address(generation.members.index(self.worker))))
+                return Place(generation.id, generation.members, rank, word.addresses, word.secret)
+            if self.worker not in word.members:
+                raise Leave(word)
+            generation = word
+            self.send(Arrived(word.id, address(word.members.index(self.worker))))
 
-    def _next_word(self, said: int) -> tuple[Generation, Go | None]:
-        """Wait for a generation newer than the one this worker has said it arrived in, or for the word to go."""
+    def _next_word(self, arrived: int) -> Generation | Go:
+        """Wait for the word to form the generation this worker has said it arrived in, or for a newer one.
+
+        The first comes first: the other members form it, whatever was announced since, unless it was cut.
+        """
 
         def may_go() -> bool:
-            return self._go is not None and self._go.generation == self._generation.id == said
+            return self._go is not None and self._go.generation == arrived and not self.lost_one(arrived)
 
         with self._changed:
-            self._changed.wait_for(lambda: self._generation.id > max(said, self.formed) or may_go())
-            return self._generation, self._go if may_go() else None
+            self._changed.wait_for(lambda: may_go() or self._generation.id > max(arrived, self.formed))
+            return self._go if self._go is not None and may_go() else self._generation
 
     def entered(self, generation: int) -> bool:
         """The worker has formed this generation. False if it was cut meanwhile: arrive again."""
