@@ -78,6 +78,16 @@ def test_calling_a_rendezvous_that_is_gone_ends_when_it_is_given_up() -> None:
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("bftrainer-form")]
 
 
+def test_a_group_that_is_closed_says_whether_a_thread_of_it_is_still_calling(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr("bftrainer.elastic.group.connect_store", lambda *_: answers.wait())
+    group = Group("gloo", torch.device("cpu"))
+    give_up(group, 0, "127.0.0.1:1", 1)
+    assert not group.close(0.0)
+    answers.set()
+    assert group.close(20.0)
+
+
 def test_an_attempt_whose_peer_never_comes_ends_when_it_is_given_up(before: tuple[int, int]) -> None:
     for generation in range(3):
         group = Group("gloo", torch.device("cpu"))

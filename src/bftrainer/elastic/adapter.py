@@ -52,6 +52,9 @@ from bftrainer.elastic.together import Note, Together
 from bftrainer.errors import InputError
 
 _END_OF_BATCHES = "the end of the batches"
+_LEAVING_S = 0.5
+_ENDING_S = 25.0
+"""How long the end of a script waits for a thread in which torch calls a host that is gone."""
 
 
 class Run:
@@ -90,6 +93,7 @@ class Run:
         self._together = Together(self._standing, self._crew, self._recover_inside)
         self._joined = False
         self._finished = False
+        self._left = False  # because the node is not wanted any more
         self._forming = False  # between two groups
         self._fresh = False  # it has taken over the state of others, and made no step with them
         self._agreed = False  # all ranks know of a new generation
@@ -774,7 +778,7 @@ class Run:
         peers = self._place.members if self._place is not None else ()
         if self._standing.has_state and not set(generation.members) & set(peers):
             self._standing.save()  # nobody who has the state stays
-        self._finished = True
+        self._finished = self._left = True
         self._loaders.close()
         self._membership.leave(self.progress.step)
         raise SystemExit(0)
@@ -880,7 +884,8 @@ class Run:
             self._finish_at_exit()
         self._loaders.close()
         self._standing.close(60.0)
-        self._crew.close()
+        if not self._crew.close(within_s=_LEAVING_S if self._left else _ENDING_S) and self._left:
+            exits.end_abruptly()
 
     def _finish_at_exit(self) -> None:
         """The script has left its loop by `break`, and ended: rank 0 hosts what the others have still to read."""

@@ -144,12 +144,13 @@ class Crew:
             return False
         return self.membership.wait_for_cut(_COLLATERAL_S)
 
-    def close(self) -> None:
-        """Leave for good."""
+    def close(self, within_s: float = 0.0) -> bool:
+        """Leave for good. False if a thread is still in C++ then, which must not come back to Python any more."""
         self._closing.set()
-        self._group.close()
+        ended = self._group.close(within_s)
         if self.membership is not None:
             self.membership.close()
+        return ended
 
     def _complain(self, generation: int, problem: GroupBroken) -> None:
         assert self.membership is not None

@@ -170,12 +170,13 @@ class Group:
         self.store = None
         self._mine = set()
 
-    def close(self) -> None:
-        """Leave for good, before the process ends: a thread that comes back from C++ after that would abort it."""
+    def close(self, within_s: float) -> bool:
+        """Leave for good. False if a thread is still in a step of forming that was given up, `within_s` from now."""
         self.leave()
-        end = time.monotonic() + _CONNECTING.total_seconds() + 1
+        end = time.monotonic() + within_s
         for aside in self._given_up:
             aside.join(end - time.monotonic())
+        return not any(map(Aside.runs, self._given_up))
 
     def _abort(self) -> None:
         """Abort NCCL in a thread of its own: it takes half a second, and the caller may have better to do."""
