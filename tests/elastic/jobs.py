@@ -11,6 +11,7 @@ from pathlib import Path
 from bftrainer.elastic.local import Coordinator, Happening, Outcome, Settings
 from bftrainer.elastic.warm import PRELOAD as PRELOADED
 from bftrainer.elastic.warm import WarmLauncher
+from bftrainer.errors import InputError
 
 PRELOAD = (*PRELOADED, "torch._dynamo")
 """The first optimizer imports torch._dynamo, which takes most of a worker's start."""
@@ -51,7 +52,10 @@ def play(
         async with Coordinator(
             argv, launcher, nodes=nodes, folder=folder / "logs", settings=settings, watch=watch
         ) as job:
-            await scenario(job)
+            try:
+                await scenario(job)
+            except InputError as problem:  # "the job is over": why, says its outcome
+                raise AssertionError(str(await asyncio.wait_for(job.wait(), timeout_s))) from problem
             outcome = await asyncio.wait_for(job.wait(), timeout_s)
             if outcome.status == "failed":
                 print(outcome.error, outcome.traceback)
