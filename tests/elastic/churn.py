@@ -208,8 +208,14 @@ def disturb(
     async def scenario(job: Coordinator) -> None:
         await Churn(job, random.Random(seed), folder, account).run(events)
 
+    def watch(happening: Happening) -> None:
+        account.watch(happening)
+        if not isinstance(happening.message, Report):
+            happenings.write(f"{happening.at:.3f} {happening.node} {happening.what} {happening.message or ''}\n")
+
     argv = [WORKER, str(folder), str(epochs), "0.12", *(["--snapshots"] if snapshots else [])]
-    outcome = play(scenario, folder, argv, settings=settings, watch=account.watch)
+    with (folder / "happenings.txt").open("w", buffering=1) as happenings:
+        outcome = play(scenario, folder, argv, settings=settings, watch=watch)
     assert outcome.status == "done", outcome
     return account
 

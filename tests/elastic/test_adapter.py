@@ -173,6 +173,14 @@ def test_steps_are_for_data_of_ones_own() -> None:
     assert (run.progress.step, run.progress.samples, run.metrics["accuracy"]) == (5, 15, 0.5)
 
 
+def test_steps_do_not_go_into_a_loop_over_epochs() -> None:
+    run, model, optimizer = make()
+    run.register(model=model, optimizer=optimizer)
+    next(run.epochs(2))
+    with pytest.raises(InputError, match=r"run.steps\(\) does not go into a loop over run.epochs\(\)"):
+        next(run.steps(5))
+
+
 class Stream(IterableDataset):  # type: ignore[type-arg]
     def __iter__(self) -> Iterator[int]:
         return iter(range(3))

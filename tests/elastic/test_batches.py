@@ -15,6 +15,7 @@ from torch import nn  # noqa: E402
 from torch.utils.data import (  # noqa: E402
     BatchSampler,
     DataLoader,
+    Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
@@ -240,6 +241,37 @@ def test_persistent_workers_are_what_there_is_anyway(run: elastic.Run) -> None:
     batches = run.batches(numbers(), batch_size=10, num_workers=1, persistent_workers=True)
     for _ in run.epochs(1):
         assert len(epoch_of(run, batches)) == 2
+
+
+class Shifted(Dataset):  # type: ignore[type-arg]
+    """A dataset that the script changes between two epochs, as one that knows the epoch for its augmentation."""
+
+    shift = 0
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([float(index + self.shift)])
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}], ids=repr)
+def test_a_change_of_the_dataset_between_epochs_is_seen_when_torch_sees_it(
+    run: elastic.Run, options: dict[str, Any]
+) -> None:
+    given, loaded, plain = DataLoader(Shifted(), batch_size=2, **options), [], []
+    for epoch in run.epochs(3):
+        given.dataset.shift = 10 * epoch
+        for x in run.batches(given):
+            run.model(x).mean().backward()
+            run.step()
+            loaded.append(x.flatten().tolist())
+    torchs = DataLoader(Shifted(), batch_size=2, **options)
+    for epoch in range(3):
+        torchs.dataset.shift = 10 * epoch
+        plain += [x.flatten().tolist() for x in torchs]
+    assert loaded == plain
+    assert loaded[2] == ([0.0, 1.0] if options.get("persistent_workers") else [20.0, 21.0])
 
 
 def test_a_dataset_that_grows_is_trained_on_whole_when_it_is_given_again(run: elastic.Run) -> None:

@@ -44,7 +44,7 @@ def _number(value: Any) -> float:
     """A value to six digits; what is no number here, or would have to be fetched from a device, counts as none."""
     if isinstance(value, Tensor):
         value = value.item() if value.numel() == 1 and value.device.type == "cpu" else None
-    elif hasattr(value, "item"):  # a number of numpy's
+    elif hasattr(value, "item") and getattr(value, "size", 1) == 1:  # a number of numpy's
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int | float):
         return float(value) if isinstance(value, bool) else 0.0
@@ -92,6 +92,8 @@ def refuse_drift(notes: Sequence[bytes]) -> None:
 def _near(one: float, other: float) -> bool:
     if math.isnan(one) or math.isnan(other):
         return math.isnan(one) == math.isnan(other)
+    if math.isinf(one) or math.isinf(other):
+        return one == other
     return abs(one - other) <= _NEAR * max(abs(one), abs(other))
 
 

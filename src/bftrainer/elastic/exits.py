@@ -8,7 +8,7 @@ import sys
 from typing import NoReturn
 
 _status: object = None
-"""What the script last gave to `sys.exit`."""
+"""What the script last gave to `sys.exit`, or to the SystemExit that ended it."""
 _abruptly = False
 
 
@@ -22,6 +22,12 @@ def watch() -> None:
         leave(status)  # type: ignore[arg-type]
 
     sys.exit = remember
+
+
+def left_with(status: object) -> None:
+    """The script raised SystemExit with this status. Only the process that runs it as a function sees that."""
+    global _status
+    _status = status
 
 
 def ended_well() -> bool:

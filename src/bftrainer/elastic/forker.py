@@ -30,7 +30,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-from bftrainer.elastic import strays, unguided
+from bftrainer.elastic import exits, strays, unguided
 from bftrainer.elastic.processes import Command, die_with_parent, end_group, go_to_background, open_output, wait_for_end
 
 
@@ -291,7 +291,8 @@ def run_as_main(argv: tuple[str, ...]) -> None:
             loader = SourceFileLoader("__main__", path)
             module.__dict__.update(__file__=path, __loader__=loader, __cached__=None)
             exec(loader.source_to_code(loader.get_data(path), path), module.__dict__)  # noqa: S102 - that is the task
-    except SystemExit:
+    except SystemExit as leaving:
+        exits.left_with(leaving.code)  # `raise SystemExit(3)` and `exit(3)` do not go through `sys.exit`
         raise
     except BaseException as problem:
         trace = problem.__traceback__

@@ -91,7 +91,7 @@ class Gradients:
                 "the gradients of the micro-batches before (`max_batch`) were cleared: remove zero_grad(), run.step() "
                 "clears the gradients when they were applied"
             )
-        if self.whole.arrived and self.whole.is_changed():
+        if self.whole.arrived and (self.whole.is_changed() or self._stepper.is_unscaled):
             raise InputError(
                 "the gradients were changed or cleared between loss.backward() and run.step(), but each rank has only "
                 "its part of them then. To clip them, use run.register(clip_norm=…); to scale or mask them, a hook "

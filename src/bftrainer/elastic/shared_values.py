@@ -22,21 +22,24 @@ def packed(value: Any, what: str) -> bytes:
     """The bytes of a value; an InputError naming `what` was called if it cannot be sent."""
     if isinstance(value, Path):
         value = str(value)
-    if value is None or type(value) in (bool, int) or (type(value) is str and len(value) < MOST_BYTES):
-        return _JSON + json.dumps(value).encode()
+    if value is None or type(value) in (bool, int, str):
+        return _limited(_JSON + json.dumps(value).encode(), what)
     try:
         plain = portable({"value": value}, lambda tensor: tensor.detach().cpu())
     except InputError as problem:
         raise InputError(f"{what} gives plain values and tensors to all ranks: {problem}") from None
     file = io.BytesIO()
     torch.save(plain, file)
-    size = len(file.getvalue())
-    if size > MOST_BYTES:
+    return _limited(_TORCH + file.getvalue(), what)
+
+
+def _limited(raw: bytes, what: str) -> bytes:
+    if len(raw) > MOST_BYTES:
         raise InputError(
-            f"{what} gives at most {MOST_BYTES >> 20} MiB to all ranks, but got {size / 2**20:.1f} MiB; "
+            f"{what} gives at most {MOST_BYTES >> 20} MiB to all ranks, but got {len(raw) / 2**20:.1f} MiB; "
             "give numbers, and keep large tensors in a registered module or in a file"
         )
-    return _TORCH + file.getvalue()
+    return raw
 
 
 def unpacked(raw: bytes) -> Any:

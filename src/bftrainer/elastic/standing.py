@@ -141,7 +141,7 @@ class Standing:
         found = self._snapshots.latest() if self._snapshots is not None else None
         if found is not None:
             self._load(found.state)
-            self.repeats_code()
+            self._repeats_top()
             self._saved = self._resumed = found.step
             print(f"bftrainer: resumed from {found.path} at step {found.step}", file=sys.stderr, flush=True)
 
@@ -196,7 +196,7 @@ class Standing:
             return
         if not self.has_state:
             self._load(state)
-            self.repeats_code()
+            self._repeats_top()
             return
         # The script's code after the step that this rank missed still runs here, but is in this state already. So it is
         # loaded again after that; a copy now, as objects may keep what they are given and change it.
@@ -217,12 +217,18 @@ class Standing:
     # What the script's code does after a step.
 
     def repeats_code(self) -> None:
-        """The script runs code of which the effect is in the state already: what it changes is put back afterwards.
-
-        So does a newcomer, or a training that was resumed, at the top of the epoch under way.
-        """
+        """The script runs code of which the effect is in the state already: what it changes is put back afterwards."""
         if self.repair is None:
             self.repair = self._registry.keep_untrained(self._stepper.optimizers)
+
+    def _repeats_top(self) -> None:
+        """The script runs the code at the top of the epoch next. A newcomer or a resumed training runs it again.
+
+        The state has its effect only if the batches of the epoch were begun: not at the start of a training, and not if
+        the epoch before was the last one of a complete training.
+        """
+        if self.progress.cursor or self.outcomes.data_is_of(self.progress.epoch):
+            self.repeats_code()
 
     def batch_begins(self) -> None:
         """Remember what the script may change before the step of this batch, which may fail.

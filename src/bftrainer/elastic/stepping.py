@@ -84,6 +84,12 @@ class Stepper:
         """Whether the learning rate follows the batch."""
         return self._rule != "none"
 
+    @property
+    def is_unscaled(self) -> bool:
+        """Whether the script has called `unscale_` of the GradScaler, which leaves no trace in the gradients."""
+        states = getattr(self._scaler, "_per_optimizer_states", {})  # private to torch: without it, torch's own error
+        return any(getattr(state.get("stage"), "name", "") == "UNSCALED" for state in states.values())
+
     def batch_is(self, step: int, batch: int, one_node: int) -> None:
         """From `step` on the global batch is this; `one_node` is that of a single node."""
         self._batch = batch
