@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import subprocess
@@ -27,6 +28,7 @@ class Manager:
         self._server.bind(self.path)
         self._server.listen()
         self.heard: list[Message] = []
+        self.hangs_up = True
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
@@ -37,6 +39,9 @@ class Manager:
                 message = protocol.decode(line)
                 if message is not None:
                     self.heard.append(message)
+        if self.hangs_up:
+            with contextlib.suppress(OSError):
+                self.peer.shutdown(socket.SHUT_RDWR)
 
     def say(self, message: Message) -> None:
         self.peer.sendall(protocol.encode(message))
@@ -171,6 +176,20 @@ def test_a_broken_group_is_told_of_also_when_a_newer_generation_is_known(manager
     crew.give_up(GroupBroken("no route to b"))  # which the manager knows by now
     crew.close()
     assert [said for said in manager.heard if isinstance(said, Broken)] == [Broken(1, "no route to b")]
+
+
+def test_a_manager_that_writes_to_a_leaving_worker_still_hears_its_last_words(
+    manager: Manager, worker: Membership
+) -> None:
+    manager.hangs_up = False
+    leaving = threading.Thread(target=worker.leave, args=(7,))
+    leaving.start()
+    until(lambda: manager.hears(Left))
+    leaving.join(0.5)
+    manager.say(Generation(1, ("b",)))  # asyncio would drop the connection and what it has not read, should this fail
+    manager.peer.shutdown(socket.SHUT_RDWR)
+    leaving.join(20)
+    assert not leaving.is_alive()
 
 
 def test_messages_and_fields_of_the_future_are_ignored(manager: Manager, worker: Membership) -> None:

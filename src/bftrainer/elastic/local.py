@@ -298,7 +298,8 @@ class Coordinator:
             await asyncio.sleep(_LAST_WORDS_S)  # its connection may be waiting to be accepted
         self._nodes.pop(node.name, None)
         self._gone_logs[node.name] = node.log
-        expected = node.over or node.failed or self.roster.is_leaving(node.name) or self._outcome.done()
+        expected = node.over or node.failed or node.leave_by is not None or self._outcome.done()
+        expected = expected or self.roster.is_leaving(node.name)
         if node.over:
             self.roster.left(node.name)
         else:

@@ -23,6 +23,8 @@ from bftrainer.elastic.protocol import Arrived, Failed, Generation, Go, Hello, L
 from bftrainer.errors import BFTrainerError
 
 REPORT_EVERY_S = 1.0
+_HANGING_UP_S = 2.0
+"""How long a worker that has said its last words waits for its manager to hang up."""
 
 
 class Leave(Exception):  # noqa: N818 - an instruction, not an error
@@ -214,14 +216,22 @@ class Membership:
         sys.excepthook = tell
 
     def close(self) -> None:
-        """End the connection; the worker may go on by itself."""
+        """End the connection; the worker may go on by itself.
+
+        The manager hangs up once it has read all that was said. Who hung up first would make it lose that, should it be
+        writing.
+        """
         self._closing = True
         self._stop_reporting.set()
+        threads = [thread for thread in (self._listener, self._reporter) if thread is not threading.current_thread()]
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+        if self._listener in threads:
+            self._listener.join(_HANGING_UP_S)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        for thread in (self._listener, self._reporter):
-            if thread is not threading.current_thread():
-                thread.join(timeout=5)
+        for thread in threads:
+            thread.join(timeout=5)
         self._socket.close()
 
     def _listen(self) -> None:
