@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import json
 import time
+import warnings
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -118,3 +120,14 @@ def test_what_killed_writers_left_of_a_trainer_is_deleted_when_it_has_ended(tmp_
         assert (tmp_path / trainers[1] / "snapshots" / left).exists(), "it may still be at work"
 
     play(tmp_path, scene)
+
+
+def test_a_controller_that_is_stopped_as_soon_as_it_has_started_leaves_nothing_unawaited(tmp_path: Path) -> None:
+    async def scene(controller: Controller) -> None:
+        pass
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        play(tmp_path, scene)
+        gc.collect()
+    assert [str(warning.message) for warning in warned] == []

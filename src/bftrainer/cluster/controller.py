@@ -93,7 +93,7 @@ class Controller:
             restore(self.cluster, time.time())
             self.cluster.store.log(time.time(), "serve.started", data={"pool": self.config.pool.kind})
         loops = (self._keep_listening, self._keep_deciding, self._keep_ticking)
-        self._tasks = [asyncio.create_task(self._guarded(loop())) for loop in loops]
+        self._tasks = [asyncio.create_task(self._guarded(loop)) for loop in loops]
         await self.pool.open(self)
         if self.cluster.paused:
             await self.pool.pause()
@@ -123,9 +123,9 @@ class Controller:
             self._take_reports(list(self._reports))
             self.cluster.store.log(time.time(), "serve.stopped", data={"drained": drain})
 
-    async def _guarded(self, work: Awaitable[None]) -> None:
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await work
+            await work()  # made here: a task that is cancelled before it begins would leave it behind, never awaited
         except asyncio.CancelledError:
             raise
         except BaseException as problem:
