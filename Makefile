@@ -23,7 +23,8 @@ help:
 setup:
 	@bash scripts/setup.sh
 
-demo: setup
+demo:
+	@bash scripts/setup.sh demo
 	@$(BIN)/bftrainer demo
 
 check: setup
@@ -31,6 +32,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python scripts/house.py
 
 test: check
 	$(BIN)/pytest -n $(JOBS) --dist worksteal

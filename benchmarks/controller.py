@@ -46,8 +46,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bftrainer import __version__
-from bftrainer.cluster.store import FILE, Store
-from bftrainer.traces.synth import synthesise
+from bftrainer.cluster.store.store import FILE, Store
+from bftrainer.traces.synthetic.synth import synthesise
 from controller_events import Book
 
 AGENTS = Path(__file__).with_name("workers") / "simulated_agents.py"

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bftrainer.cluster.store import Store
+from bftrainer.cluster.store.store import Store
 
 
 class Book:

@@ -21,8 +21,8 @@ from typing import Any
 
 import httpx
 
-from bftrainer.cluster.client import CLIENT_FILE
-from bftrainer.cluster.store import FILE, Store
+from bftrainer.cluster.config.load import CLIENT_FILE
+from bftrainer.cluster.store.store import FILE, Store
 
 LIMIT_S = 2.0
 CHROMIUM = "/usr/bin/chromium"

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from bftrainer import __version__
-from bftrainer.elastic.local import Coordinator, Happening, Settings
+from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Happening
 from bftrainer.elastic.protocol import Formed, Ready
-from bftrainer.elastic.warm import WarmLauncher
+from bftrainer.processes.warm import WarmLauncher
 from rescale import HERE, commits, longest_gap, settled
 
 MODELS = ("resnet18", "shufflenet_v2_x1_0", "densenet121", "vgg16", "gpt2")
@@ -57,7 +57,7 @@ async def changes(model: str, batch: int, repetitions: int, environment: dict[st
 
     with tempfile.TemporaryDirectory() as name:
         folder, launcher = Path(name), WarmLauncher()
-        settings = Settings(silence_s=120.0, threads=4, environment=environment)
+        settings = CoordinatorSettings(silence_s=120.0, threads=4, environment=environment)
         argv = [str(HERE / "gpu_worker.py"), name, model, str(batch), "train"]
         async with Coordinator(argv, launcher, nodes=(1, 3), settings=settings, watch=watch) as job:
             await job.add(2)
@@ -92,7 +92,7 @@ async def throughput(model: str, batch: int, ranks: int, steps: int, environment
     """Samples per second of both sides."""
     with tempfile.TemporaryDirectory() as name:
         launcher = WarmLauncher()
-        settings = Settings(silence_s=120.0, threads=4, environment=environment)
+        settings = CoordinatorSettings(silence_s=120.0, threads=4, environment=environment)
         argv = [str(HERE / "gpu_worker.py"), name, model, str(batch), "compare", str(steps)]
         async with Coordinator(argv, launcher, nodes=(ranks, ranks), settings=settings) as job:
             await job.add(ranks)

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bftrainer import __version__
-from bftrainer.traces.importing import import_trace
+from bftrainer.traces.readers.importing import import_trace
 
 NODES = 1000
 FACTOR = 10

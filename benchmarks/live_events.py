@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bftrainer.cluster.client import ApiClient, find_controller
+from bftrainer.client.api import ApiClient, find_controller
 
 WORKER = Path(__file__).resolve().parent / "workers" / "ticking.py"
 

@@ -21,11 +21,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bftrainer.cluster.client import ApiClient, find_controller
-from bftrainer.cluster.judgement import judge
-from bftrainer.cluster.service import policy_of
-from bftrainer.cluster.settings import Config, PolicySettings
-from bftrainer.cluster.store import FILE, Store
+from bftrainer.client.api import ApiClient, find_controller
+from bftrainer.cluster.config.keys import Config, PolicySettings
+from bftrainer.cluster.config.policy import policy_of
+from bftrainer.cluster.report.efficiency import judge
+from bftrainer.cluster.store.store import FILE, Store
 
 WORKER = Path(__file__).resolve().parent / "workers" / "paced.py"
 CHURN = ("4 join node-3", "4 join node-4", "9 leave node-1", "16 kill node-4", "22 join node-1", "29 leave node-3")

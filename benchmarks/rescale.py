@@ -4,9 +4,9 @@
 
 Two ranks train a CNN of 100,000 parameters; a third joins (`grow`), leaves with notice (`shrink`), joins again and is
 killed with SIGKILL (`kill`). The figure is the longest time without a committed step around the change. torchrun has
-the settings that made it quickest here (`bftrainer.elastic.torchrun`), its script saves a checkpoint at every step. A
-newcomer in place is forked from a warm parent at low priority: `warm_join` has the pause and the share of their normal
-rate that the others keep from its start until it is ready.
+the settings that made it quickest here (`bftrainer.elastic.local.torchrun`), its script saves a checkpoint at every
+step. A newcomer in place is forked from a warm parent at low priority: `warm_join` has the pause and the share of their
+normal rate that the others keep from its start until it is ready.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from bftrainer import __version__
-from bftrainer.elastic.local import Coordinator, Happening, Settings
-from bftrainer.elastic.processes import ColdLauncher, Process
+from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Happening
+from bftrainer.elastic.local.torchrun import StoreHost, agent_command
 from bftrainer.elastic.protocol import Ready
-from bftrainer.elastic.torchrun import StoreHost, agent_command
-from bftrainer.elastic.warm import WarmLauncher
+from bftrainer.processes.launch import ColdLauncher, Process
+from bftrainer.processes.warm import WarmLauncher
 
 HERE = Path(__file__).parent / "workers"
 CHANGES = ("grow", "shrink", "kill")
@@ -95,7 +95,7 @@ async def in_place(repetitions: int) -> tuple[dict[str, list[float]], list[dict[
     with tempfile.TemporaryDirectory() as name:
         folder, launcher = Path(name), WarmLauncher()
         argv = [str(HERE / "rescale_worker.py"), name]
-        async with Coordinator(argv, launcher, nodes=(1, 3), settings=Settings(), watch=watch) as job:
+        async with Coordinator(argv, launcher, nodes=(1, 3), settings=CoordinatorSettings(), watch=watch) as job:
             await job.add(2)
             await settled(folder, 2, 0.0)
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from bftrainer import __version__
-from bftrainer.elastic.local import Coordinator, Settings
-from bftrainer.elastic.processes import ColdLauncher
+from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings
+from bftrainer.processes.launch import ColdLauncher
 
 WORKER = Path(__file__).with_name("workers") / "step_worker.py"
 
@@ -32,7 +32,7 @@ async def measure(ranks: int, repetitions: int, batch: int, samples: int) -> dic
         out = Path(folder, "rates.json")
         launcher = ColdLauncher()
         argv = [str(WORKER), str(out), str(repetitions), str(batch), str(samples)]
-        settings = Settings(silence_s=60.0, background_start=False)
+        settings = CoordinatorSettings(silence_s=60.0, background_start=False)
         async with Coordinator(argv, launcher, nodes=(ranks, ranks), folder=Path(folder), settings=settings) as job:
             await job.add(ranks)
             outcome = await job.wait()

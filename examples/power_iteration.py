@@ -12,13 +12,16 @@ from contextlib import suppress
 
 import numpy as np
 
-from bftrainer.elastic.membership import Leave, Membership, Place
-from bftrainer.elastic.processes import foreground
+from bftrainer.elastic.membership import Assignment, Leave, Membership
 from bftrainer.elastic.protocol import Broken, Done, Formed, Report
+from bftrainer.processes.launch import foreground
 
 N, TOLERANCE, PACE_S = 300, 1e-9, float(sys.argv[1]) if len(sys.argv) > 1 else 0.0
 matrix, vector = np.cov(np.random.default_rng(1).standard_normal((N, N))), np.ones(N) / np.sqrt(N)
-place, sockets = Place(0, ("alone",), 0, ()), []  # rank 0: the one it listens on, one to each other; others: to rank 0
+place, sockets = (
+    Assignment(0, ("alone",), 0, ()),
+    [],
+)  # rank 0: the one it listens on, one to each other; others: to rank 0
 
 
 def listen(rank):

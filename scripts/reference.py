@@ -18,14 +18,14 @@ PAGE = "reference.md"
 
 PYTHON: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("bftrainer.elastic", ("init", "load_snapshot")),
-    ("bftrainer.elastic.adapter", ("Run",)),
-    ("bftrainer.elastic.batches", ("Batches",)),
-    ("bftrainer.elastic.standing", ("Progress",)),
-    ("bftrainer.elastic.value", ("Value",)),
-    ("bftrainer.elastic.loading", ("LoadedSnapshot",)),
+    ("bftrainer.elastic.torch.run", ("Run",)),
+    ("bftrainer.elastic.torch.data.batches", ("Batches",)),
+    ("bftrainer.elastic.torch.state.training_state", ("Progress",)),
+    ("bftrainer.elastic.torch.value", ("Value",)),
+    ("bftrainer.elastic.torch.snapshots.loading", ("LoadedSnapshot",)),
     ("bftrainer.client", ("Client", "AsyncClient")),
     ("bftrainer.hpo", ("optimize",)),
-    ("bftrainer.cluster.client", ("find_controller", "ApiClient")),
+    ("bftrainer.client.api", ("find_controller", "ApiClient")),
     ("bftrainer.core.curve", ("Curve",)),
     ("bftrainer.core.trainer", ("Trainer",)),
     ("bftrainer.core.objective", ("throughput", "efficiency", "weighted", "find_objective")),
@@ -36,7 +36,7 @@ PYTHON: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("bftrainer.allocate.place", ("place", "Placement", "Placed", "Stable", "Compact")),
     ("bftrainer.scheduler", ("Policy", "State", "Scheduler", "Plan", "Change")),
     ("bftrainer.simulate.study", ("Study", "simulate")),
-    ("bftrainer.cluster.pools.base", ("Pool", "Office")),
+    ("bftrainer.cluster.pools.base", ("Pool", "PoolHost")),
     ("bftrainer.errors", ("BFTrainerError", "InputError")),
 )
 """What is meant to be called from outside, by module. One that is not in the source is left out."""
@@ -72,10 +72,10 @@ def openapi() -> dict[str, Any]:
     """The description of the API, of an application that has nothing behind it."""
     from unittest.mock import MagicMock
 
-    from bftrainer.cluster import api
+    from bftrainer.cluster.http import app
 
-    needed = [one for one in inspect.signature(api.build).parameters.values() if one.default is one.empty]
-    found: dict[str, Any] = api.build(*(MagicMock() for _ in needed)).openapi()
+    needed = [one for one in inspect.signature(app.build).parameters.values() if one.default is one.empty]
+    found: dict[str, Any] = app.build(*(MagicMock() for _ in needed)).openapi()
     return found
 
 

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Build .venv with BFTrainer and everything its tests need. Run by `make setup`; does nothing when up to date.
+# Build .venv with BFTrainer and what its demo needs (`setup.sh demo`) or everything (`setup.sh`): tests, pages, a browser.
+# Run by make; does nothing when up to date.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+part=${1:-all}
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 as_root() { [ "$(id -u)" = 0 ]; }
@@ -32,14 +34,21 @@ fi
 
 stamp=.venv/.bftrainer-setup
 want=$(cat pyproject.toml constraints.txt scripts/setup.sh | sha256sum | cut -d' ' -f1)-$("$python" -V)-$PWD
-if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then
+is_there() { [ -f "$1" ] && [ "$(cat "$1")" = "$want" ]; }
+if is_there "$stamp" || { [ "$part" = demo ] && is_there "$stamp-demo"; }; then
   exit 0
 fi
 say "building .venv (a minute or two the first time)"
-"$python" -m venv --clear .venv
-.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[dev,docs,examples,fast,live,optuna,torch]' 2>&1 |
+is_there "$stamp-demo" || "$python" -m venv --clear .venv
+extras=examples,live,torch
+[ "$part" = demo ] || extras=dev,docs,examples,fast,live,optuna,torch
+.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable ".[$extras]" 2>&1 |
   { grep -v '^WARNING: Location .* is ignored' || true; } >&2
 .venv/bin/bftrainer --version >/dev/null
+if [ "$part" = demo ]; then
+  printf '%s' "$want" >"$stamp-demo"
+  exit 0
+fi
 
 # The tests of the dashboard look at it in a browser; without one they are skipped, and say so.
 if as_root && command -v apt-get >/dev/null && ! command -v chromium >/dev/null; then

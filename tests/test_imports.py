@@ -18,7 +18,7 @@ def test_the_command_line_loads_neither_torch_nor_numba() -> None:
         "from bftrainer.cli.main import run\n"
         "run(['simulate', '--help'])\n"
         "import bftrainer.simulate.study, bftrainer.paper.registry\n"
-        "import bftrainer.allocate.exact, bftrainer.traces.importing"
+        "import bftrainer.allocate.exact, bftrainer.traces.readers.importing"
     )
     assert "bftrainer.simulate.study" in loaded
     assert not loaded & {"torch", "numba", "highspy"}

@@ -25,8 +25,22 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidHandshake, WebSocketException
 
-from bftrainer.cluster import wire
-from bftrainer.cluster.wire import Beat, Bye, Ended, Forget, Going, Heard, Join, Log, Logged, Say, Start, Started, Stop
+from bftrainer.cluster.wire import messages
+from bftrainer.cluster.wire.messages import (
+    Beat,
+    Bye,
+    Ended,
+    Forget,
+    Going,
+    Heard,
+    Join,
+    Log,
+    Logged,
+    Say,
+    Start,
+    Started,
+    Stop,
+)
 from bftrainer.elastic import protocol
 from bftrainer.elastic.protocol import Arrived, Done, Formed, Left, Ready
 from simulated_workers import Training, Worker
@@ -54,10 +68,10 @@ class Node:
     name: str
     incarnation: int = 0
     connection: ClientConnection | None = None
-    outbox: asyncio.Queue[wire.FromAgent] | None = None
+    outbox: asyncio.Queue[messages.FromAgent] | None = None
     workers: dict[str, Worker] = field(default_factory=dict)
 
-    def post(self, message: wire.FromAgent) -> None:
+    def post(self, message: messages.FromAgent) -> None:
         """Have it sent."""
         if self.outbox is not None:
             self.outbox.put_nowait(message)
@@ -67,7 +81,7 @@ class Fleet:
     """All nodes, and what is written down of them."""
 
     def __init__(self, url: str, secret: str, agents: int, churn: Mapping[str, Any], seed: int) -> None:
-        self._url = url.replace("http", "ws", 1) + wire.PATH
+        self._url = url.replace("http", "ws", 1) + messages.PATH
         self._headers = {"Authorization": f"Bearer {secret}"}
         self._random = random.Random(seed)
         self._churn = churn
@@ -113,7 +127,7 @@ class Fleet:
                 self.here[node.name] = node
                 async for frame in connection:
                     self.heard += 1
-                    self._obey(node, wire.decode(frame))
+                    self._obey(node, messages.decode(frame))
         except (OSError, TimeoutError, EOFError, InvalidHandshake, WebSocketException) as problem:
             if node.connection is None or node.name in self.here:  # not our own doing
                 self.problems.append(f"{node.name}: {type(problem).__name__}: {problem}")
@@ -124,7 +138,7 @@ class Fleet:
             self.here.pop(node.name, None)
             self.away.append(node)
 
-    def _obey(self, node: Node, message: wire.Message | None) -> None:
+    def _obey(self, node: Node, message: messages.Message | None) -> None:
         now = time.time()
         if node.name not in self.here:
             return
@@ -327,11 +341,11 @@ class Fleet:
         await asyncio.gather(*self._lives, return_exceptions=True)
 
 
-async def _pump(outbox: asyncio.Queue[wire.FromAgent], connection: ClientConnection) -> None:
+async def _pump(outbox: asyncio.Queue[messages.FromAgent], connection: ClientConnection) -> None:
     with suppress(WebSocketException, OSError):
         while True:
             message = await outbox.get()
-            await connection.send(wire.encode(message))
+            await connection.send(messages.encode(message))
             if isinstance(message, Going):
                 await connection.close()
 

@@ -1,4 +1,4 @@
-"""BFTrainer: train neural networks on the nodes that a supercomputer's batch scheduler cannot fill."""
+"""BFTrainer trains neural networks on the nodes that a supercomputer's batch scheduler cannot fill."""
 
 __version__ = "0.1.0"
 
@@ -6,7 +6,7 @@ _CLIENTS = ("AsyncClient", "Client")
 
 
 def __getattr__(name):  # type: ignore[no-untyped-def] # typed in __init__.pyi
-    """The clients of the live system are loaded when they are asked for: a training script needs none of them."""
+    """Load the clients of the live system on first use: a training script needs none of them."""
     if name not in _CLIENTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
@@ -20,5 +20,5 @@ def __getattr__(name):  # type: ignore[no-untyped-def] # typed in __init__.pyi
 
 
 def __dir__():  # type: ignore[no-untyped-def]
-    """What there is, the clients included."""
+    """All public names, the clients included."""
     return sorted({*globals(), *_CLIENTS})

@@ -1,7 +1,8 @@
-"""The decision: queue, allocator and placement put together. State in, plan out; no clock, no input or output.
+"""Scheduler: combines queue, allocator and placement into one decision. State in, plan out.
 
-The simulator and the live system keep a `State`, tell it what happens (`pool_changed`, `submitted`, `finished`), ask
-`Scheduler.decide` for a `Plan`, carry it out, and go on from `state.after(plan)`.
+It uses no clock, input or output. The simulator and the live system keep a `State` and tell it what happens
+(`pool_changed`, `submitted`, `finished`). They ask `Scheduler.decide` for a `Plan`, carry it out, and continue from
+`state.after(plan)`.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ DEFAULT_HORIZON_S = 120.0
 LEAST_HORIZON_S, MOST_HORIZON_S = 10.0, 3600.0
 _MOST_REMEMBERED = 4096
 EXCLUSIVE_S = 0.25
-"""How long `milp` may search, where trainers exclude each other; then the best that it found counts."""
+"""Time limit of `milp` where trainers exclude each other; after it, the best decision found so far counts."""
 LEAVES_TO_JUDGE = 10
-"""Leaves to have seen before an automatic horizon is trusted."""
+"""Number of leaves seen before an automatic horizon is trusted."""
 
 Action = Literal["start", "grow", "shrink", "stop", "keep", "wait"]
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How to decide."""
+    """Settings of the scheduler's decisions."""
 
     allocator: Allocator = field(default_factory=ExactAllocator)
     objective: Objective = throughput
@@ -48,7 +49,7 @@ class Policy:
     placement: Placement = field(default_factory=Stable)
     limits: Limits = field(default_factory=Limits)
     quotas: Mapping[str, Quota] = field(default_factory=lambda: MappingProxyType({}))
-    """By owner; the limits that they mean depend on the pool and the queue."""
+    """Quotas by owner; the limits that follow from them depend on the pool and the queue."""
 
     def __post_init__(self) -> None:
         if self.horizon_s is not None and not (math.isfinite(self.horizon_s) and self.horizon_s > 0):
@@ -58,38 +59,40 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What the pool has been like so far."""
+class PoolStatistics:
+    """Statistics of the pool so far."""
 
     since: float = math.nan
     last: float = math.nan
     leaves: int = 0
     node_seconds: float = 0.0
 
-    def then(self, event: Event, pool_before: int) -> Seen:
-        """With one more event, which found `pool_before` nodes in the pool."""
+    def then(self, event: Event, pool_before: int) -> PoolStatistics:
+        """The statistics with one more event, which found `pool_before` nodes in the pool."""
         if math.isnan(self.since):
-            return Seen(event.time, event.time, bool(event.left), 0.0)
+            return PoolStatistics(event.time, event.time, bool(event.left), 0.0)
         passed = event.time - self.last
-        return Seen(self.since, event.time, self.leaves + bool(event.left), self.node_seconds + passed * pool_before)
+        return PoolStatistics(
+            self.since, event.time, self.leaves + bool(event.left), self.node_seconds + passed * pool_before
+        )
 
     @property
     def between_leaves_s(self) -> float | None:
-        """Mean time between leaves, None before enough of them were seen."""
+        """Mean time between leaves; None before enough leaves were seen."""
         if self.leaves < LEAVES_TO_JUDGE:
             return None
         return (self.last - self.since) / self.leaves
 
     @property
     def mean_pool(self) -> float | None:
-        """The pool's size on average."""
+        """The mean size of the pool."""
         passed = self.last - self.since
         return self.node_seconds / passed if passed > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What is, as far as deciding goes."""
+    """Everything a decision depends on: pool, trainers and assignments."""
 
     pool: Pool = field(default_factory=Pool)
     admitted: tuple[Trainer, ...] = ()
@@ -98,7 +101,7 @@ class State:
     """Trainers that are not considered yet, in order of submission, first come first served."""
     assigned: Mapping[str, tuple[Node, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """The nodes of each trainer that runs."""
-    seen: Seen = field(default_factory=Seen)
+    seen: PoolStatistics = field(default_factory=PoolStatistics)
 
     def pool_changed(self, event: Event) -> tuple[State, Mapping[str, tuple[Node, ...]]]:
         """The state once nodes have joined and left, and the nodes that each trainer lost.
@@ -126,17 +129,18 @@ class State:
         return state, MappingProxyType(lost)
 
     def submitted(self, *trainers: Trainer) -> State:
-        """The state with more trainers, behind those submitted before them. Whoever submits sees to it that no two
-        trainers have the same name.
+        """The state with more trainers, behind those submitted before them.
+
+        The caller makes sure that no two trainers have the same name.
         """
         waiting = (*self.waiting, *trainers)
-        # Those that wait are in order already: look only where the new ones begin.
+        # Waiting trainers are in order already: check only from where the new ones begin.
         if any(b.submit < a.submit for a, b in pairwise(waiting[-len(trainers) - 1 :])):
             waiting = tuple(sorted(waiting, key=lambda trainer: trainer.submit))
         return replace(self, waiting=waiting)
 
     def relearned(self, trainer: Trainer) -> State:
-        """The state with what is known now of a trainer in the place of what was known before."""
+        """The state with `trainer` in place of the earlier description of the same trainer."""
 
         def put(queue: tuple[Trainer, ...]) -> tuple[Trainer, ...]:
             return tuple(trainer if known.name == trainer.name else known for known in queue)
@@ -144,7 +148,7 @@ class State:
         return replace(self, admitted=put(self.admitted), waiting=put(self.waiting))
 
     def finished(self, name: str) -> State:
-        """The state without one trainer, whose nodes are free."""
+        """The state without one trainer, whose nodes become free."""
         admitted = tuple(trainer for trainer in self.admitted if trainer.name != name)
         waiting = self.waiting
         if len(admitted) == len(self.admitted):
@@ -167,27 +171,27 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a plan means for one trainer, and why."""
+    """Effect of a plan on one trainer, and the reason."""
 
     claim: Claim
     after: int
     horizon_s: float
     limited: bool = False
-    """Owners have limits."""
+    """Whether owners have limits."""
 
     @property
     def trainer(self) -> str:
-        """Whom it is about."""
+        """Name of the trainer."""
         return self.claim.name
 
     @property
     def before(self) -> int:
-        """The nodes it runs on now."""
+        """Number of nodes the trainer runs on now."""
         return self.claim.running
 
     @property
     def action(self) -> Action:
-        """What it has to do."""
+        """Action that the trainer has to take."""
         before, after = self.claim.running, self.after
         if after == before:
             return "keep" if after else "wait"
@@ -197,12 +201,12 @@ class Change:
 
     @property
     def gain(self) -> float:
-        """What the new size is worth more than the old over the horizon, T·(O(after) − O(before))."""
+        """Additional value of the new size over the old one within the horizon, T·(O(after) − O(before))."""
         return self.horizon_s * (self.claim.value.rate(self.after) - self.claim.value.rate(self.before))
 
     @property
     def cost(self) -> float:
-        """What rescaling loses, O(before)·R."""
+        """Value lost by rescaling, O(before)·R."""
         return self.horizon_s * self.claim.value.rate(self.after) - self.claim.gain_at(self.after, self.horizon_s)
 
     @property
@@ -222,28 +226,28 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who gets how many nodes, which ones, and why."""
+    """Decision of the scheduler: node counts and nodes of each trainer, with reasons."""
 
     decision: Decision
     placed: Placed
     changes: tuple[Change, ...]
-    """One for each trainer that was considered, in the order of their admission."""
+    """One change for each trainer that was considered, in order of admission."""
     considered: tuple[Trainer, ...]
     horizon_s: float
     pool: int
     limits: Limits = field(default_factory=Limits)
-    """Those that were in force."""
+    """The limits that were in force."""
     allocator: str = ""
-    """Who decided."""
+    """Name of the allocator that decided."""
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Nodes for each trainer considered."""
+        """Number of nodes for each trainer considered."""
         return {change.trainer: change.after for change in self.changes}
 
 
 class Scheduler:
-    """Decides by a policy. It remembers nothing but values it would compute again."""
+    """Takes decisions by a policy. It caches only values that it could compute again."""
 
     def __init__(self, policy: Policy | None = None) -> None:
         self.policy = policy or Policy()
@@ -259,10 +263,10 @@ class Scheduler:
         return DEFAULT_HORIZON_S if between is None else min(max(between, LEAST_HORIZON_S), MOST_HORIZON_S)
 
     def max_parallel(self, state: State) -> int:
-        """How many trainers to consider.
+        """The number of trainers to consider.
 
-        Automatic: at least as many as can use the whole pool at their largest, at most as many as it holds at their
-        smallest, and as far from nodes left idle as from trainers starved: the geometric mean.
+        Automatic: at least as many as can use the whole pool at their largest size, at most as many as fit at their
+        smallest. The geometric mean of the two is as far from idle nodes as from starved trainers.
         """
         if self.policy.max_parallel is not None:
             return self.policy.max_parallel
@@ -274,7 +278,7 @@ class Scheduler:
         return max(1, round(math.sqrt(max(fewest, 1) * max(most, fewest, 1))))
 
     def limits(self, state: State) -> Limits:
-        """What owners may have now, by the policy's quotas and its own limits."""
+        """Current limits of owners, from the policy's quotas and its own limits."""
         limits, quotas = self.policy.limits, self.policy.quotas
         if not quotas:
             return limits
@@ -286,7 +290,7 @@ class Scheduler:
         )
 
     def decide(self, state: State, limits: Limits | None = None) -> Plan:
-        """The best use of the pool for the trainers considered. `limits`: those of an earlier decision, made again."""
+        """The best use of the pool for the trainers considered. `limits`: those of an earlier decision, to redo it."""
         limits = self.limits(state) if limits is None else limits
         room = max(self.max_parallel(state) - len(state.admitted), 0)
         newcomers = admit(state.admitted, state.waiting, room, limits, len(state.pool))
@@ -304,7 +308,7 @@ class Scheduler:
         return Plan(decision, placed, changes, considered, horizon_s, len(state.pool), limits, allocator.name)
 
     def _allocate(self, problem: Problem) -> tuple[Decision, Allocator]:
-        """A decision, and whose it is."""
+        """A decision, and the allocator that made it."""
         own = self.policy.allocator
         if not problem.limits or own.name == "milp" or (own.name == "exact" and not problem.limits.exclusive):
             return own.allocate(problem), own
@@ -314,14 +318,14 @@ class Scheduler:
         return self._limited[name].allocate(problem), self._limited[name]
 
     def value_of(self, trainer: Trainer) -> Curve:
-        """What the objective makes of a trainer."""
+        """The trainer's value curve under the objective."""
         known = self._values.get(trainer.name)
         if known is None or known[0] is not trainer:
             known = self._values[trainer.name] = (trainer, self.policy.objective(trainer))
         return known[1]
 
     def forget(self, name: str) -> None:
-        """A trainer is finished: nobody will ask for its values again."""
+        """Drop the cached values of a finished trainer."""
         self._values.pop(name, None)
         self._claims.pop(name, None)
 
@@ -347,7 +351,7 @@ class Scheduler:
 
 
 def _among(limits: Limits, considered: Sequence[Trainer]) -> Limits:
-    """Limits less what they say of trainers that are not considered now."""
+    """The limits restricted to the trainers that are considered now."""
     if not limits.exclusive:
         return limits
     names = {trainer.name for trainer in considered}
@@ -356,7 +360,7 @@ def _among(limits: Limits, considered: Sequence[Trainer]) -> Limits:
 
 
 def _how_many(pool: float, sizes: Iterable[int], *, enough: bool) -> int:
-    """How many trainers, first come first served, until their sizes fill the pool; or how many fit into it."""
+    """The number of trainers, first come first served, whose sizes fill the pool; or how many fit into it."""
     total = number = 0
     for size in sizes:
         if not enough and total + size > pool:
@@ -369,7 +373,7 @@ def _how_many(pool: float, sizes: Iterable[int], *, enough: bool) -> int:
 
 
 def split_nodes(nodes: Sequence[Node], parts: int) -> list[tuple[Node, ...]]:
-    """The nodes of a machine in `parts` disjoint ranges as equal as can be, for independent schedulers."""
+    """Split a machine's nodes into `parts` disjoint ranges of nearly equal size, for independent schedulers."""
     if not 1 <= parts <= len(nodes):
         raise InputError(f"parts must be from 1 to the number of nodes ({len(nodes)}), but got {parts}")
     bounds = [len(nodes) * i // parts for i in range(parts + 1)]
@@ -377,6 +381,6 @@ def split_nodes(nodes: Sequence[Node], parts: int) -> list[tuple[Node, ...]]:
 
 
 def deal_trainers(trainers: Sequence[Trainer], parts: int) -> list[tuple[Trainer, ...]]:
-    """Trainers dealt to `parts` queues in turn, in order of submission."""
+    """Deal trainers to `parts` queues in turn, in order of submission."""
     ordered = sorted(trainers, key=lambda trainer: trainer.submit)
     return [tuple(ordered[i::parts]) for i in range(parts)]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bftrainer.allocate.solver import Draft, Model, SolverWarning, Watch, check_settings, solve
+from bftrainer.allocate.solver import Draft, Model, SolverWarning, Stopwatch, check_settings, solve
 from bftrainer.errors import InputError
 
 
@@ -105,7 +105,7 @@ def test_a_backend_must_be_known() -> None:
 
 
 def test_a_watch_counts_down_past_its_limit() -> None:
-    watch = Watch(limit_s=1.0, started=0.0)  # long ago
+    watch = Stopwatch(limit_s=1.0, started=0.0)  # long ago
     assert watch.left_s < 0
     assert watch.ms > 0
 

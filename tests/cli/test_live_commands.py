@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "cluster"))
-from bftrainer.cli import live
+from bftrainer.cli.common import connection
 from bftrainer.cli.main import run
 from fake_api import NOW, TOKEN, Book, make_app, serving
 
@@ -29,7 +29,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     for name in ("BFTRAINER_URL", "BFTRAINER_TOKEN", "BFTRAINER_CONFIG", "COLUMNS", "VIRTUAL_ENV", "CONDA_PREFIX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("BFTRAINER_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(live, "POLL_S", 0.01)
+    monkeypatch.setattr(connection, "POLL_S", 0.01)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "state").mkdir(mode=0o700)
 
@@ -261,7 +261,7 @@ def test_something_else_on_that_port_is_told_apart(call: Call, tmp_path: Path) -
 
 
 def test_a_missing_package_is_named_with_what_installs_it(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "bftrainer.cluster.client", raising=False)
+    monkeypatch.delitem(sys.modules, "bftrainer.client.api", raising=False)
     monkeypatch.setitem(sys.modules, "httpx", None)
     refused(call("status"), "the live system needs the package httpx: pip install 'bftrainer[live]'", 1)
 
@@ -271,7 +271,7 @@ def test_waiting_survives_a_restart_of_the_controller(call: Call, tmp_path: Path
     first.add(state="running")
     second.add(state="done")
     client = tmp_path / "state" / "client.json"
-    with serving(make_app(second)) as there, live.Patient(None, None) as patient:
+    with serving(make_app(second)) as there, connection.Patient(None, None) as patient:
         with serving(make_app(first)) as url:
             client.write_text(json.dumps({"url": url, "token": TOKEN}))
             assert patient.ask(lambda c: c.trainer("t1"))["state"] == "running"
@@ -385,12 +385,12 @@ def test_an_event_is_a_readable_line(busy: Book, call: Call) -> None:
 
 
 def test_events_can_be_followed(busy: Book, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def rest(self: live.Patient) -> None:
+    def rest(self: connection.Patient) -> None:
         if len(busy.events) > 5:
             raise KeyboardInterrupt
         busy.event("node.left", node=f"node-{len(busy.events)}", reason="taken")
 
-    monkeypatch.setattr(live.Patient, "rest", rest)
+    monkeypatch.setattr(connection.Patient, "rest", rest)
     answer = call("events", "-f", "-n", "1", "--json")
     assert [json.loads(line)["seq"] for line in answer.out.splitlines()] == [4, 5, 6]
     assert answer.status == 130
@@ -402,10 +402,10 @@ def test_events_can_be_followed(busy: Book, call: Call, monkeypatch: pytest.Monk
 def test_what_a_script_prints_brings_a_terminal_colours_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     said = "\x1b[1;31mred\x1b[0m\tü \x1b]0;title\x07 \x1b[2J\x1b[8m \x9b1A\r\x1bc end"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
-    assert live.shown(said) == said
+    assert connection.shown(said) == said
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert live.shown("plain ü") == "plain ü"
-    left = live.shown(said)
+    assert connection.shown("plain ü") == "plain ü"
+    left = connection.shown(said)
     assert left.startswith("\x1b[1;31mred\x1b[0m\tü \\x1b]0;title\\x07 \\x1b[2J")
     assert left.endswith("\x1b[0m")
     assert {c for c in re.sub("\x1b\\[[0-9;]*m", "", left) if not c.isprintable()} == {"\t"}
@@ -432,12 +432,12 @@ def test_logs_are_followed_until_the_trainer_is_finished(
     for n in range(5):
         book.log("t1", "t1-1", f"old {n}")
 
-    def rest(self: live.Patient) -> None:
+    def rest(self: connection.Patient) -> None:
         for n in range(4):
             book.log("t1", "t1-1", f"new {n}")
         book.trainers["t1"]["state"] = "done"
 
-    monkeypatch.setattr(live.Patient, "rest", rest)
+    monkeypatch.setattr(connection.Patient, "rest", rest)
     shown = {"": 5, "1": 1, "0": 0}[options[1] if options else ""]
     old = [f"old {n}" for n in range(5 - shown, 5)]
     assert call("logs", "-f", "--no-prefix", *options, "t1").out.splitlines() == [*old, *(f"new {n}" for n in range(4))]
@@ -484,13 +484,13 @@ def test_wait_asks_by_id_so_that_a_newcomer_of_that_name_does_not_matter(book: B
 def test_watch_without_a_terminal_prints_a_line_a_change(
     busy: Book, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def rest(self: live.Patient) -> None:
+    def rest(self: connection.Patient) -> None:
         if busy.trainers["t1"]["state"] == "running":
             busy.trainers["t1"]["state"] = "done"
         else:
             busy.trainers["t2"]["state"] = "cancelled"
 
-    monkeypatch.setattr(live.Patient, "rest", rest)
+    monkeypatch.setattr(connection.Patient, "rest", rest)
     answer = call("watch", "--until-done")
     assert answer.status == 1
     lines = answer.out.splitlines()
@@ -504,9 +504,9 @@ def test_watch_without_a_terminal_prints_a_line_a_change(
 def test_watch_draws_the_pool_by_trainer(busy: Book, call: Call, width: int) -> None:
     from rich.console import Console
 
-    from bftrainer.cli.watch import look, picture
+    from bftrainer.cli.live.watch import look, picture
 
-    with live.Patient(None, None) as controller:
+    with connection.Patient(None, None) as controller:
         scene = look(controller, set())
     console = Console(width=width, height=30, force_terminal=True, color_system="standard", legacy_windows=False)
     with console.capture() as captured:

@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from bftrainer import profiling as profiling
 from bftrainer.cli.main import run
-from bftrainer.cluster import profile as profiling
 from bftrainer.core.curve import Curve
-from bftrainer.elastic.processes import ColdLauncher
 from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.processes.launch import ColdLauncher
 from bftrainer.simulate.workload import load_curves
 
 Call = Callable[..., tuple[int, str, str]]
 
 TRAINER = """
 import os, sys, time
-from bftrainer.elastic.membership import Leave, Membership, Place
+from bftrainer.elastic.membership import Assignment, Leave, Membership
 from bftrainer.elastic.protocol import Done, Formed, Report
 
-job, step, place, began = Membership.connect(), 0, Place(0, (), 0, ()), 0
+job, step, place, began = Membership.connect(), 0, Assignment(0, (), 0, ()), 0
 most = int(sys.argv[1])
 print(f"snapshots={os.environ['BFTRAINER_SNAPSHOTS']!r} pace={os.environ['BFTRAINER_PACE']!r}", sys.argv[2:])
 

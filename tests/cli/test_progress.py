@@ -5,7 +5,7 @@ import time
 
 from rich.console import Console
 
-from bftrainer.cli.progress import byte_progress, waiting
+from bftrainer.cli.common.progress import byte_progress, waiting
 
 
 class FakeClock:

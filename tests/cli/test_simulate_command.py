@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from bftrainer.cli.main import run
-from bftrainer.provenance import file_hash
 from bftrainer.traces.files import save_trace
-from bftrainer.traces.synth import synthesise
+from bftrainer.traces.synthetic.synth import synthesise
+from bftrainer.util.provenance import file_hash
 
 Call = Callable[..., tuple[int, str, str]]
 WORKLOAD = """

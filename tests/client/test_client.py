@@ -24,9 +24,9 @@ from bftrainer.client import (
     TrainerFailedError,
     UnreachableError,
     describe,
+    polling,
 )
-from bftrainer.cluster import conversations
-from bftrainer.cluster.conversations import Ask, Patience, Pause, patiently
+from bftrainer.client.polling import Request, RetryPolicy, Sleep, patiently
 from bftrainer.errors import BFTrainerError, InputError
 from fake_api import TOKEN, Book, make_app, serving
 
@@ -63,7 +63,7 @@ def progressing(book: Book, *, end: str = "done", reason: str = "") -> None:
 
     def on_ask(path: str) -> None:
         for row in book.trainers.values():
-            if path.startswith("/v1/trainers") and row["state"] not in conversations.FINISHED:
+            if path.startswith("/v1/trainers") and row["state"] not in polling.FINISHED:
                 row.update(
                     state="running", epoch=row["epoch"] + 1, step=row["step"] + 10, metrics={"loss": row["epoch"]}
                 )
@@ -223,13 +223,13 @@ def test_it_finds_a_controller_that_comes_back_elsewhere(
             at(first)
             assert client.trainer("t1")["id"] == "t1"
         with serving(make_app(book)) as second:
-            real = conversations.Pause
+            real = polling.Sleep
 
-            def moved(seconds: float) -> Pause:  # while it waits, the controller writes where it is now
+            def moved(seconds: float) -> Sleep:  # while it waits, the controller writes where it is now
                 at(second)
                 return real(0.0)
 
-            monkeypatch.setattr(conversations, "Pause", moved)
+            monkeypatch.setattr(polling, "Sleep", moved)
             assert client.trainer("t1")["id"] == "t1"
     nowhere = Client(state=tmp_path / "nothing")
     with pytest.raises(UnreachableError, match="bftrainer serve"):
@@ -238,13 +238,13 @@ def test_it_finds_a_controller_that_comes_back_elsewhere(
 
 def test_patience_backs_off_and_ends() -> None:
     now, told, pauses = [0.0], [], []
-    patience = Patience(lambda: 40.0, lambda: now[0], told.append)
+    patience = RetryPolicy(lambda: 40.0, lambda: now[0], told.append)
     talk = patiently(lambda c: c.status(), patience)
     step = next(talk)
     while now[0] < 40:
-        assert isinstance(step, Ask)
+        assert isinstance(step, Request)
         step = talk.throw(RefusedError(507, "the disk is full"))
-        assert isinstance(step, Pause)
+        assert isinstance(step, Sleep)
         pauses.append(step.seconds)
         now[0] += step.seconds
         step = next(talk)
@@ -341,13 +341,13 @@ def test_what_makes_no_sense_is_said_before_it_is_asked(client: Client, book: Bo
 
 def test_a_wait_ends_in_time_though_the_controller_is_away() -> None:
     now = [0.0]
-    patience = Patience(lambda: 100.0, lambda: now[0], lambda text: None)
-    talk = conversations.waiting(["t1"], patience, 1.0, 3.0)
+    patience = RetryPolicy(lambda: 100.0, lambda: now[0], lambda text: None)
+    talk = polling.waiting(["t1"], patience, 1.0, 3.0)
 
     def nobody_answers() -> None:
         step = next(talk)
         while True:
-            if isinstance(step, Pause):
+            if isinstance(step, Sleep):
                 now[0] += step.seconds
                 step = next(talk)
             else:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from bftrainer.cli.main import run
-from bftrainer.cluster.sweep import load_sweep
+from bftrainer.cluster.spec.sweep import load_sweep
 from bftrainer.errors import InputError
 from fake_api import TOKEN, Book, make_app, serving
 

@@ -13,11 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bftrainer.cluster import wire
-from bftrainer.cluster.agent import Agent
-from bftrainer.cluster.agent_options import Options, Settings, resolve
-from bftrainer.cluster.wire import Say, Start
+from bftrainer.cluster.agent.agent import Agent
+from bftrainer.cluster.agent.options import AgentOptions, ResolvedAgent, resolve
+from bftrainer.cluster.wire.messages import Say, Start
 from bftrainer.elastic.protocol import Generation, Go
+from bftrainer.processes import variables
 from fake_controller import FakeController, until
 
 HERE = Path(__file__).parent
@@ -41,10 +41,14 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
-def resolved(controller: FakeController, secret: str | None = None) -> Settings:
-    environment = {wire.URL: controller.url, wire.SECRET: secret or controller.secret, wire.NODE: "node-1"}
-    settings = resolve(Options(), environment)
-    assert wire.SECRET not in environment
+def resolved(controller: FakeController, secret: str | None = None) -> ResolvedAgent:
+    environment = {
+        variables.URL: controller.url,
+        variables.SECRET: secret or controller.secret,
+        variables.NODE: "node-1",
+    }
+    settings = resolve(AgentOptions(), environment)
+    assert variables.SECRET not in environment
     return settings
 
 
@@ -65,8 +69,13 @@ def agent_process(
     controller: FakeController, before: str = "", preload: tuple[str, ...] = ()
 ) -> Iterator[subprocess.Popen[bytes]]:
     """An agent as a process of its own, without torch; the code `before` runs first."""
-    program = f"{before}\nfrom bftrainer.cluster.agent import main\nmain(preload={preload!r})"
-    env = {**os.environ, wire.URL: controller.url, wire.SECRET: controller.secret, wire.NODE: "node-1"}
+    program = f"{before}\nfrom bftrainer.cluster.agent.agent import main\nmain(preload={preload!r})"
+    env = {
+        **os.environ,
+        variables.URL: controller.url,
+        variables.SECRET: controller.secret,
+        variables.NODE: "node-1",
+    }
     with tempfile.TemporaryDirectory(prefix="bft-test-") as folder:  # a short path, and nothing left of killed agents
         env["TMPDIR"] = folder
         with subprocess.Popen([sys.executable, "-c", program], env=env, stderr=subprocess.PIPE) as process:

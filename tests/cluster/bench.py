@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bftrainer.cluster.cluster import Cluster
-from bftrainer.cluster.launchers import HEAD, Place, Traits, make_launchers
-from bftrainer.cluster.live import ClusterSettings, Live
-from bftrainer.cluster.restoring import restore
-from bftrainer.cluster.spec import TrainerSpec
-from bftrainer.cluster.store import Store
-from bftrainer.cluster.wire import Bye, Ended, Forget, Join, Say, Start, Stop, WorkerStatus
+from bftrainer.cluster.controller.active import ActiveTrainer, ControllerSettings
+from bftrainer.cluster.controller.reconciler import Reconciler
+from bftrainer.cluster.controller.restore import restore
+from bftrainer.cluster.launchers import HEAD, LauncherTraits, WorkerSlot, make_launchers
+from bftrainer.cluster.spec.trainer import TrainerSpec
+from bftrainer.cluster.store.store import Store
+from bftrainer.cluster.wire.messages import Bye, Ended, Forget, Join, Say, Start, Stop, WorkerStatus
 from bftrainer.core.objective import find_objective
 from bftrainer.elastic import protocol
 from bftrainer.elastic.protocol import Arrived, Done, Formed, Left, Ready
@@ -42,13 +42,13 @@ class FakeWorker:
 class InName:
     """The launcher of elastic scripts without its folders: hundreds of times a test."""
 
-    traits = Traits(speaks=True, on_head=False)
+    traits = LauncherTraits(speaks=True, on_head=False)
 
-    def start(self, live: Live, place: Place) -> Start:
+    def start(self, live: ActiveTrainer, place: WorkerSlot) -> Start:
         """See `Launcher`."""
         return Start(place.worker, live.id, ("train.py",), {}, "/", background=place.background)
 
-    def given(self, live: Live, hosts: Sequence[str]) -> None:
+    def given(self, live: ActiveTrainer, hosts: Sequence[str]) -> None:
         """See `Launcher`."""
 
     def said(self, tail: str) -> str:
@@ -61,7 +61,7 @@ class Bench:
     """The cluster under test, its store, and its imaginary nodes."""
 
     folder: Path
-    settings: ClusterSettings = field(default_factory=ClusterSettings)
+    settings: ControllerSettings = field(default_factory=ControllerSettings)
     now: float = 1000.0
     slow: bool = False
     """Workers become ready only when the test says so."""
@@ -80,8 +80,11 @@ class Bench:
         """Begin a controller's life on the store."""
         self.store = Store.open(self.folder / "bftrainer.db")
         self.policy = Policy(objective=find_objective("weighted-efficiency"))
-        launchers = {**make_launchers(self.folder, "bench", "127.0.0.1", self.store), "elastic": InName()}
-        self.cluster = Cluster(self.store, Scheduler(self.policy), self.settings, launchers)
+        launchers = {
+            **make_launchers(self.folder, "bench", "127.0.0.1", self.store.keep, self.store.kept),
+            "elastic": InName(),
+        }
+        self.cluster = Reconciler(self.store, Scheduler(self.policy), self.settings, launchers)
         with self.store.transaction():
             restore(self.cluster, self.now)
 

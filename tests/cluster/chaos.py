@@ -21,10 +21,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bftrainer.cluster.rerun import KINDS, check
-from bftrainer.cluster.service import policy_of
-from bftrainer.cluster.settings import Config
-from bftrainer.cluster.store import FILE, Store
+from bftrainer.cluster.config.keys import Config
+from bftrainer.cluster.config.policy import policy_of
+from bftrainer.cluster.report.rerun import KINDS, check
+from bftrainer.cluster.store.store import FILE, Store
 from ledger import committed, same_as_alone
 from live import Live, gone, wait_until
 

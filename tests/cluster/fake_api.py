@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from bftrainer.cluster.spec import default_name, parse_spec
+from bftrainer.cluster.spec.trainer import default_name, parse_spec
 from bftrainer.errors import InputError
 
 TOKEN = "bft_right"

@@ -13,8 +13,8 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
-from bftrainer.cluster import wire
-from bftrainer.cluster.wire import Ended, Forget, FromAgent, FromController, Join, Log, Logged, Welcome
+from bftrainer.cluster.wire import messages
+from bftrainer.cluster.wire.messages import Ended, Forget, FromAgent, FromController, Join, Log, Logged, Welcome
 
 DEADLINE_S = 30.0
 M = TypeVar("M")
@@ -75,7 +75,7 @@ class FakeController:
         self._connection.transport.abort()
 
     def _check(self, connection: ServerConnection, request: Request) -> Response | None:
-        if request.headers.get("Authorization") == f"Bearer {self.secret}" and request.path == wire.PATH:
+        if request.headers.get("Authorization") == f"Bearer {self.secret}" and request.path == messages.PATH:
             return None
         self.refusals += 1
         return connection.respond(http.HTTPStatus.UNAUTHORIZED, "no\n")
@@ -85,7 +85,7 @@ class FakeController:
         self.connections += 1
         try:
             async for frame in connection:
-                message = wire.decode(frame)
+                message = messages.decode(frame)
                 assert isinstance(message, FromAgent)
                 self.heard.append(message)
                 await self._answer(message)
@@ -110,7 +110,7 @@ class FakeController:
                 await self.say(Forget(worker))
 
     async def say(self, message: FromController) -> None:
-        await self.say_raw(wire.encode(message))
+        await self.say_raw(messages.encode(message))
 
     async def say_raw(self, frame: str | bytes) -> None:
         assert self._connection is not None
@@ -126,4 +126,4 @@ class FakeController:
 
     def said(self, worker: str) -> list[str]:
         """The types of what a worker said."""
-        return [m.message["type"] for m in self.all(wire.Heard) if m.worker == worker]
+        return [m.message["type"] for m in self.all(messages.Heard) if m.worker == worker]

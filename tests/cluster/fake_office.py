@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 
-from bftrainer.cluster import wire
+from bftrainer.cluster.wire import messages
+from bftrainer.processes import variables
 
 PATIENCE_S = 30.0
 
@@ -59,21 +60,21 @@ class FakeOffice:
     async def _serve(self, connection: ServerConnection) -> None:
         request = connection.request
         assert request is not None
-        if request.headers.get("Authorization") != f"Bearer {self.secret}" or request.path != wire.PATH:
+        if request.headers.get("Authorization") != f"Bearer {self.secret}" or request.path != messages.PATH:
             await connection.close(1008)
             return
-        join = wire.decode(await connection.recv())
-        assert isinstance(join, wire.Join)
+        join = messages.decode(await connection.recv())
+        assert isinstance(join, messages.Join)
         self.joins.append(join.node)
         self.agents[join.node], self.pids[join.node] = connection, join.pid
-        await connection.send(wire.encode(wire.Welcome()))
+        await connection.send(messages.encode(messages.Welcome()))
         await connection.wait_closed()
         if self.agents.get(join.node) is connection:
             del self.agents[join.node]
 
     @property
     def agent_environment(self) -> Mapping[str, str]:
-        return {wire.URL: f"http://127.0.0.1:{self.port}", wire.SECRET: self.secret}
+        return {variables.URL: f"http://127.0.0.1:{self.port}", variables.SECRET: self.secret}
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -102,7 +103,7 @@ class FakeOffice:
 
     def _bye(self, node: str) -> None:
         if node in self.agents:
-            task = asyncio.ensure_future(self.agents[node].send(wire.encode(wire.Bye())))
+            task = asyncio.ensure_future(self.agents[node].send(messages.encode(messages.Bye())))
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def remember(self, key: str, value: Any) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from bftrainer.cluster.client import ApiClient, UnreachableError, find_controller
-from bftrainer.cluster.doctor import examine
+from bftrainer.client.api import ApiClient, UnreachableError, find_controller
+from bftrainer.cluster.doctor.doctor import examine
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from bftrainer.cluster.pools.base import Pool
-from bftrainer.cluster.pools.local import LocalPool, LocalSettings
-from bftrainer.cluster.pools.script import ScriptPool, ScriptSettings
+from bftrainer.cluster.pools.local.pool import LocalPool, LocalSettings
+from bftrainer.cluster.pools.script.pool import ScriptPool, ScriptSettings
 from pool_conformance import Setting
 
 STUB = str(Path(__file__).with_name("stub_agent.py"))
-PRELOAD = ("websockets.sync.client", "bftrainer.cluster.wire")
+PRELOAD = ("websockets.sync.client", "bftrainer.cluster.wire.messages")
 
 
 class Clock:

@@ -9,7 +9,8 @@ import time
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
-from bftrainer.cluster import wire
+from bftrainer.cluster.wire import messages
+from bftrainer.processes import variables
 
 GIVE_UP_S = 30.0
 
@@ -21,17 +22,19 @@ def main() -> None:
                 break
             name, _, value = line.rstrip("\n").partition("=")
             os.environ[name] = value
-    url = os.environ[wire.URL].replace("http", "ws", 1) + wire.PATH
-    headers = {"Authorization": f"Bearer {os.environ[wire.SECRET]}"}
+    url = os.environ[variables.URL].replace("http", "ws", 1) + messages.PATH
+    headers = {"Authorization": f"Bearer {os.environ[variables.SECRET]}"}
     heard = time.monotonic()
     while time.monotonic() < heard + GIVE_UP_S:
         try:
             with connect(url, additional_headers=headers, proxy=None, compression=None, close_timeout=0.1) as channel:
-                join = wire.Join(os.environ[wire.NODE], "127.0.0.1", f"{os.getpid()}-{time.time_ns()}", pid=os.getpid())
-                channel.send(wire.encode(join))
+                join = messages.Join(
+                    os.environ[variables.NODE], "127.0.0.1", f"{os.getpid()}-{time.time_ns()}", pid=os.getpid()
+                )
+                channel.send(messages.encode(join))
                 for frame in channel:
                     heard = time.monotonic()
-                    if isinstance(wire.decode(frame), wire.Bye):
+                    if isinstance(messages.decode(frame), messages.Bye):
                         sys.exit(0)
         except (OSError, WebSocketException):
             pass

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import Bench
-from bftrainer.cluster.accounting import Account, account, hours
-from bftrainer.cluster.excerpt import efficiency_of
-from bftrainer.cluster.spec import TrainerSpec
-from bftrainer.cluster.store import Store
+from bftrainer.cluster.report.excerpt import efficiency_of
+from bftrainer.cluster.report.usage import UsageReport, account, hours
+from bftrainer.cluster.spec.trainer import TrainerSpec
+from bftrainer.cluster.store.store import Store
 from bftrainer.errors import InputError
 
 NODES = ("n1", "n2", "n3", "n4", "n5")
@@ -38,7 +38,7 @@ def submit(on: Bench, owner: str, nodes: str = "1-3") -> str:
     return trainer
 
 
-def adds_up(found: Account) -> None:
+def adds_up(found: UsageReport) -> None:
     """The one thing that must hold, to the last microsecond."""
     assert sum(share.used_us for share in found.owners()) + found.unused_us == found.pool_us
     assert sum(one.used_us for one in found.trainers) == found.used_us

@@ -23,9 +23,9 @@ from agents import (
     script,
     start,
 )
-from bftrainer.cluster.agent import Agent
-from bftrainer.cluster.agent_link import Lost, Refused
-from bftrainer.cluster.wire import Beat, Ended, Forget, Heard, Join, Start, Started, Stop
+from bftrainer.cluster.agent.agent import Agent
+from bftrainer.cluster.agent.link import Lost, Refused
+from bftrainer.cluster.wire.messages import Beat, Ended, Forget, Heard, Join, Start, Started, Stop
 from bftrainer.elastic.protocol import Generation
 from fake_controller import FakeController, until
 

@@ -25,8 +25,8 @@ from agents import (
     script,
     start,
 )
-from bftrainer.cluster import agent_folder
-from bftrainer.cluster.wire import Beat, Bye, Ended, Going, Join, Started
+from bftrainer.cluster.agent import folder as folders
+from bftrainer.cluster.wire.messages import Beat, Bye, Ended, Going, Join, Started
 from fake_controller import FakeController, until
 
 # The end of the agent.
@@ -51,13 +51,14 @@ def test_sigterm_ends_it_soon_with_workers_that_ignore_the_signal(busy: bool) ->
     # A busy agent: as soon as it has told us so, its loop waits for ever for something.
     code = """
 import time
-from bftrainer.cluster import agent
+from bftrainer.cluster.agent import agent
+from bftrainer.cluster.wire import messages
 told = []
 def stuck(self, only=None):
     if told:
         time.sleep(1000)
     if any(worker.ready for worker in self._workers.book.workers):
-        told.append(self._link.send(agent.wire.Beat({"stuck": {}})))
+        told.append(self._link.send(messages.Beat({"stuck": {}})))
 agent.Agent._send_logs = stuck
 """
 
@@ -103,16 +104,16 @@ def test_a_killed_agent_leaves_no_process(tmp_path: Path) -> None:
 def test_the_folder_of_a_killed_agent_is_removed_by_a_later_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_folder.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(agent_folder, "_MOST_PATH", 1000)
-    left, young = tmp_path / f"{agent_folder.PREFIX}left", tmp_path / f"{agent_folder.PREFIX}young"
+    monkeypatch.setattr(folders.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(folders, "_MOST_PATH", 1000)
+    left, young = tmp_path / f"{folders.PREFIX}left", tmp_path / f"{folders.PREFIX}young"
     for folder in (left, young):
         folder.mkdir()
         (folder / "lock").touch()
-    with agent_folder.private_folder() as own:
+    with folders.private_folder() as own:
         for folder in (left, own):
             os.utime(folder, (1e9, 1e9))
-        with agent_folder.private_folder() as other:
+        with folders.private_folder() as other:
             assert set(tmp_path.iterdir()) == {own, other, young}
     assert set(tmp_path.iterdir()) == {young}
 

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 from agents import SLEEPS, TINY, agent_process, descendants, ended, is_alive, parent_of, script, start
-from bftrainer.cluster.wire import Ended, Going, Join, Started
+from bftrainer.cluster.wire.messages import Ended, Going, Join, Started
 from fake_controller import FakeController, until
 
 LONG = 1000.0

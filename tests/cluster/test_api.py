@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from bench import Bench
-from bftrainer.cluster import api
-from bftrainer.cluster.controller import Controller
-from bftrainer.cluster.logbook import Logbook
-from bftrainer.cluster.pools.base import Office
-from bftrainer.cluster.settings import Config, Server
+from bftrainer.cluster.config.keys import Config, Server
+from bftrainer.cluster.controller.controller import Controller
+from bftrainer.cluster.controller.logbook import Logbook
+from bftrainer.cluster.http import app
+from bftrainer.cluster.pools.base import PoolHost
 
 SECRET = "a secret for agents"
 SPEC = {"script": "/train.py", "nodes": "1-4"}
@@ -25,7 +25,7 @@ SPEC = {"script": "/train.py", "nodes": "1-4"}
 class NoPool:
     """A pool without nodes."""
 
-    async def open(self, office: Office) -> None: ...
+    async def open(self, office: PoolHost) -> None: ...
 
     async def pause(self) -> None: ...
 
@@ -50,7 +50,7 @@ def play(folder: Path, scene: Scene) -> None:
             tokens[name] = bench.store.create_token(name=name, owner=name, role=role, time=1.0)
         config = dataclasses.replace(Config(), server=Server(state=folder))
         controller = Controller(bench.cluster, NoPool(), config, lambda trainer: Logbook(folder / trainer, 1 << 20), {})
-        transport = httpx.ASGITransport(api.build(controller, SECRET), raise_app_exceptions=False)
+        transport = httpx.ASGITransport(app.build(controller, SECRET), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             await scene(client, bench, tokens)
 

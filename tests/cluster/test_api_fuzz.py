@@ -20,11 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bench import Bench
-from bftrainer.cluster import api
-from bftrainer.cluster.controller import Controller
-from bftrainer.cluster.logbook import Logbook
-from bftrainer.cluster.schema import OwnerRow
-from bftrainer.cluster.settings import Config, Server
+from bftrainer.cluster.config.keys import Config, Server
+from bftrainer.cluster.controller.controller import Controller
+from bftrainer.cluster.controller.logbook import Logbook
+from bftrainer.cluster.http.app import build
+from bftrainer.cluster.store.schema import OwnerRow
 from test_api import SECRET, SPEC, NoPool
 
 with warnings.catch_warnings():
@@ -121,7 +121,7 @@ def _fuzz(loop: asyncio.AbstractEventLoop, bench: Bench, folder: Path) -> None:
     async def begin() -> tuple[Controller, Asked]:
         config = dataclasses.replace(Config(), server=Server(state=folder))
         controller = Controller(bench.cluster, NoPool(), config, lambda name: Logbook(folder / name, 1 << 20), {})
-        return controller, Asked(api.build(controller, SECRET))
+        return controller, Asked(build(controller, SECRET))
 
     controller, app = loop.run_until_complete(begin())
 

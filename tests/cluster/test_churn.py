@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bftrainer.cluster.pools.churn import Action, Schedule, after_trace, make_schedule
+from bftrainer.cluster.pools.local.churn import Action, Schedule, after_trace, make_schedule
 from bftrainer.core.pool import Fragment
 from bftrainer.core.trace import Trace, Window
 from bftrainer.errors import InputError

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import Bench
-from bftrainer.cluster.live import ClusterSettings
-from bftrainer.cluster.rerun import KINDS, check
-from bftrainer.cluster.workers import JobSettings
+from bftrainer.cluster.controller.active import ControllerSettings
+from bftrainer.cluster.jobs.worker import JobSettings
+from bftrainer.cluster.report.rerun import KINDS, check
 from bftrainer.elastic.protocol import Broken, Done, Failed, Formed, Leaving
 from bftrainer.errors import InputError
 
@@ -373,7 +373,7 @@ def test_progress_that_falls_back_to_a_snapshot_is_counted_as_done_again(bench: 
 
 
 def test_a_dry_run_decides_and_starts_nothing(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, ClusterSettings(dry_run=True))
+    bench = Bench(tmp_path, ControllerSettings(dry_run=True))
     trainer = bench.submit()
     with bench.store.transaction():
         bench.cluster.available("n1", bench.now)
@@ -557,7 +557,7 @@ def test_whatever_happens_every_trainer_that_can_run_does_and_no_node_serves_two
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, object]]
 ) -> None:
     quick = JobSettings(restart_backoff_s=0.0)
-    bench = Bench(tmp_path_factory.mktemp("cluster"), ClusterSettings(job=quick))
+    bench = Bench(tmp_path_factory.mktemp("cluster"), ControllerSettings(job=quick))
     finished: set[str] = set()
     for what, value in steps:
         _do(bench, what, value, finished)

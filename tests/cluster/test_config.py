@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bftrainer.cluster.config import describe, load_config, state_folder
+from bftrainer.cluster.config.load import describe, load_config, state_folder
 from bftrainer.errors import InputError
 
 

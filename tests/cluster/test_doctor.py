@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from bftrainer.cli import main
-from bftrainer.cluster import doctor, invariants
-from bftrainer.cluster.doctor import STATE_ID, Finding, examine
-from bftrainer.cluster.store import Store
+from bftrainer.cluster.doctor import doctor, invariants
+from bftrainer.cluster.doctor.doctor import STATE_ID, DoctorFinding, examine
+from bftrainer.cluster.store.store import Store
 from bftrainer.errors import InputError
 
 THIS = f"state-{os.getpid()}"
@@ -82,7 +82,7 @@ def controller(folder: Path) -> Iterator[None]:
         yield
 
 
-def worse(findings: list[Finding]) -> list[tuple[str, str]]:
+def worse(findings: list[DoctorFinding]) -> list[tuple[str, str]]:
     return [(finding.level, finding.what) for finding in findings if finding.level != "ok"]
 
 
@@ -322,8 +322,8 @@ def test_a_running_worker_without_controller_and_agent_is_an_orphan(folder: Path
 
 def test_a_forked_worker_is_known_by_its_output(folder: Path, tmp_path: Path) -> None:
     # Such a process shows the environment and the command line of the warm parent it was forked from.
-    mark = "import sys  # bftrainer.elastic.forker\nsys.stdin.read()"
-    ready = "import sys  # bftrainer.elastic.forker\nprint('here', flush=True); sys.stdin.read()"
+    mark = "import sys  # bftrainer.processes.forker\nsys.stdin.read()"
+    ready = "import sys  # bftrainer.processes.forker\nprint('here', flush=True); sys.stdin.read()"
     env = {STATE_ID: THIS, "BFTRAINER_WORKER": "t1-1"}
     with (
         controller(folder),

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 from agents import is_alive
 from bench import Bench
-from bftrainer.cluster import wire
-from bftrainer.cluster.invariants import history
-from bftrainer.cluster.launchers import HEAD, Home
-from bftrainer.cluster.launchers.head import LOCK, LOG, STRAY_S, HeadAgent
+from bftrainer.cluster.controller.head_agent import LOCK, LOG, STRAY_S, HeadAgent
+from bftrainer.cluster.doctor.invariants import history
+from bftrainer.cluster.launchers import HEAD, StateLayout
 from bftrainer.cluster.launchers.hosts import FILE, SCRIPT, HostsLauncher
 from bftrainer.cluster.launchers.torchrun import TorchrunLauncher
-from bftrainer.cluster.rerun import KINDS, check
-from bftrainer.cluster.wire import Start
+from bftrainer.cluster.report.rerun import KINDS, check
+from bftrainer.cluster.wire.messages import Start
+from bftrainer.processes import variables
 from launcher_conformance import CASES, Seat
 from live import Live, gone, wait_until
 
@@ -54,7 +54,7 @@ def test_torchrun_agents_of_one_crew_meet_in_one_store_also_after_a_restart_of_t
     bench.join("n3")
     store, *agents = bench.started
     endpoint = store.argv[-1]
-    assert store.argv == ("-m", "bftrainer.elastic.torchrun", "--store", endpoint)
+    assert store.argv == ("-m", "bftrainer.elastic.local.torchrun", "--store", endpoint)
     assert endpoint.startswith("127.0.0.1:")
     assert {words(agent)["--rdzv-endpoint"] for agent in agents} == {endpoint}
     assert {words(agent)["--rdzv-id"] for agent in agents} == {store.worker}
@@ -133,7 +133,7 @@ def test_the_list_of_hosts_has_a_slot_for_each_node_and_the_executable_prints_it
     trainer = bench.submit("1-4", launcher="hosts")
     bench.join("n1", "n2")
     assert hosts_of(bench, trainer) == "n1:1\nn2:1\n"
-    launcher = HostsLauncher(Home(folder, "id"))
+    launcher = HostsLauncher(StateLayout(folder, "id"))
     launcher.given(bench.cluster.trainers[trainer], ["a", "b", "a"])
     (start,) = bench.started
     printed = subprocess.run([start.env[SCRIPT]], capture_output=True, text=True, check=True).stdout
@@ -206,7 +206,7 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 
 
 def test_of_what_a_torchrun_agent_prints_the_script_is_told_apart() -> None:
-    said = TorchrunLauncher(Home(Path(), ""), "h", lambda key, value: None, lambda key: 1).said
+    said = TorchrunLauncher(StateLayout(Path(), ""), "h", lambda key, value: None, lambda key: 1).said
     assert said(TORCHRUN_SAYS).splitlines()[-1] == "ValueError: no such data"
     assert said("no report\nat all").splitlines() == ["no report", "at all"]
     assert said(TORCHRUN_SAYS[TORCHRUN_SAYS.index("Traceback", 200) :]) == ""
@@ -292,7 +292,7 @@ def do(bench: Bench, what: str, value: Any) -> None:
 
 
 def test_there_is_one_head_whoever_started_it_and_one_that_does_not_come_is_replaced(tmp_path: Path) -> None:
-    environment = {wire.URL: "http://127.0.0.1:9", wire.SECRET: "nobody-listens-there"}
+    environment = {variables.URL: "http://127.0.0.1:9", variables.SECRET: "nobody-listens-there"}
 
     def pid() -> int:
         return int((tmp_path / LOCK).read_text())

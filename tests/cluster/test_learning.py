@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bftrainer.cluster.fitting import BONUS, MOST_POINTS
-from bftrainer.cluster.learning import DEFAULT_DOWN_S, DEFAULT_UP_S, ENOUGH, REPORTS, Learned, Prior
+from bftrainer.cluster.config.keys import UNMEASURED_S
+from bftrainer.cluster.jobs.curve_fit import BONUS, MOST_POINTS
+from bftrainer.cluster.jobs.learning import ENOUGH, REPORTS, Learned, Prior
 from bftrainer.core.curve import Curve
 from bftrainer.core.pool import Event
 from bftrainer.core.trainer import Trainer
@@ -196,7 +197,7 @@ def test_whatever_was_measured_gives_a_curve(
 
 
 def test_costs_are_defaults_or_priors_until_they_are_measured() -> None:
-    assert (Learned().up_s, Learned().down_s) == (DEFAULT_UP_S, DEFAULT_DOWN_S)
+    assert (Learned().up_s, Learned().down_s) == (UNMEASURED_S, UNMEASURED_S)
     assert (Learned(None, 3.0, 4.0).up_s, Learned(None, 3.0, 4.0).down_s) == (3.0, 4.0)
     learned = Learned(Prior(up_s=18.0, down_s=12.0))
     learned.rescaled("up", 0.3, 0.2, 0.1)
@@ -222,6 +223,16 @@ def test_all_of_it_survives_a_restart() -> None:
     assert (again.up_s, again.down_s, again.pauses()) == (learned.up_s, learned.down_s, learned.pauses())
     assert not again.rates({1: 101.0})
     assert Learned.from_json({}).measured == {}
+
+
+def test_costs_that_were_never_measured_are_read_back_as_the_scheduler_used_them() -> None:
+    opaque = Learned(None, 10.0, 10.0)
+    again = Learned.from_json(json.loads(json.dumps(opaque.as_json())))
+    assert (again.up_s, again.down_s) == (10.0, 10.0)
+    told = Learned.from_json(opaque.as_json(), Prior(up_s=3.0))
+    assert (told.up_s, told.down_s) == (3.0, 10.0)
+    changed = Learned.from_json(opaque.as_json(), None, 4.0, 5.0)
+    assert (changed.up_s, changed.down_s) == (4.0, 5.0)
 
 
 # Decisions.

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from bftrainer.cluster.rerun import KINDS, check
-from bftrainer.cluster.service import policy_of
-from bftrainer.cluster.settings import Config
-from bftrainer.cluster.store import FILE, Store
+from bftrainer.cluster.config.keys import Config
+from bftrainer.cluster.config.policy import policy_of
+from bftrainer.cluster.report.rerun import KINDS, check
+from bftrainer.cluster.store.store import FILE, Store
 from ledger import committed
 from live import Live, gone, wait_until
 from live_prediction import EPOCHS, SAMPLES, measure

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bftrainer.cluster.spec_file import load_spec
+from bftrainer.cluster.spec.files import load_spec
 from live import Live
 
 pytest.importorskip("torch")

@@ -10,11 +10,11 @@ from types import ModuleType
 
 import pytest
 
-from bftrainer.cluster import invariants
-from bftrainer.cluster.rerun import KINDS, check
-from bftrainer.cluster.service import policy_of
-from bftrainer.cluster.settings import Config, PolicySettings
-from bftrainer.cluster.store import FILE, Store
+from bftrainer.cluster.config.keys import Config, PolicySettings
+from bftrainer.cluster.config.policy import policy_of
+from bftrainer.cluster.doctor import invariants
+from bftrainer.cluster.report.rerun import KINDS, check
+from bftrainer.cluster.store.store import FILE, Store
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "controller.py"
 PARALLEL = 8

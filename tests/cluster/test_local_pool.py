@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from bftrainer.cluster import wire
-from bftrainer.cluster.pools.host import Link
-from bftrainer.cluster.pools.local import LocalPool, LocalSettings
+from bftrainer.cluster.pools.local.host import HostLink
+from bftrainer.cluster.pools.local.pool import LocalPool, LocalSettings
 from bftrainer.errors import BFTrainerError
+from bftrainer.processes import variables
 from fake_office import FakeOffice, eventually, processes_of
 from made_pools import Clock, local, settings_of
 
@@ -41,7 +41,7 @@ def test_a_virtual_node_gets_its_threads_and_its_pace(tmp_path: Path) -> None:
     found = asyncio.run(play())
     assert found["OMP_NUM_THREADS"] == found["MKL_NUM_THREADS"] == "3"
     assert found["BFTRAINER_PACE"] == "0.05"
-    assert found[wire.NODE] == "node-1"
+    assert found[variables.NODE] == "node-1"
 
 
 def test_nodes_come_and_go_as_the_script_says(tmp_path: Path) -> None:
@@ -162,13 +162,13 @@ asyncio.run(main())
     assert len(pids) == 2
 
     async def play() -> None:
-        link = await Link.find(tmp_path)
+        link = await HostLink.find(tmp_path)
         assert link is not None
         assert sorted(link.nodes.values()) == sorted(int(pid) for pid in pids)
         assert all(running(int(pid)) for pid in pids)
         await link.close()
         await eventually(lambda: not processes_of(secret, tmp_path), lambda: processes_of(secret, tmp_path))
-        assert await Link.find(tmp_path) is None
+        assert await HostLink.find(tmp_path) is None
         assert not (tmp_path / "host.json").exists()
 
     asyncio.run(play())
@@ -204,8 +204,8 @@ def test_a_dry_run_follows_the_schedule(tmp_path: Path) -> None:
 
 def test_a_new_controller_replaces_the_old_one_at_the_host(tmp_path: Path) -> None:
     async def play() -> None:
-        old = await Link.make(tmp_path, 30.0, ())
-        new = await Link.make(tmp_path, 30.0, ())
+        old = await HostLink.make(tmp_path, 30.0, ())
+        new = await HostLink.make(tmp_path, 30.0, ())
         assert new.pid == old.pid
         assert await old.receive() is None
         await old.close()
@@ -219,7 +219,7 @@ def test_only_this_user_reaches_the_host_however_deep_its_folder_is(tmp_path: Pa
     folder = tmp_path / ("x" * 150)
 
     async def play() -> None:
-        link = await Link.make(folder, 30.0, ())
+        link = await HostLink.make(folder, 30.0, ())
         path = Path(json.loads((folder / "host.json").read_text())["socket"])
         try:
             assert stat.S_ISSOCK(path.stat().st_mode)
@@ -237,8 +237,8 @@ def test_an_address_that_leads_nowhere_is_replaced(tmp_path: Path) -> None:
     async def play() -> None:
         for rubbish in ("", "{", '{"socket": 3}', '{"socket": "/nowhere/socket"}', "[]"):
             (tmp_path / "host.json").write_text(rubbish)
-            assert await Link.find(tmp_path) is None
-        link = await Link.make(tmp_path, 30.0, ())
+            assert await HostLink.find(tmp_path) is None
+        link = await HostLink.make(tmp_path, 30.0, ())
         await link.end_host()
         await link.close()
 
@@ -248,7 +248,7 @@ def test_an_address_that_leads_nowhere_is_replaced(tmp_path: Path) -> None:
 def test_a_host_that_cannot_be_started_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file where a folder should be")
     with pytest.raises(BFTrainerError, match="cannot start the host of virtual nodes: .*File exists") as error:
-        asyncio.run(Link.make(tmp_path / "state", 30.0, ()))
+        asyncio.run(HostLink.make(tmp_path / "state", 30.0, ()))
     assert "\n" not in str(error.value)
 
 

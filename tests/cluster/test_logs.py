@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from bench import Bench
-from bftrainer.cluster import logs
-from bftrainer.cluster.settings import LogSettings
+from bftrainer.cluster.config.keys import LogSettings
+from bftrainer.cluster.store import event_logging
 from bftrainer.errors import InputError
 
 _log = logging.getLogger("bftrainer.tests.logs")
@@ -35,15 +35,15 @@ def rows(path: Path) -> list[dict[str, object]]:
 
 
 def test_json_has_an_object_a_line_with_what_went_wrong(tmp_path: Path) -> None:
-    with logs.to_file(LogSettings(format="json"), tmp_path) as path:
-        assert path == tmp_path / logs.FILE
+    with event_logging.to_file(LogSettings(format="json"), tmp_path) as path:
+        assert path == tmp_path / event_logging.FILE
         _log.warning("two\nlines and ü \x1b[31m")
         try:
             raise ValueError("no")
         except ValueError:
             _log.exception("it failed")
         _log.info("said %s", "well", extra={"facts": {"node": "n1", "empty": ""}})
-    first, second, third = rows(tmp_path / logs.FILE)
+    first, second, third = rows(tmp_path / event_logging.FILE)
     assert first["message"] == "two\nlines and ü \x1b[31m"
     assert first["level"] == "warning"
     assert str(first["time"]).endswith("Z")
@@ -53,20 +53,20 @@ def test_json_has_an_object_a_line_with_what_went_wrong(tmp_path: Path) -> None:
 
 
 def test_text_has_a_line_for_each_message_whatever_is_in_it(tmp_path: Path) -> None:
-    with logs.to_file(LogSettings(), tmp_path):
+    with event_logging.to_file(LogSettings(), tmp_path):
         _log.warning("agent of %s", "n1\n2026-01-01T00:00:00Z ERROR root: forged \x1b[2J")
-    (line,) = (tmp_path / logs.FILE).read_text().splitlines()
+    (line,) = (tmp_path / event_logging.FILE).read_text().splitlines()
     assert r"\n2026" in line
     assert "\x1b" not in line
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_no_secret_is_written(tmp_path: Path, form: str) -> None:
-    logs.hidden.hide("the agents' secret", "short")
+    event_logging.hidden.hide("the agents' secret", "short")
     screen = io.StringIO()
     settings = LogSettings(format=form)
-    logs.to_stderr(settings, verbose=True, stream=screen)
-    with logs.to_file(settings, tmp_path):
+    event_logging.to_stderr(settings, verbose=True, stream=screen)
+    with event_logging.to_file(settings, tmp_path):
         _log.warning("joined with the agents' secret, short")
         _log.warning("header Authorization: Bearer abcdefgh.ijk and %s", TOKEN)
         _log.warning("x", extra={"facts": {"token": TOKEN}})
@@ -74,7 +74,7 @@ def test_no_secret_is_written(tmp_path: Path, form: str) -> None:
             raise ValueError(TOKEN)
         except ValueError:
             _log.exception("failed")
-    for text in ((tmp_path / logs.FILE).read_text(), screen.getvalue()):
+    for text in ((tmp_path / event_logging.FILE).read_text(), screen.getvalue()):
         assert len(text.splitlines()) >= 4
         assert "***" in text
         assert "short" in text  # too short to be a secret: it would hide words
@@ -83,7 +83,7 @@ def test_no_secret_is_written(tmp_path: Path, form: str) -> None:
 
 
 def test_the_file_is_its_owners_alone_and_older_ones_are_dropped(tmp_path: Path) -> None:
-    with logs.to_file(LogSettings(max_mb=0.001, keep=2), tmp_path):
+    with event_logging.to_file(LogSettings(max_mb=0.001, keep=2), tmp_path):
         for number in range(100):
             _log.warning("%d %s", number, "x" * 50)
     files = sorted(path.name for path in tmp_path.iterdir())
@@ -95,31 +95,31 @@ def test_the_file_is_its_owners_alone_and_older_ones_are_dropped(tmp_path: Path)
 
 
 def test_without_a_file_none_is_written(tmp_path: Path) -> None:
-    with logs.to_file(LogSettings(file="none"), tmp_path) as path:
+    with event_logging.to_file(LogSettings(file="none"), tmp_path) as path:
         assert path is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     settings = LogSettings(file=str(tmp_path / "no" / "folder.log"))
-    with pytest.raises(InputError, match=r"log\.file"), logs.to_file(settings, tmp_path):
+    with pytest.raises(InputError, match=r"log\.file"), event_logging.to_file(settings, tmp_path):
         pass
 
 
 def test_a_full_disk_stops_nobody(capfd: pytest.CaptureFixture[str]) -> None:
-    with logs.to_file(LogSettings(file="/dev/full", max_mb=1e6), Path("/")):
+    with event_logging.to_file(LogSettings(file="/dev/full", max_mb=1e6), Path("/")):
         _log.warning("lost")
     assert capfd.readouterr().err == ""
 
 
 def test_what_happens_is_in_the_log_without_what_nobody_reads(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    with logs.to_file(LogSettings(format="json"), tmp_path):
+    with event_logging.to_file(LogSettings(format="json"), tmp_path):
         bench.submit("1-2", env={"PASSWORD": "from-the-environment"})
         bench.join("n1", "n2")
     bench.store.close()
-    text = (tmp_path / logs.FILE).read_text()
-    told = rows(tmp_path / logs.FILE)
+    text = (tmp_path / event_logging.FILE).read_text()
+    told = rows(tmp_path / event_logging.FILE)
     kinds = [row["event"] for row in told]
     assert {"node.joined", "trainer.submitted", "trainer.state", "decision", "worker.started"} <= set(kinds)
     assert "trainer.learned" not in kinds
@@ -131,7 +131,7 @@ def test_what_happens_is_in_the_log_without_what_nobody_reads(tmp_path: Path) ->
 def test_what_somebody_should_look_at_is_a_warning_and_on_stderr(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     stderr = io.StringIO()
-    logs.to_stderr(LogSettings(format="json"), verbose=False, stream=stderr)
+    event_logging.to_stderr(LogSettings(format="json"), verbose=False, stream=stderr)
     for kind, data in (
         ("pool.slurm_failed", {"error": "no answer"}),
         ("pool.slurm_works", {}),
@@ -148,7 +148,7 @@ def test_what_somebody_should_look_at_is_a_warning_and_on_stderr(tmp_path: Path)
 
 
 def test_below_the_level_nothing_is_written(tmp_path: Path) -> None:
-    with logs.to_file(LogSettings(level="error"), tmp_path):
+    with event_logging.to_file(LogSettings(level="error"), tmp_path):
         _log.warning("no")
         _log.error("yes")
-    assert "no" not in (tmp_path / logs.FILE).read_text().replace("tests.logs", "")
+    assert "no" not in (tmp_path / event_logging.FILE).read_text().replace("tests.logs", "")

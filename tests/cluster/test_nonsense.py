@@ -17,10 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import Bench
-from bftrainer.cluster import api, controller, views, wire
-from bftrainer.cluster.controller import Controller
-from bftrainer.cluster.logbook import Logbook
-from bftrainer.cluster.settings import Config, Server
+from bftrainer.cluster.config.keys import Config, Server
+from bftrainer.cluster.controller import controller
+from bftrainer.cluster.controller.controller import Controller
+from bftrainer.cluster.controller.logbook import Logbook
+from bftrainer.cluster.http import app, views
+from bftrainer.cluster.wire import messages
 from bftrainer.elastic import protocol
 from test_api import NoPool, by
 from test_api import play as play_api
@@ -29,7 +31,16 @@ WORKER_KINDS = (
     *(protocol.Hello, protocol.Ready, protocol.Arrived, protocol.Formed, protocol.Broken, protocol.Report),
     *(protocol.Leaving, protocol.Left, protocol.Done, protocol.Failed, protocol.Generation, protocol.Go),
 )
-AGENT_KINDS = (wire.Join, wire.Beat, wire.Heard, wire.Started, wire.Ended, wire.Log, wire.Going, wire.Start)
+AGENT_KINDS = (
+    messages.Join,
+    messages.Beat,
+    messages.Heard,
+    messages.Started,
+    messages.Ended,
+    messages.Log,
+    messages.Going,
+    messages.Start,
+)
 LONE = "\ud800"
 PATHS = (
     *("status", "trainers?all=true", "trainers/t1", "trainers/t2", "events", "nodes", "owners", "decisions", "insight"),
@@ -72,7 +83,7 @@ def fuzzed(kind: type[Any], **better: st.SearchStrategy[Any]) -> st.SearchStrate
 
 
 said = st.one_of(*(fuzzed(kind) for kind in WORKER_KINDS), st.dictionaries(texts, anything, max_size=3))
-statuses = fuzzed(wire.WorkerStatus, report=st.none() | fuzzed(protocol.Report))
+statuses = fuzzed(messages.WorkerStatus, report=st.none() | fuzzed(protocol.Report))
 parts = {
     "message": said,
     "reports": st.dictionaries(workers, fuzzed(protocol.Report), max_size=2),
@@ -140,7 +151,7 @@ class Life:
 
     async def answers(self, token: str) -> None:
         """Everything that can be asked for is answered."""
-        transport = httpx.ASGITransport(api.build(self.controller, "a secret of agents"), raise_app_exceptions=False)
+        transport = httpx.ASGITransport(app.build(self.controller, "a secret of agents"), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             for path in (*(f"/v1/{path}" for path in PATHS), "/metrics"):
                 answer = await client.get(path, headers={"Authorization": f"Bearer {token}"})

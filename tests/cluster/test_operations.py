@@ -21,12 +21,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench import Bench
 from bftrainer.cli.main import run
-from bftrainer.cluster import api, metrics, operations
-from bftrainer.cluster.controller import Controller
-from bftrainer.cluster.logbook import Logbook
-from bftrainer.cluster.settings import Api, Config, Server
-from bftrainer.cluster.spec import TrainerSpec
-from bftrainer.cluster.store import Store
+from bftrainer.cluster.config.keys import Api, Config, Server
+from bftrainer.cluster.controller.controller import Controller
+from bftrainer.cluster.controller.logbook import Logbook
+from bftrainer.cluster.http import app as app_module
+from bftrainer.cluster.http import health, prometheus
+from bftrainer.cluster.spec.trainer import TrainerSpec
+from bftrainer.cluster.store.store import Store
 from live import EXAMPLES, Live, wait_until
 from test_api import SECRET, SPEC, NoPool, by
 
@@ -53,7 +54,7 @@ def play(folder: Path, scene: Scene, settings: Api | None = None) -> None:
             tokens[name] = bench.store.create_token(name=name, owner=name, role=role, time=1.0)
         config = dataclasses.replace(Config(), server=Server(state=folder), api=settings or Api())
         controller = Controller(bench.cluster, Pool(), config, lambda trainer: Logbook(folder / trainer, 1 << 20), {})
-        app = api.build(controller, SECRET)
+        app = app_module.build(controller, SECRET)
         app.state.readiness.opened = True
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
@@ -146,7 +147,7 @@ def test_what_counts_up_does_not_go_down_when_a_training_falls_back(
         bench.join("n2")
         bench.report("t1", samples=40, step=4)  # from a snapshot
         bench.pass_time(10)
-        monkeypatch.setattr(metrics, "SUMS_EVERY_S", 0.0)
+        monkeypatch.setattr(prometheus, "SUMS_EVERY_S", 0.0)
         after = figures((await client.get("/metrics", headers=by(tokens, "root"))).text)
         for name in ("bftrainer_trainer_samples_total", "bftrainer_owner_samples_total{owner=ann}"):
             assert after[name] >= before[name] == 100
@@ -183,10 +184,10 @@ def test_the_totals_are_of_all_trainers_that_ever_were(tmp_path: Path, monkeypat
         end = bench.now
 
         async def totals(who: str, now: float) -> dict[str, Any]:
-            monkeypatch.setattr(api.time, "time", lambda: now)
+            monkeypatch.setattr(app_module.time, "time", lambda: now)
             return dict((await client.get("/v1/status", headers=by(tokens, who))).json()["totals"])
 
-        for now in (end + 10, end + 2 * api.RECENT_S, end + 10):  # the clock may be set back
+        for now in (end + 10, end + 2 * app_module.RECENT_S, end + 10):  # the clock may be set back
             found = await totals("root", now)
             assert (found["samples"], found["owner"]) == (300, None)
             assert found["used_node_seconds"] <= found["node_seconds"]
@@ -240,7 +241,7 @@ def test_names_with_quotes_do_not_break_the_figures(tmp_path: Path) -> None:
 def test_a_controller_is_ready_while_its_store_and_its_pool_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operations, "CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr(health, "CHECK_EVERY_S", 0.0)
 
     async def scene(client: httpx.AsyncClient, bench: Bench, controller: Controller, tokens: dict[str, str]) -> None:
         pool = controller.pool

@@ -19,19 +19,19 @@ from bftrainer.allocate.equal import EqualAllocator
 from bftrainer.allocate.problem import Limits
 from bftrainer.allocate.quotas import Quota, admit, limits_in_force
 from bftrainer.cli.main import run
-from bftrainer.cluster import owners
-from bftrainer.cluster.accounting import account
-from bftrainer.cluster.owners import QuotaError
-from bftrainer.cluster.rerun import KINDS, check
-from bftrainer.cluster.schema import OwnerRow
-from bftrainer.cluster.spec import TrainerSpec
+from bftrainer.cluster.controller import owners
+from bftrainer.cluster.controller.owners import QuotaError
+from bftrainer.cluster.report.rerun import KINDS, check
+from bftrainer.cluster.report.usage import account
+from bftrainer.cluster.spec.trainer import TrainerSpec
+from bftrainer.cluster.store.schema import OwnerRow
 from bftrainer.core.curve import Curve
 from bftrainer.core.pool import Event, Fragment
 from bftrainer.core.trace import Trace, Window
 from bftrainer.core.trainer import Trainer
 from bftrainer.errors import InputError
 from bftrainer.scheduler import Policy, Scheduler, State
-from bftrainer.simulate.replay import Settings, replay
+from bftrainer.simulate.replay import ReplaySettings, replay
 from test_api import SPEC, by, play
 
 CURVE = Curve((0, 1, 8), (0.0, 10.0, 60.0))
@@ -196,7 +196,7 @@ def test_the_simulator_holds_the_same_limits() -> None:
         assert counts["ann"] <= 3
         assert "bob" not in counts or counts["bob"] >= 4
 
-    replay(trace, [*queue(ann=4), trainer("late", "bob", submit=600.0)], Settings(policy), watch)
+    replay(trace, [*queue(ann=4), trainer("late", "bob", submit=600.0)], ReplaySettings(policy), watch)
     assert most["ann"] == 3
     assert most["bob"] >= 4
 

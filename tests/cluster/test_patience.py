@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench import Bench
-from bftrainer.cluster.live import ClusterSettings
-from bftrainer.cluster.workers import JobSettings
+from bftrainer.cluster.controller.active import ControllerSettings
+from bftrainer.cluster.jobs.worker import JobSettings
 from bftrainer.elastic.protocol import Broken
 
 
@@ -63,7 +63,7 @@ def test_a_survivor_that_evaluates_when_a_peer_is_lost_is_waited_for(bench: Benc
 
 
 def test_where_the_limit_is_set_a_survivor_that_does_not_come_after_a_loss_is_replaced(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, ClusterSettings(job=JobSettings(stuck_after_s=600.0)))
+    bench = Bench(tmp_path, ControllerSettings(job=JobSettings(stuck_after_s=600.0)))
     trainer = bench.submit()
     bench.join("n1", "n2", "n3")
     (stuck,) = on(bench, "n1")
@@ -77,7 +77,7 @@ def test_where_the_limit_is_set_a_survivor_that_does_not_come_after_a_loss_is_re
 
 
 def test_the_limit_does_not_hold_for_a_join(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, ClusterSettings(job=JobSettings(stuck_after_s=600.0)))
+    bench = Bench(tmp_path, ControllerSettings(job=JobSettings(stuck_after_s=600.0)))
     bench.submit()
     bench.join("n1")
     (evaluating,) = on(bench, "n1")

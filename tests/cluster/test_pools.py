@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from bftrainer.cluster.pools.keeping import Keeper, Orders, Patience
-from bftrainer.cluster.pools.local import LocalPool, LocalSettings
+from bftrainer.cluster.pools.keeper import Keeper, Orders, Timeouts
+from bftrainer.cluster.pools.local.pool import LocalPool, LocalSettings
 from bftrainer.cluster.pools.registry import SETTINGS, make_pool
-from bftrainer.cluster.pools.script import ScriptPool
+from bftrainer.cluster.pools.script.pool import ScriptPool
 from bftrainer.errors import InputError
 from made_pools import settings_of
 from pool_conformance import CHECKS, Check
@@ -29,7 +29,7 @@ def test_conformance(kind: str, check: Check, tmp_path: Path) -> None:
 
 
 def test_a_failing_node_is_tried_at_growing_intervals_up_to_a_limit() -> None:
-    keeper, now, waits = Keeper(Patience()), 0.0, []
+    keeper, now, waits = Keeper(Timeouts()), 0.0, []
     for _ in range(8):
         assert keeper.settle(now, ["a"], ()).start == ("a",)
         keeper.ended("a", now)
@@ -41,7 +41,7 @@ def test_a_failing_node_is_tried_at_growing_intervals_up_to_a_limit() -> None:
 
 
 def test_one_that_ran_for_long_is_forgiven_its_earlier_failures() -> None:
-    keeper = Keeper(Patience())
+    keeper = Keeper(Timeouts())
     keeper.settle(0.0, ["a"], ())
     keeper.ended("a", 1.0)
     assert keeper.settle(2.0, ["a"], ()).start == ("a",)
@@ -53,7 +53,7 @@ def test_one_that_ran_for_long_is_forgiven_its_earlier_failures() -> None:
 
 
 def test_a_silent_agent_is_killed_and_one_that_is_here_is_not() -> None:
-    keeper = Keeper(Patience(silent_s=60.0))
+    keeper = Keeper(Timeouts(silent_s=60.0))
     keeper.settle(0.0, ["a", "b"], ())
     assert not keeper.settle(59.0, ["a", "b"], {"a"}).kill
     assert [node for node, _ in keeper.settle(61.0, ["a", "b"], {"a"}).kill] == ["b"]
@@ -62,14 +62,14 @@ def test_a_silent_agent_is_killed_and_one_that_is_here_is_not() -> None:
 
 
 def test_a_pause_does_not_count_as_silence() -> None:
-    keeper = Keeper(Patience(silent_s=60.0))
+    keeper = Keeper(Timeouts(silent_s=60.0))
     keeper.settle(0.0, ["a"], ())
     assert not keeper.settle(500.0, ["a"], (), may_start=False).kill
     assert not keeper.settle(501.0, ["a"], ()).kill
 
 
 def test_an_agent_that_never_joined_is_not_asked_to_leave_but_killed() -> None:
-    keeper = Keeper(Patience(grace_s=10.0))
+    keeper = Keeper(Timeouts(grace_s=10.0))
     keeper.settle(0.0, ["a"], ())
     orders = keeper.settle(1.0, [], ())
     assert orders.kill == (("a", "it is not wanted any more"),)
@@ -77,7 +77,7 @@ def test_an_agent_that_never_joined_is_not_asked_to_leave_but_killed() -> None:
 
 
 def test_one_that_has_yet_to_come_back_after_a_restart_is_asked_to_leave_when_it_does() -> None:
-    keeper = Keeper(Patience(grace_s=10.0))
+    keeper = Keeper(Timeouts(grace_s=10.0))
     keeper.found("a", 0.0)
     assert keeper.settle(1.0, [], ()) == Orders()
     assert keeper.settle(5.0, [], {"a"}).leave == ("a",)
@@ -86,7 +86,7 @@ def test_one_that_has_yet_to_come_back_after_a_restart_is_asked_to_leave_when_it
 
 
 def test_a_node_wanted_again_while_it_leaves_is_started_after_it_has_left() -> None:
-    keeper = Keeper(Patience(grace_s=10.0))
+    keeper = Keeper(Timeouts(grace_s=10.0))
     keeper.settle(0.0, ["a"], ())
     assert keeper.settle(1.0, [], {"a"}).leave == ("a",)
     assert keeper.settle(2.0, ["a"], {"a"}) == keeper.settle(3.0, ["a"], {"a"})
@@ -95,7 +95,7 @@ def test_a_node_wanted_again_while_it_leaves_is_started_after_it_has_left() -> N
 
 
 def test_no_more_run_than_the_most_and_no_more_start_than_at_once() -> None:
-    keeper = Keeper(Patience())
+    keeper = Keeper(Timeouts())
     wanted = [f"n{i}" for i in range(10)]
     assert keeper.settle(0.0, wanted, (), most=5, at_once=3).start == ("n0", "n1", "n2")
     assert keeper.settle(0.0, wanted, (), most=5, at_once=3).start == ("n3", "n4")

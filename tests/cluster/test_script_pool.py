@@ -14,11 +14,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from bftrainer.cluster import wire
-from bftrainer.cluster.pools.discovery import MOST_LINES, DiscoveryError, ask, read_nodes
-from bftrainer.cluster.pools.keeping import fingerprint
-from bftrainer.cluster.pools.script import ScriptPool
+from bftrainer.cluster.pools.keeper import fingerprint
+from bftrainer.cluster.pools.script.discovery import MOST_LINES, DiscoveryError, ask, read_nodes
+from bftrainer.cluster.pools.script.pool import ScriptPool
 from bftrainer.errors import InputError
+from bftrainer.processes import variables
 from fake_office import FakeOffice, eventually, processes_of
 from made_pools import STUB, executable, script, settings_of
 
@@ -135,7 +135,7 @@ def test_excluded_nodes_are_not_used_and_no_more_than_the_most(tmp_path: Path) -
 def test_an_agent_that_is_here_without_its_command_is_not_started_again(tmp_path: Path) -> None:
     async def play() -> FakeOffice:
         async with FakeOffice() as office:
-            env = {**os.environ, **office.agent_environment, wire.NODE: "first"}
+            env = {**os.environ, **office.agent_environment, variables.NODE: "first"}
             with subprocess.Popen([sys.executable, STUB], env=env) as agent:
                 await eventually(lambda: office.here == {"first"})
                 pool = script(tmp_path)
@@ -261,8 +261,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for text in re.findall(r"```(?:sh|python)\n(#!.*?)```", page, re.DOTALL):
         executable(tmp_path / text.splitlines()[1][2:].partition(":")[0], text)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setenv(wire.URL, "http://127.0.0.1:1")
-    monkeypatch.setenv(wire.SECRET, "hush")
+    monkeypatch.setenv(variables.URL, "http://127.0.0.1:1")
+    monkeypatch.setenv(variables.SECRET, "hush")
     return tmp_path
 
 

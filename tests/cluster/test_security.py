@@ -18,11 +18,12 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from bench import Bench
-from bftrainer.cluster import door, guard, service
-from bftrainer.cluster.client import Address, ApiClient
-from bftrainer.cluster.logbook import Logbook
-from bftrainer.cluster.spec import TrainerSpec
-from bftrainer.cluster.store import FILE, Store
+from bftrainer.client.api import Address, ApiClient
+from bftrainer.cluster import serve
+from bftrainer.cluster.controller.logbook import Logbook
+from bftrainer.cluster.http import limits, listener
+from bftrainer.cluster.spec.trainer import TrainerSpec
+from bftrainer.cluster.store.store import FILE, Store
 from live import Live, wait_until
 from test_api import SPEC, by, play
 
@@ -169,7 +170,7 @@ def test_a_body_is_read_only_of_those_who_may_and_only_so_far(tmp_path: Path) ->
             assert given <= (18 if status == 413 else 1)
         for method in ("POST", "GET", "PUT", "DELETE"):
             large = await client.request(
-                method, "/v1/trainers", content=b"x" * (guard.MOST_BODY_BYTES + 1), headers=mine
+                method, "/v1/trainers", content=b"x" * (limits.MOST_BODY_BYTES + 1), headers=mine
             )
             assert large.status_code == 413
         for length in ("-1", "1e3", "9" * 30, "²"):
@@ -188,8 +189,8 @@ def test_a_body_is_read_only_of_those_who_may_and_only_so_far(tmp_path: Path) ->
 @contextlib.contextmanager
 def served(app: Any, listening: socket.socket | None = None, **settings: Any) -> Iterator[int]:
     """An application behind the controller's protocol, on a port, in a thread."""
-    config = uvicorn.Config(app, http=guard.PatientProtocol, log_config=None, lifespan="off", **settings)
-    server = service._Server(config)
+    config = uvicorn.Config(app, http=limits.TimedH11Protocol, log_config=None, lifespan="off", **settings)
+    server = serve._Server(config)
     listening = listening or socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
     thread.start()
@@ -231,7 +232,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def test_a_connection_that_says_nothing_or_too_little_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "REQUEST_S", 0.3)
+    monkeypatch.setattr(limits, "REQUEST_S", 0.3)
     with served(echo, timeout_keep_alive=600) as port:
 
         def connect(first: bytes) -> socket.socket:
@@ -255,13 +256,13 @@ def test_a_connection_that_says_nothing_or_too_little_is_closed(monkeypatch: pyt
 
         idle = connect(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert answered(idle).startswith(b"HTTP/1.1 200 OK")
-        time.sleep(2 * guard.REQUEST_S)  # between two requests it may take longer than within one
+        time.sleep(2 * limits.REQUEST_S)  # between two requests it may take longer than within one
         idle.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert b"200 OK" in closed(idle)
 
 
-def a_door(most: int) -> door.Door:
-    found = door.Door(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+def a_door(most: int) -> listener.LimitedListener:
+    found = listener.LimitedListener(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     found.bind(("127.0.0.1", 0))
     found.listen()
     found.most = most
@@ -271,7 +272,7 @@ def a_door(most: int) -> door.Door:
 def test_connections_are_bounded_and_those_beyond_are_closed_at_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(door, "LEAST_EACH", 2)
+    monkeypatch.setattr(listener, "LEAST_EACH", 2)
     entrance = a_door(8)
     with served(echo, entrance) as port:
         here = [socket.create_connection(("127.0.0.1", port)) for _ in range(4)]
@@ -293,15 +294,15 @@ def test_connections_are_bounded_and_those_beyond_are_closed_at_once(
 
 
 def test_the_agents_of_a_large_machine_and_of_one_do_not_feel_the_bounds() -> None:
-    most = guard.MOST_FILES - guard.SPARE_FILES
-    assert door.each_of("127.0.0.1", most) == door.each_of("::1", most) > 8000
-    assert door.each_of("10.0.0.1", most) == door.each_of("fe80::1%eth0", most) > 4000
-    assert door.each_of("127.0.0.1", 1024 - guard.SPARE_FILES) >= 64 + 100
-    assert door.each_of("10.0.0.1", 64) == 64
+    most = limits.MOST_FILES - limits.SPARE_FILES
+    assert listener.each_of("127.0.0.1", most) == listener.each_of("::1", most) > 8000
+    assert listener.each_of("10.0.0.1", most) == listener.each_of("fe80::1%eth0", most) > 4000
+    assert listener.each_of("127.0.0.1", 1024 - limits.SPARE_FILES) >= 64 + 100
+    assert listener.each_of("10.0.0.1", 64) == 64
 
 
 def test_whoever_does_not_read_the_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "UNREAD_S", 0.3)
+    monkeypatch.setattr(limits, "UNREAD_S", 0.3)
     over = threading.Event()
     size = 64 << 20  # more than the buffers of both ends
 
@@ -321,7 +322,7 @@ def test_whoever_does_not_read_the_answer_is_cut_off(monkeypatch: pytest.MonkeyP
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "BODY_S", 0.2)
+    monkeypatch.setattr(limits, "BODY_S", 0.2)
 
     async def scene(client: httpx.AsyncClient, bench: Bench, tokens: dict[str, str]) -> None:
         async def slowly() -> AsyncIterator[bytes]:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bftrainer.cluster.spec import NAME, TrainerSpec, default_name, parse_spec
-from bftrainer.cluster.spec_file import check_here, load_curve, load_spec, located
+from bftrainer.cluster.spec.files import check_here, load_curve, load_spec, located
+from bftrainer.cluster.spec.trainer import NAME, TrainerSpec, default_name, parse_spec
 from bftrainer.errors import InputError
-from bftrainer.suggest import unknown
+from bftrainer.util.suggest import unknown
 
 
 def problem(given: Any) -> str:

@@ -19,9 +19,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from bftrainer.cluster import database, schema
-from bftrainer.cluster.database import DiskFullError
-from bftrainer.cluster.store import Store
+from bftrainer.cluster.spec.states import FINISHED, STATES
+from bftrainer.cluster.store import database, schema
+from bftrainer.cluster.store.database import DiskFullError
+from bftrainer.cluster.store.store import Store
 from bftrainer.errors import BFTrainerError, InputError
 
 
@@ -554,7 +555,7 @@ def test_a_back_up_is_one_whole_file_that_can_be_put_in_place(store: Store, tmp_
 WRITER = """
 import sys
 from pathlib import Path
-from bftrainer.cluster.store import Store
+from bftrainer.cluster.store.store import Store
 
 store = Store.open(Path(sys.argv[1]))
 if store.trainer("t1") is None:
@@ -601,7 +602,7 @@ def test_killed_at_any_instant_the_state_and_the_log_agree_and_nothing_told_is_l
 DYING = """
 import os, signal, sys
 from pathlib import Path
-from bftrainer.cluster.store import Store
+from bftrainer.cluster.store.store import Store
 
 def step(number):
     if number == int(sys.argv[2]):
@@ -648,7 +649,7 @@ VALUES = st.recursive(
 COLUMNS = st.fixed_dictionaries(
     {},
     optional={
-        "state": st.sampled_from([state for state in schema.STATES if state not in schema.FINISHED]),
+        "state": st.sampled_from([state for state in STATES if state not in FINISHED]),
         "samples": st.integers(0, 2**63 - 1),
         "total": st.none() | st.integers(0, 10),
         "reason": st.text(st.characters(exclude_categories=["Cs"])),

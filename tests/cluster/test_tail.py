@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bftrainer.cluster.tail import INCOMPLETE_S, MOST_LINE_BYTES, MOST_MESSAGE_BYTES, Logs, Piece, Tail
+from bftrainer.cluster.agent.log_tail import INCOMPLETE_S, MOST_LINE_BYTES, MOST_MESSAGE_BYTES, LogTail, LogTails, Piece
 
 
 def append(path: Path, data: bytes) -> None:
@@ -16,7 +16,7 @@ def append(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def pieces(tail: Tail, ended: bool = True) -> list[Piece]:
+def pieces(tail: LogTail, ended: bool = True) -> list[Piece]:
     found = []
     while piece := tail.next(0.0, ended):
         found.append(piece)
@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_line_waits_for_its_end_but_not_for_long(path: Path) -> None:
-    tail = Tail(path)
+    tail = LogTail(path)
     assert tail.next(0.0, False) is None
     append(path, b"one\ntw")
     assert tail.next(0.0, False) == Piece(0, "one\n", 4)
@@ -49,7 +49,7 @@ def test_a_line_waits_for_its_end_but_not_for_long(path: Path) -> None:
 
 
 def test_a_piece_is_the_same_until_it_is_acknowledged(path: Path) -> None:
-    tail = Tail(path)
+    tail = LogTail(path)
     append(path, b"a\n")
     assert tail.next(0.0, False) == tail.next(0.0, False) == Piece(0, "a\n", 2)
     assert not tail.finished
@@ -60,7 +60,7 @@ def test_a_piece_is_the_same_until_it_is_acknowledged(path: Path) -> None:
 
 
 def test_long_lines_come_in_pieces_and_messages_are_bounded(path: Path) -> None:
-    tail = Tail(path)
+    tail = LogTail(path)
     long = b"x" * (3 * MOST_LINE_BYTES + 5) + b"\n"
     data = b"a\n" + long + b"b\n" * MOST_MESSAGE_BYTES
     append(path, data)
@@ -71,7 +71,7 @@ def test_long_lines_come_in_pieces_and_messages_are_bounded(path: Path) -> None:
 
 
 def test_bytes_that_are_no_text_are_replaced_and_counted(path: Path) -> None:
-    tail = Tail(path)
+    tail = LogTail(path)
     append(path, b"\xff\xfe caf\xc3\xa9\n\xe2\x82")
     assert tail.next(0.0, False) == Piece(0, "�� café\n", 9)
     tail.seek(9)
@@ -79,7 +79,7 @@ def test_bytes_that_are_no_text_are_replaced_and_counted(path: Path) -> None:
 
 
 def test_a_character_is_not_torn_by_the_length_of_a_line(path: Path) -> None:
-    tail = Tail(path)
+    tail = LogTail(path)
     text = "x" + "é" * MOST_LINE_BYTES
     append(path, text.encode())
     assert "".join(piece.text for piece in pieces(tail)) == text
@@ -88,7 +88,7 @@ def test_a_character_is_not_torn_by_the_length_of_a_line(path: Path) -> None:
 @given(st.lists(st.binary(max_size=30), max_size=20), st.booleans())
 def test_every_byte_counts_once(tmp_path_factory: pytest.TempPathFactory, parts: list[bytes], ended: bool) -> None:
     path = tmp_path_factory.mktemp("tail") / "log"
-    tail, size = Tail(path), 0
+    tail, size = LogTail(path), 0
     for part in parts:
         append(path, part)
         size += sum(piece.size for piece in pieces(tail, ended=False))
@@ -98,7 +98,7 @@ def test_every_byte_counts_once(tmp_path_factory: pytest.TempPathFactory, parts:
 
 
 def test_a_file_that_grows_too_long_is_emptied_and_what_was_not_sent_is_noted(path: Path) -> None:
-    tail = Tail(path, most_bytes=100)
+    tail = LogTail(path, most_bytes=100)
     append(path, b"first\n")
     assert [piece.text for piece in pieces(tail, ended=False)] == ["first\n"]
     append(path, b"x" * 200 + b"\n")
@@ -114,7 +114,7 @@ def test_a_file_that_grows_too_long_is_emptied_and_what_was_not_sent_is_noted(pa
 
 
 def test_nothing_is_noted_when_all_was_sent_before_the_file_was_emptied(path: Path) -> None:
-    tail = Tail(path, most_bytes=10)
+    tail = LogTail(path, most_bytes=10)
     append(path, b"0123456789\n")
     pieces(tail)
     tail.cut()
@@ -124,12 +124,12 @@ def test_nothing_is_noted_when_all_was_sent_before_the_file_was_emptied(path: Pa
 
 def test_the_end_is_of_so_many_characters_not_bytes(path: Path) -> None:
     append(path, ("é" * 50).encode())
-    assert Tail(path).end(10) == "é" * 10
-    assert Tail(path.with_name("none")).end(10) == ""
+    assert LogTail(path).end(10) == "é" * 10
+    assert LogTail(path.with_name("none")).end(10) == ""
 
 
 def test_one_message_a_worker_is_under_way_and_a_new_connection_starts_where_the_controller_is(path: Path) -> None:
-    logs = Logs()
+    logs = LogTails()
     logs.follow("t1-1", path)
     append(path, b"one\n")
     (log,) = logs.due(0.0)
@@ -145,7 +145,7 @@ def test_one_message_a_worker_is_under_way_and_a_new_connection_starts_where_the
 
 
 def test_a_file_goes_when_its_worker_is_forgotten_and_all_of_it_is_stored(path: Path) -> None:
-    logs = Logs()
+    logs = LogTails()
     logs.follow("t1-1", path)
     append(path, b"last words")
     assert logs.ended("t1-1", 100) == "last words"

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from bftrainer.cluster import service
-from bftrainer.cluster.agent_link import Link
-from bftrainer.cluster.client import Address, ApiClient, UnreachableError, UntrustedError, find_controller
-from bftrainer.cluster.settings import Api
-from bftrainer.cluster.tls import CA, client_context, identity_of
-from bftrainer.cluster.wire import Join
+from bftrainer.client.api import Address, ApiClient, UnreachableError, UntrustedError, find_controller
+from bftrainer.cluster import serve
+from bftrainer.cluster.agent.link import ControllerLink
+from bftrainer.cluster.wire.messages import Join
+from bftrainer.cluster.wire.tls import CA, client_context, identity_of
 from bftrainer.errors import InputError
 from live import Live, wait_until
 from test_security import a_door, echo, served
@@ -47,20 +46,22 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return at
 
 
-def api_of(files: Path, certificate: str = "server.pem", key: str = "server.key", authority: str = "ca.pem") -> Api:
+def paths_of(
+    files: Path, certificate: str = "server.pem", key: str = "server.key", authority: str = "ca.pem"
+) -> tuple[str, str, str]:
     def path(name: str) -> str:
         return str(files / name) if name else ""
 
-    return Api(certificate=path(certificate), key=path(key), authority=path(authority))
+    return path(certificate), path(key), path(authority)
 
 
 def test_without_files_there_is_no_tls() -> None:
-    assert identity_of(Api(), "127.0.0.1") is None
+    assert identity_of("", "", "", "127.0.0.1") is None
 
 
 def test_a_certificate_that_is_believed_is_taken(files: Path) -> None:
     for name in ("127.0.0.1", "controller.example"):
-        found = identity_of(api_of(files), name)
+        found = identity_of(*paths_of(files), name)
         assert found is not None
         assert found.authority == str(files / "ca.pem")
 
@@ -90,7 +91,7 @@ def test_files_that_nobody_would_believe_are_refused(
     files: Path, certificate: str, key: str, authority: str, name: str, says: str
 ) -> None:
     with pytest.raises(InputError, match=says) as caught:
-        identity_of(api_of(files, certificate, key, authority), name)
+        identity_of(*paths_of(files, certificate, key, authority), name)
     assert "\n" not in str(caught.value)
 
 
@@ -98,7 +99,9 @@ def test_a_client_says_which_file_of_authorities_is_wrong(tmp_path: Path, files:
     with pytest.raises(InputError, match=CA):
         ApiClient(Address("https://127.0.0.1:1", "token", authority=str(tmp_path / "none.pem")))
     with pytest.raises(InputError, match=CA):
-        Link("wss://127.0.0.1:1/v1/agents", "secret", lambda: Join("n", "n", "a"), lambda _: None, str(files / "names"))
+        ControllerLink(
+            "wss://127.0.0.1:1/v1/agents", "secret", lambda: Join("n", "n", "a"), lambda _: None, str(files / "names")
+        )
     with pytest.raises(InputError):
         client_context("nul\0")
 
@@ -117,7 +120,7 @@ def test_a_handshake_that_does_not_come_is_not_waited_for_and_counts_as_a_connec
 ) -> None:
     entrance = a_door(8)
     keys = {"ssl_certfile": str(files / "server.pem"), "ssl_keyfile": str(files / "server.key")}
-    monkeypatch.setattr(service, "REQUEST_S", 1.0)
+    monkeypatch.setattr(serve, "REQUEST_S", 1.0)
     with served(echo, entrance, **keys) as port, socket.create_connection(("127.0.0.1", port)) as silent:
         wait_until(lambda: entrance.inside == 1)
         silent.settimeout(20)  # a minute, if nothing was set
@@ -128,12 +131,8 @@ def test_a_handshake_that_does_not_come_is_not_waited_for_and_counts_as_a_connec
 def test_a_controller_with_tls_is_reached_by_agents_and_commands_that_know_it_and_by_nobody_else(
     tmp_path: Path, files: Path
 ) -> None:
-    given = api_of(files)
-    options = [
-        word
-        for key in ("certificate", "key", "authority")
-        for word in ("--set", f"api.{key}={getattr(given, key)}")
-    ]  # fmt: skip
+    given = zip(("certificate", "key", "authority"), paths_of(files), strict=True)
+    options = [word for key, path in given for word in ("--set", f"api.{key}={path}")]
     with Live(tmp_path / "state", "--nodes", "1", *options) as live:
         assert live.api.address.url.startswith("https://127.0.0.1:")
         wait_until(lambda: any(node["state"] == "free" for node in live.nodes()), what="the node's join")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from bench import Bench
-from bftrainer.cluster.live import ClusterSettings
-from bftrainer.cluster.schema import OwnerRow
-from bftrainer.cluster.waiting import Reasons
+from bftrainer.cluster.controller.active import ControllerSettings
+from bftrainer.cluster.http.wait_reason import WaitReasons
+from bftrainer.cluster.store.schema import OwnerRow
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def why(bench: Bench, trainer: str) -> str:
-    return Reasons(bench.cluster).of(bench.cluster.trainers[trainer])
+    return WaitReasons(bench.cluster).of(bench.cluster.trainers[trainer])
 
 
 def test_the_reason_follows_what_happens(bench: Bench) -> None:
@@ -65,7 +65,7 @@ def test_a_cap_is_named_without_saying_what_others_have(bench: Bench) -> None:
 
 
 def test_a_dry_run_says_what_it_would_give(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, ClusterSettings(dry_run=True))
+    bench = Bench(tmp_path, ControllerSettings(dry_run=True))
     bench.join("n1", "n2")
     assert why(bench, bench.submit("1-2")) == "a dry run starts nothing; it would have 2 nodes"
     bench.store.close()

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from bftrainer.cluster import page
+from bftrainer.cluster.http import dashboard
 from bftrainer.dashboard import files
 
 TOKEN = "bft_" + "x" * 40
@@ -147,7 +147,7 @@ class Stage:
 
             def _send(self, body: bytes, kind: str, code: int = 200) -> None:
                 self.send_response(code)
-                for key, value in {**page.HEADERS, "Content-Type": kind, "Content-Length": str(len(body))}.items():
+                for key, value in {**dashboard.HEADERS, "Content-Type": kind, "Content-Length": str(len(body))}.items():
                     self.send_header(key, value)
                 self.end_headers()
                 self.wfile.write(body)

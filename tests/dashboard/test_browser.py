@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from browsing import Watched, needs_browser, until
 
-from bftrainer.cluster.store import FILE, Store
+from bftrainer.cluster.store.store import FILE, Store
 from dashboard import fill
 from live import EXAMPLES, Live, wait_until
 

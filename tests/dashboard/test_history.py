@@ -16,26 +16,28 @@ import httpx
 import pytest
 
 from bench import Bench
-from bftrainer.cluster import api, history, history_rows, insight, page
-from bftrainer.cluster.controller import Controller
-from bftrainer.cluster.database import Database
-from bftrainer.cluster.decisions import read_decisions
-from bftrainer.cluster.history import Asked, History, Viewer, nodes_over_time, pool_over_time
-from bftrainer.cluster.history_rows import read_past
-from bftrainer.cluster.insight import look_back
-from bftrainer.cluster.logbook import Logbook
-from bftrainer.cluster.losses import read_costs
-from bftrainer.cluster.points import MOST, Points
-from bftrainer.cluster.pools.base import Office
-from bftrainer.cluster.settings import Config, PolicySettings, Server
-from bftrainer.cluster.store import Store
+from bftrainer.cluster.config.keys import Config, PolicySettings, Server
+from bftrainer.cluster.controller.controller import Controller
+from bftrainer.cluster.controller.logbook import Logbook
+from bftrainer.cluster.controller.metric_history import MOST, MetricHistory
+from bftrainer.cluster.history import history, queries
+from bftrainer.cluster.history.decisions import read_decisions
+from bftrainer.cluster.history.history import Asked, History, Viewer, nodes_over_time, pool_over_time
+from bftrainer.cluster.history.queries import read_past
+from bftrainer.cluster.http import app, dashboard
+from bftrainer.cluster.pools.base import PoolHost
+from bftrainer.cluster.report import daily
+from bftrainer.cluster.report.daily import look_back
+from bftrainer.cluster.report.lost_samples import read_costs
+from bftrainer.cluster.store.database import Database
+from bftrainer.cluster.store.store import Store
 from bftrainer.errors import InputError
 
 
 class NoPool:
     """A pool without nodes."""
 
-    async def open(self, office: Office) -> None: ...
+    async def open(self, office: PoolHost) -> None: ...
 
     async def pause(self) -> None: ...
 
@@ -61,7 +63,7 @@ def play(bench: Bench, scene: Scene) -> None:
         config = replace(Config(), server=Server(state=bench.folder))
         logbook = lambda trainer: Logbook(bench.folder / trainer, 1 << 20)  # noqa: E731
         controller = Controller(bench.cluster, NoPool(), config, logbook, {})
-        transport = httpx.ASGITransport(api.build(controller, "s"), raise_app_exceptions=False)
+        transport = httpx.ASGITransport(app.build(controller, "s"), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             await scene(client, by)
 
@@ -155,7 +157,7 @@ def test_a_window_of_the_past_has_the_nodes_that_were_there_all_the_time(bench: 
 
 def test_a_window_with_too_much_in_it_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     story(bench)
-    monkeypatch.setattr(history_rows, "MOST_ROWS", 5)
+    monkeypatch.setattr(queries, "MOST_ROWS", 5)
     with pytest.raises(InputError, match=r"at most 5\); ask for a shorter window"):
         past_of(bench)
     assert past_of(bench, 60.0, end=900.0).present == ()
@@ -239,7 +241,7 @@ def test_every_route_needs_a_token_but_the_page(bench: Bench) -> None:
         for path in ("/", "/static/app.js", "/static/style.css", "/static/plotly.min.js"):
             answer = await client.get(path)
             assert answer.status_code == 200
-            assert answer.headers["content-security-policy"] == page.POLICY
+            assert answer.headers["content-security-policy"] == dashboard.POLICY
             assert answer.headers["x-content-type-options"] == "nosniff"
             assert answer.headers["referrer-policy"] == "no-referrer"
         again = await client.get("/", headers={"If-None-Match": (await client.get("/")).headers["etag"]})
@@ -396,8 +398,8 @@ def test_what_finished_long_ago_is_found_and_users_find_their_own(bench: Bench) 
 
 def test_the_stream_tells_the_status_and_ends_with_the_token(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     story(bench)
-    monkeypatch.setattr(page, "STREAM_EVERY_S", 0.01)
-    monkeypatch.setattr(page, "_CHECK_S", 0.0)
+    monkeypatch.setattr(dashboard, "STREAM_EVERY_S", 0.01)
+    monkeypatch.setattr(dashboard, "_CHECK_S", 0.0)
     good = iter([True, False])
 
     async def scene(client: httpx.AsyncClient, by: dict[str, dict[str, str]]) -> None:
@@ -411,7 +413,7 @@ def test_the_stream_tells_the_status_and_ends_with_the_token(bench: Bench, monke
 
 
 def test_one_owner_cannot_take_all_streams(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "MOST_STREAMS_EACH", 0)
+    monkeypatch.setattr(dashboard, "MOST_STREAMS_EACH", 0)
 
     async def scene(client: httpx.AsyncClient, by: dict[str, dict[str, str]]) -> None:
         answer = await client.get("/v1/stream", headers=by["ann"])
@@ -421,7 +423,7 @@ def test_one_owner_cannot_take_all_streams(bench: Bench, monkeypatch: pytest.Mon
     play(bench, scene)
 
     async def count() -> None:
-        feed = page._Feed(lambda caller: {})
+        feed = dashboard._Feed(lambda caller: {})
         row = next(row for row in bench.store.tokens() if row.owner == "ann")
         streams = [feed.events(row, lambda: True, lambda: False) for _ in range(2)]
         for stream in streams:
@@ -435,13 +437,13 @@ def test_one_owner_cannot_take_all_streams(bench: Bench, monkeypatch: pytest.Mon
 
 
 def test_a_stream_ends_with_the_controller_however_long_it_rests(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "STREAM_EVERY_S", 3600.0)
+    monkeypatch.setattr(dashboard, "STREAM_EVERY_S", 3600.0)
 
     async def scene() -> None:
         row = bench.store.check_token(bench.store.create_token(name="a", owner="a", role="user", time=1.0))
         assert row is not None
         over: list[bool] = []
-        stream = page._Feed(lambda caller: {}).events(row, lambda: True, lambda: bool(over))
+        stream = dashboard._Feed(lambda caller: {}).events(row, lambda: True, lambda: bool(over))
         assert "status" in await anext(stream)
         over.append(True)
         async with asyncio.timeout(30):
@@ -461,11 +463,11 @@ def _until(store: Store, good: Any) -> Any:
 
 def test_points_stay_few_and_spread_over_the_whole_training(bench: Bench) -> None:
     bench.submit()
-    points = Points("t1")
+    points = MetricHistory("t1")
     for step in range(5000):
         points.note(bench.store, 2.0 * step, step, {"loss": 1 / (1 + step)})
         if step == 3000:
-            points = Points("t1")  # the controller was restarted
+            points = MetricHistory("t1")  # the controller was restarted
     points.note(bench.store, 9999.0, 5000, {"loss": float("nan")}, last=True)
     rows = bench.store._db.rows("SELECT time, metrics FROM points WHERE trainer = 1 ORDER BY time")
     assert MOST / 4 < len(rows) <= MOST + 1
@@ -475,7 +477,7 @@ def test_points_stay_few_and_spread_over_the_whole_training(bench: Bench) -> Non
 
 def test_a_trainer_without_metrics_has_points_too(bench: Bench) -> None:
     bench.submit()
-    points = Points("t1")
+    points = MetricHistory("t1")
     for step in range(3):
         points.note(bench.store, 1000.0 + 10 * step, 5 * step, {})
     assert bench.store.points("t1") == [(1010.0, 5), (1020.0, 10)]
@@ -544,7 +546,7 @@ def rescales(bench: Bench) -> list[Any]:
     return [event.data for event in bench.store.events(kind="rescale")]
 
 
-@pytest.mark.parametrize(("efficiency", "least_s"), [(None, insight.SOON_S), (0.5, insight.EVERY_S)])
+@pytest.mark.parametrize(("efficiency", "least_s"), [(None, daily.SOON_S), (0.5, daily.EVERY_S)])
 def test_one_looks_again_sooner_while_there_is_no_figure(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, efficiency: float | None, least_s: float
 ) -> None:
@@ -558,10 +560,10 @@ def test_one_looks_again_sooner_while_there_is_no_figure(
         return Process()
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
-    monkeypatch.setattr(insight, "SHARE", 1e9)
+    monkeypatch.setattr(daily, "SHARE", 1e9)
 
     async def scene() -> None:
-        insights = insight.Insights(bench.store.path, PolicySettings())
+        insights = daily.DailyEfficiency(bench.store.path, PolicySettings())
         assert insights.newest() is None
         began = time.monotonic()
         assert insights._task is not None

@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from bftrainer.cluster import facts
-from bftrainer.cluster.judgement import Judgement, judge
-from bftrainer.cluster.store import FILE, Store
+from bftrainer.cluster.jobs.learning import Learned
+from bftrainer.cluster.report.efficiency import LiveEfficiency, judge
+from bftrainer.cluster.report.rerun import as_study
+from bftrainer.cluster.store import events
+from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.core.curve import Curve
 from bftrainer.core.trainer import Trainer
 from bftrainer.scheduler import Policy
 
 
-def judged(folder: Path, later: int) -> Judgement:
+def judged(folder: Path, later: int) -> LiveEfficiency:
     """Two trainers for at most two nodes each, with 200 and 300 samples to make at one a second and node, in 500
     node-seconds: `later` nodes come after 100 seconds, or four are there and three leave then.
     """
@@ -26,7 +28,7 @@ def judged(folder: Path, later: int) -> Judgement:
             row = store.add_trainer(name=name, owner="ann", spec=spec, time=0.0)
             curve = Curve((0, 1, 2), (0.0, 1.0, 2.0))
             known = Trainer(row.id, curve, 1, 2, 0.0, 0.0, submit=0.0, owner="ann")
-            store.log(0.0, "trainer.learned", trainer=row.id, data=facts.trainer_as_json(known))
+            store.log(0.0, "trainer.learned", trainer=row.id, data=events.trainer_as_json(known))
             store.update_trainer(row.id, state="done", started=0.0, ended=200.0, samples=work, total=work)
         for i in range(1, 4) if not later else ():
             store.log(100.0, "node.left", node=f"n{i}", data={"reason": "taken"})
@@ -45,3 +47,19 @@ def test_a_pool_that_is_large_while_there_is_much_to_do_beats_a_constant_one(tmp
 
 def test_a_pool_that_grows_late_does_not(tmp_path: Path) -> None:
     assert judged(tmp_path, later=3).bound <= 1.0
+
+
+def test_a_replay_takes_rescales_that_were_never_measured_to_cost_what_the_scheduler_took_them_to(
+    tmp_path: Path,
+) -> None:
+    with Store.open(tmp_path / FILE) as store, store.transaction():
+        store.log(0.0, "node.joined", node="n1", data={"host": "h", "agent": "a"})
+        for name, told in (("opaque", {}), ("told", {"up_s": 3.0})):
+            spec = {"script": "/t.py", "min_nodes": 1, "max_nodes": 2, **told}
+            row = store.add_trainer(name=name, owner="ann", spec=spec, time=0.0)
+            known = Trainer(row.id, Curve((0, 1, 2), (0.0, 1.0, 2.0)), 1, 2, 10.0, 10.0, submit=0.0, owner="ann")
+            store.log(0.0, "trainer.learned", trainer=row.id, data=events.trainer_as_json(known))
+            learned = Learned(None, 10.0, 10.0).as_json()
+            store.update_trainer(row.id, state="done", started=0.0, ended=200.0, samples=9, total=9, learned=learned)
+        study = as_study(store)
+    assert [(trainer.up_s, trainer.down_s) for trainer in study.trainers] == [(10.0, 10.0), (3.0, 10.0)]

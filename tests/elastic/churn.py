@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bftrainer.elastic.local import Coordinator, Happening, Settings
+from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Happening
 from bftrainer.elastic.protocol import Done, Failed, Hello, Report
 from jobs import SETTINGS, on, play, script
 from ledger import News, committed, same_as_alone
@@ -197,7 +197,7 @@ def disturb(
     epochs: int,
     events: list[str],
     *,
-    settings: Settings = SETTINGS,
+    settings: CoordinatorSettings = SETTINGS,
     snapshots: bool = False,
     account: Account | None = None,
 ) -> Account:

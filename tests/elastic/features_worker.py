@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from bftrainer import elastic
-from bftrainer.elastic import reducer
+from bftrainer.elastic.torch.gradients import reducer
 
 
 class Net(nn.Module):

@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 from functools import cache
 from pathlib import Path
 
-from bftrainer.elastic.local import Coordinator, Happening, Outcome, Settings
-from bftrainer.elastic.warm import PRELOAD as PRELOADED
-from bftrainer.elastic.warm import WarmLauncher
+from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Happening, Outcome
 from bftrainer.errors import InputError
+from bftrainer.processes.warm import PRELOAD as PRELOADED
+from bftrainer.processes.warm import WarmLauncher
 
 PRELOAD = (*PRELOADED, "torch._dynamo")
 """The first optimizer imports torch._dynamo, which takes most of a worker's start."""
-SETTINGS = Settings(silence_s=3.0, grace_s=20.0)
+SETTINGS = CoordinatorSettings(silence_s=3.0, grace_s=20.0)
 
 
 def script(name: str) -> str:
@@ -40,7 +40,7 @@ def play(
     scenario: Callable[[Coordinator], Awaitable[None]],
     folder: Path,
     argv: list[str],
-    settings: Settings = SETTINGS,
+    settings: CoordinatorSettings = SETTINGS,
     watch: Callable[[Happening], None] = lambda happening: None,
     nodes: tuple[int, int] = (1, 8),
     timeout_s: float = 120.0,

@@ -17,16 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from bftrainer.elastic import protocol
-from bftrainer.elastic.local import Coordinator, Happening, Settings
-from bftrainer.elastic.processes import Launcher
-from bftrainer.elastic.warm import WarmLauncher
+from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Happening
+from bftrainer.processes.launch import ProcessLauncher
+from bftrainer.processes.warm import WarmLauncher
 
 
-async def evaluate(seconds: float, folder: Path, launcher: Launcher) -> dict[str, Any]:
+async def evaluate(seconds: float, folder: Path, launcher: ProcessLauncher) -> dict[str, Any]:
     """Run the job; what happened, in figures."""
     happened: list[Happening] = []
     argv = (__file__, str(folder), str(seconds))
-    async with Coordinator(argv, launcher, folder=folder / "logs", settings=Settings(), watch=happened.append) as job:
+    async with Coordinator(
+        argv, launcher, folder=folder / "logs", settings=CoordinatorSettings(), watch=happened.append
+    ) as job:
         await job.add(2)
         await job.until(lambda: (folder / "begins").exists(), 120, "the evaluation")
         first = job.members

@@ -24,13 +24,13 @@ from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 
-from bftrainer.elastic.local import Settings
+from bftrainer.elastic.local.coordinator import CoordinatorSettings
 from churn import EVENTS, Account, check, disturb, undisturbed
 from leftovers import PATIENCE_S, Leftovers, children, held, marked
 
 EPISODE = EVENTS * 2
 EPOCHS = 80
-SETTINGS = Settings(silence_s=2.0, grace_s=20.0, background_start=False)
+SETTINGS = CoordinatorSettings(silence_s=2.0, grace_s=20.0, background_start=False)
 """Workers report once a second, so silence of 2 s is the shortest that does not take the living for lost."""
 
 

@@ -25,10 +25,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bftrainer.elastic.local import Coordinator, Happening, Settings
-from bftrainer.elastic.processes import Launcher
+from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Happening
 from bftrainer.elastic.protocol import Arrived, Formed, Ready
-from bftrainer.elastic.warm import PRELOAD, WarmLauncher
+from bftrainer.processes.launch import ProcessLauncher
+from bftrainer.processes.warm import PRELOAD, WarmLauncher
 from soak_schedule import GPT2, START, mixed
 from soak_verdict import TIMES, Commits, Ending, Event, Run, describe, median_and_worst, summary, timed, violations
 
@@ -260,14 +260,14 @@ class Soak:
         sys.stderr.flush()
 
 
-async def soak(args: argparse.Namespace, folder: Path, launcher: Launcher) -> dict[str, Any]:
+async def soak(args: argparse.Namespace, folder: Path, launcher: ProcessLauncher) -> dict[str, Any]:
     """Run one job through its schedule and judge it."""
     kinds = GPT2[: args.events] if args.model == "gpt2" else mixed(args.events, args.seed, MOST[args.model])
     watcher = Soak(folder, args)
     environment = {"BFTRAINER_BACKEND": args.backend}
     if args.backend == "nccl":
         environment["BFTRAINER_RIG"] = "1"
-    settings = Settings(
+    settings = CoordinatorSettings(
         silence_s=args.silence,
         grace_s=20.0,
         background_start=not args.small,

@@ -251,7 +251,7 @@ def test_a_break_leaves_nothing_to_be_undone_later() -> None:
 
 
 def test_sparse_gradients_are_refused() -> None:
-    from bftrainer.elastic.reducer import Reducer
+    from bftrainer.elastic.torch.gradients.reducer import Reducer
 
     layer = nn.Embedding(4, 2, sparse=True)
     reducer = Reducer(list(layer.parameters()), 1)
@@ -277,7 +277,7 @@ class Sums:
 
 @pytest.mark.parametrize("passes", [1, 2, 3])
 def test_several_backward_passes_do_not_send_more(passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bftrainer.elastic.reducer import Reducer
+    from bftrainer.elastic.torch.gradients.reducer import Reducer
 
     layer, sums = nn.Linear(3, 2), Sums()
     reducer = Reducer(list(layer.parameters()), 1)

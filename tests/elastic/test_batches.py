@@ -292,7 +292,7 @@ def test_a_dataset_that_grows_is_trained_on_whole_when_it_is_given_again(run: el
 
 
 def test_signatures_tell_the_data_of_two_ranks_apart() -> None:
-    from bftrainer.elastic.sampler import BatchPlan, DataSignature, refuse_different_data
+    from bftrainer.elastic.torch.data.batch_plan import BatchPlan, DataSignature, refuse_different_data
 
     plan = BatchPlan(100, batch_size=4, seed=3, drop_last=True)
     same = BatchPlan(100, batch_size=4, seed=3, drop_last=True, max_batch=2)

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
 
-from bftrainer.elastic import buffers as module  # noqa: E402
-from bftrainer.elastic.buffers import Buffers  # noqa: E402
+from bftrainer.elastic.torch.state import buffers as module  # noqa: E402
+from bftrainer.elastic.torch.state.buffers import Buffers  # noqa: E402
 from bftrainer.errors import InputError  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from bftrainer.elastic.local import Coordinator
+from bftrainer.elastic.local.coordinator import Coordinator
 from jobs import on, play, script
 
 WORKER = script("counting_worker.py")

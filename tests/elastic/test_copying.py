@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from bftrainer.elastic.copying import Copier
+from bftrainer.elastic.torch.snapshots.snapshot_copy import Copier
 from bftrainer.errors import InputError
 
 

@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 from torch.optim import Adam, Optimizer  # noqa: E402
 
 from bftrainer import elastic  # noqa: E402
-from bftrainer.elastic.digest import Digest, refuse_drift, settings_of  # noqa: E402
+from bftrainer.elastic.torch.meetings.digest import Digest, refuse_drift, settings_of  # noqa: E402
 from bftrainer.errors import InputError  # noqa: E402
 
 CHANGES: dict[str, Callable[[Optimizer], Any]] = {

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from bftrainer.elastic.local import Coordinator, Happening
-from bftrainer.elastic.processes import Command, Process
+from bftrainer.elastic.local.coordinator import Coordinator, Happening
+from bftrainer.processes.launch import Command, Process
 from jobs import script, warm
 
 

@@ -59,7 +59,7 @@ def test_a_script_on_the_page_runs_alone(number: int, tmp_path: Path) -> None:
 
 
 def test_the_page_names_every_call_of_a_run() -> None:
-    from bftrainer.elastic.adapter import Run
+    from bftrainer.elastic.torch.run import Run
 
     public = [name for name in vars(Run) if not name.startswith("_")]
     assert [name for name in public if f"run.{name}" not in PAGE] == []

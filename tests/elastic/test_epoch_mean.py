@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bftrainer.elastic.local import Coordinator
+from bftrainer.elastic.local.coordinator import Coordinator
 from jobs import play, script
 
 torch = pytest.importorskip("torch")

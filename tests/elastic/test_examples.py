@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from bftrainer.elastic.local import Coordinator, Happening, Outcome, Settings
+from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Happening, Outcome
 from bftrainer.elastic.protocol import Formed, Report
-from bftrainer.elastic.warm import WarmLauncher
+from bftrainer.processes.warm import WarmLauncher
 
 pytest.importorskip("torch")
 
@@ -113,7 +113,7 @@ def test_digits_are_learnt_while_the_world_keeps_changing(tmp_path: Path) -> Non
 
         launcher = WarmLauncher(preload=("torch", "bftrainer.elastic", "sklearn.datasets", "sklearn.model_selection"))
         script = [str(EXAMPLES / "digits.py"), "--epochs", str(EPOCHS), "--pace", "0.06"]
-        settings = Settings(silence_s=30.0, grace_s=60.0, environment={"BFTRAINER_SNAPSHOTS": ""})
+        settings = CoordinatorSettings(silence_s=30.0, grace_s=60.0, environment={"BFTRAINER_SNAPSHOTS": ""})
         try:
             async with Coordinator(
                 script, launcher, nodes=(1, 6), folder=tmp_path, settings=settings, watch=watch

@@ -10,11 +10,11 @@ import pytest
 
 WATCH = """
 import atexit, sys
-from bftrainer.elastic import exits
+from bftrainer.processes import exits
 atexit.register(lambda: print(exits.ended_well(), flush=True))
 exits.watch()
 """
-AS_MAIN = "import sys; from bftrainer.elastic.forker import run_as_main; run_as_main((sys.argv[1],))"
+AS_MAIN = "import sys; from bftrainer.processes.forker import run_as_main; run_as_main((sys.argv[1],))"
 """How a forked worker runs its script."""
 GOOD = ["pass", "sys.exit(0)", "raise SystemExit"]
 BAD = ["sys.exit(3)", "sys.exit('no data')", "1 / 0"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bftrainer.elastic.local import Coordinator, Happening, Settings
+from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Happening
 from bftrainer.elastic.protocol import Done, Formed, Left, Report
 from jobs import play, script
 
@@ -305,7 +305,7 @@ def test_a_stopped_worker_is_taken_for_lost(tmp_path: Path) -> None:
         await trains(job, 2)
         (tmp_path / "end").touch()
 
-    settings = Settings(silence_s=3.0)
+    settings = CoordinatorSettings(silence_s=3.0)
     outcome = play(scenario, tmp_path, [WORKER, str(tmp_path), ""], watch=watch, settings=settings)
     assert outcome.status == "done"
     assert len(silent) == 1

@@ -17,17 +17,18 @@ torch = pytest.importorskip("torch")
 
 from torch.distributed import TCPStore  # noqa: E402
 
-from bftrainer.elastic import nccl, protocol  # noqa: E402
-from bftrainer.elastic.group import Group, GroupBroken  # noqa: E402
-from bftrainer.elastic.membership import Place  # noqa: E402
-from bftrainer.elastic.store import SealedStore  # noqa: E402
+from bftrainer.elastic import protocol  # noqa: E402
+from bftrainer.elastic.membership import Assignment  # noqa: E402
+from bftrainer.elastic.torch.group import nccl  # noqa: E402
+from bftrainer.elastic.torch.group.group import Group, GroupBroken  # noqa: E402
+from bftrainer.elastic.torch.group.sealed_store import SealedStore  # noqa: E402
 
 ATTEMPTS = 8
 DOOMED = """
 import sys, threading
 from datetime import timedelta
 from torch.distributed import ProcessGroupGloo, TCPStore
-from bftrainer.elastic.store import SealedStore
+from bftrainer.elastic.torch.group.sealed_store import SealedStore
 
 def join(generation):
     store = TCPStore(sys.argv[1], int(sys.argv[2]), is_master=False, wait_for_workers=False)
@@ -57,7 +58,7 @@ def give_up(group: Group, generation: int, address: str, rank: int) -> None:
     timer = threading.Timer(0.2, lost.set)
     timer.start()
     with pytest.raises(GroupBroken, match="has lost a member while it formed|^forming generation"):
-        group.form(Place(generation, ("a", "b"), rank, (address, address)), lost.is_set)
+        group.form(Assignment(generation, ("a", "b"), rank, (address, address)), lost.is_set)
     timer.join()
     group.leave()
 
@@ -65,7 +66,7 @@ def give_up(group: Group, generation: int, address: str, rank: int) -> None:
 @pytest.fixture
 def before() -> tuple[int, int]:
     group = Group("gloo", torch.device("cpu"))  # the first group of a process opens some things for good
-    group.form(Place(0, ("",), 0, (group.open_store("127.0.0.1"),)))
+    group.form(Assignment(0, ("",), 0, (group.open_store("127.0.0.1"),)))
     group.leave()
     return held()
 
@@ -80,7 +81,7 @@ def test_calling_a_rendezvous_that_is_gone_ends_when_it_is_given_up() -> None:
 
 def test_a_group_that_is_closed_says_whether_a_thread_of_it_is_still_calling(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
-    monkeypatch.setattr("bftrainer.elastic.group.connect_store", lambda *_: answers.wait())
+    monkeypatch.setattr("bftrainer.elastic.torch.group.group.connect_store", lambda *_: answers.wait())
     group = Group("gloo", torch.device("cpu"))
     give_up(group, 0, "127.0.0.1:1", 1)
     assert not group.close(0.0)
@@ -129,7 +130,7 @@ class Forgotten:
 
 def test_an_operation_that_gloo_forgets_to_end_is_not_waited_for_once_the_group_is_cut(before: tuple[int, int]) -> None:
     group = Group("gloo", torch.device("cpu"))
-    group.form(Place(1, ("a",), 0, (group.open_store("127.0.0.1"),)))
+    group.form(Assignment(1, ("a",), 0, (group.open_store("127.0.0.1"),)))
     forgotten = Forgotten()
 
     class Cutting(Forgotten):
@@ -150,15 +151,15 @@ def test_a_rank_0_that_cannot_listen_says_so_when_the_generation_forms() -> None
     group = Group("gloo", torch.device("cpu"))
     address = group.open_store("192.0.2.1")
     with pytest.raises(GroupBroken, match=r"cannot listen on '192\.0\.2\.1'"):
-        group.form(Place(1, ("a", "b"), 0, (address, "192.0.2.2:0")))
+        group.form(Assignment(1, ("a", "b"), 0, (address, "192.0.2.2:0")))
     with pytest.raises(GroupBroken, match=r"rank 0 cannot host the rendezvous on 192\.0\.2\.1"):
-        Group("gloo", torch.device("cpu")).form(Place(1, ("a", "b"), 1, (address, "127.0.0.1:0")))
+        Group("gloo", torch.device("cpu")).form(Assignment(1, ("a", "b"), 1, (address, "127.0.0.1:0")))
 
 
 def test_a_host_name_that_means_the_node_itself_is_named_as_the_cause() -> None:
     group = Group("gloo", torch.device("cpu"))
     with pytest.raises(GroupBroken, match=r"127\.0\.1\.1 resolves to a loopback address .* mend the nodes' /etc/hosts"):
-        group.form(Place(1, ("a", "b"), 1, ("192.0.2.1:0", "127.0.1.1:0")))
+        group.form(Assignment(1, ("a", "b"), 1, ("192.0.2.1:0", "127.0.1.1:0")))
 
 
 # NCCL is not on this machine: what it would do is played.
@@ -217,7 +218,7 @@ def test_a_group_that_nccl_does_not_let_go_of_ends_the_worker_to_be_started_agai
     group, played = live(monkeypatch)
     ended: list[int] = []
     monkeypatch.setattr("os._exit", ended.append)
-    monkeypatch.setattr("bftrainer.elastic.group._ABORTING_S", 0.05)
+    monkeypatch.setattr("bftrainer.elastic.torch.group.group._ABORTING_S", 0.05)
     monkeypatch.setattr("torch.distributed.destroy_process_group", lambda: None)
     played.may_end.clear()
     group.leave()

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from bftrainer.elastic.hidden_state import HiddenState  # noqa: E402
+from bftrainer.elastic.torch.state.hidden_state import HiddenState  # noqa: E402
 from bftrainer.errors import BFTrainerError  # noqa: E402
 
 

@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset  # noqa: E402
 
-from bftrainer.elastic.loader import Loader  # noqa: E402
-from bftrainer.elastic.sampler import BatchPlan, Step  # noqa: E402
+from bftrainer.elastic.torch.data.batch_plan import BatchPlan, Step  # noqa: E402
+from bftrainer.elastic.torch.data.loader import Loader  # noqa: E402
 from bftrainer.errors import InputError  # noqa: E402
 
 pytestmark = [

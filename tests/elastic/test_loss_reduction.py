@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: E402, N812
 from torch.utils.data import TensorDataset  # noqa: E402
 
 from bftrainer import elastic  # noqa: E402
-from bftrainer.elastic.loss_reduction import is_sum  # noqa: E402
+from bftrainer.elastic.torch.gradients.loss_reduction import is_sum  # noqa: E402
 
 BATCH = 8
 MODEL = nn.Linear(3, 4)

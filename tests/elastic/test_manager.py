@@ -11,16 +11,19 @@ import pytest
 
 import jobs
 from bftrainer.elastic.breaks import LEAST_S, Breaks
-from bftrainer.elastic.console import Story
-from bftrainer.elastic.local import Coordinator, Happening, Outcome, Settings
-from bftrainer.elastic.processes import ColdLauncher
+from bftrainer.elastic.local.console import Story
+from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Happening, Outcome
+from bftrainer.processes.launch import ColdLauncher
 from jobs import script
 
-SETTINGS = Settings()
+SETTINGS = CoordinatorSettings()
 
 
 def play(
-    mode: str, folder: Path, scenario: Callable[[Coordinator], Awaitable[None]], settings: Settings = SETTINGS
+    mode: str,
+    folder: Path,
+    scenario: Callable[[Coordinator], Awaitable[None]],
+    settings: CoordinatorSettings = SETTINGS,
 ) -> tuple[Outcome, list[str]]:
     """Run a job of workers that only talk; its outcome, and what a person sees of it."""
     story, lines = Story(), list[str]()

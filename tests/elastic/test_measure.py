@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from bftrainer.elastic import measure
-from bftrainer.elastic.measure import Meter
+from bftrainer.elastic.torch import rates
+from bftrainer.elastic.torch.rates import Meter
 
 
 class Clock:
@@ -19,7 +19,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(measure, "time", clock)
+    monkeypatch.setattr(rates, "time", clock)
     return clock
 
 
@@ -45,7 +45,7 @@ def test_the_rate_is_that_of_the_world_it_was_measured_in(clock: Clock) -> None:
 def test_the_first_steps_after_a_change_do_not_count(clock: Clock) -> None:
     meter = Meter()
     meter.formed(1, 2)
-    train(meter, clock, measure.WARM_UP_STEPS, 5.0)  # compiling, tuning
+    train(meter, clock, rates.WARM_UP_STEPS, 5.0)  # compiling, tuning
     train(meter, clock, 60, 0.1)
     assert meter.rates() == {2: pytest.approx(100.0)}
 

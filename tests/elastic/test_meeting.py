@@ -14,10 +14,10 @@ pytest.importorskip("torch")
 
 from torch.distributed import TCPStore
 
-from bftrainer.elastic import meeting
-from bftrainer.elastic.group import GroupBroken
-from bftrainer.elastic.meeting import Meetings
-from bftrainer.elastic.store import SealedStore, open_store
+from bftrainer.elastic.torch.group import meeting
+from bftrainer.elastic.torch.group.group import GroupBroken
+from bftrainer.elastic.torch.group.meeting import Meetings
+from bftrainer.elastic.torch.group.sealed_store import SealedStore, open_store
 from bftrainer.errors import InputError
 
 WAIT = timedelta(seconds=10)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from bftrainer.elastic import protocol
-from bftrainer.elastic.membership import Leave, Membership, Place
+from bftrainer.elastic.membership import Assignment, Leave, Membership
 from bftrainer.elastic.protocol import Arrived, Broken, Generation, Go, Hello, Left, Message, Ready, Report
 
 
@@ -84,7 +84,7 @@ def test_it_says_who_it_is_and_reports_at_once(manager: Manager, worker: Members
 
 
 def test_it_arrives_where_it_is_a_member_and_goes_when_all_are_there(manager: Manager, worker: Membership) -> None:
-    places: list[Place] = []
+    places: list[Assignment] = []
     thread = threading.Thread(target=lambda: places.append(worker.arrive(lambda rank: f"host:{rank}")))
     thread.start()
     manager.say(Generation(1, ("a", "b")))
@@ -95,7 +95,7 @@ def test_it_arrives_where_it_is_a_member_and_goes_when_all_are_there(manager: Ma
     manager.say(Go(1, ("x", "y")))  # void by now
     manager.say(Go(2, ("p", "q")))
     thread.join(20)
-    assert places == [Place(2, ("b", "c"), 0, ("p", "q"))]
+    assert places == [Assignment(2, ("b", "c"), 0, ("p", "q"))]
     assert places[0].world == 2
     assert worker.entered(2)
     assert not worker.changed
@@ -161,10 +161,10 @@ def test_a_generation_that_could_not_be_formed_is_not_tried_again(manager: Manag
 
 def test_a_broken_group_is_told_of_also_when_a_newer_generation_is_known(manager: Manager, worker: Membership) -> None:
     torch = pytest.importorskip("torch")
-    from bftrainer.elastic.crew import Crew
-    from bftrainer.elastic.group import GroupBroken
+    from bftrainer.elastic.torch.group.group import GroupBroken
+    from bftrainer.elastic.torch.group.peers import Peers
 
-    crew = Crew(worker, "gloo", torch.device("cpu"))
+    crew = Peers(worker, "gloo", torch.device("cpu"))
     manager.say(Generation(1, ("a", "b")))
     until(lambda: worker.newest == 1)
     assert worker.entered(1)
@@ -197,7 +197,7 @@ def test_messages_and_fields_of_the_future_are_ignored(manager: Manager, worker:
     manager.peer.sendall(b'{"type": "generation", "id": 3, "members": ["b"], "cut": false, "mood": "good"}\n')
     until(lambda: worker.newest == 3)
     manager.say(Go(3, ("here",)))
-    assert worker.arrive(lambda rank: "here") == Place(3, ("b",), 0, ("here",))
+    assert worker.arrive(lambda rank: "here") == Assignment(3, ("b",), 0, ("here",))
 
 
 @pytest.mark.parametrize("line", [b"not json\n", b"[1]\n", b"{}\n", b'{"type": "go"}\n', b'{"type": "left"}\n'])

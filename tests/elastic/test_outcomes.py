@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bftrainer.elastic.outcomes import Outcomes, after, top_of
+from bftrainer.elastic.torch.state.outcomes import Outcomes, after, top_of
 
 
 def test_an_outcome_is_found_again_at_its_place_and_number() -> None:

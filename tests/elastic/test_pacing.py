@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from bftrainer.elastic import pacing, protocol
-from bftrainer.elastic.local import Coordinator, Settings
-from bftrainer.elastic.measure import Course
+from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings
 from bftrainer.elastic.pacing import Pace, Pacer
+from bftrainer.elastic.torch.rates import Course
 from bftrainer.errors import InputError
 
 SCRIPT = """
@@ -185,7 +185,7 @@ def test_a_lost_peer_ends_the_wait_and_what_it_spoilt_is_counted(tmp_path: Path)
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     # On two nodes a step takes so long that the survivor would not be heard of again within the deadline.
-    settings = Settings(silence_s=10.0, grace_s=30.0, environment={protocol.PACE: "1:0.01,2:600"})
+    settings = CoordinatorSettings(silence_s=10.0, grace_s=30.0, environment={protocol.PACE: "1:0.01,2:600"})
 
     async def scenario(job: Coordinator) -> None:
         (first,) = await job.add(1)
@@ -206,7 +206,7 @@ def test_a_lost_peer_ends_the_wait_and_what_it_spoilt_is_counted(tmp_path: Path)
 
 def test_nodes_that_are_paced_scale_as_they_are_told(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from bftrainer.cluster.profile import profile
+    from bftrainer.profiling import profile
     from jobs import warm
 
     script = tmp_path / "train.py"

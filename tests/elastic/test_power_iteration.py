@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bftrainer.elastic.local import Coordinator, Happening, Outcome, Settings
-from bftrainer.elastic.processes import ColdLauncher
+from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Happening, Outcome
 from bftrainer.elastic.protocol import Formed, Report
+from bftrainer.processes.launch import ColdLauncher
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "power_iteration.py"
 EXPECTED = np.linalg.eigvalsh(np.cov(np.random.default_rng(1).standard_normal((300, 300))))[-1]
@@ -55,7 +55,7 @@ def test_joins_a_leave_and_two_kills_do_not_change_the_eigenvalue(tmp_path: Path
                 residuals.append(residual)
 
     async def main() -> tuple[Outcome, str]:
-        settings = Settings(silence_s=2.0, grace_s=20.0)
+        settings = CoordinatorSettings(silence_s=2.0, grace_s=20.0)
         launcher = ColdLauncher()
         try:
             async with Coordinator(

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from bftrainer.elastic.processes import ColdLauncher, Command, Launcher, Process
-from bftrainer.elastic.warm import WarmLauncher
 from bftrainer.errors import InputError
+from bftrainer.processes.launch import ColdLauncher, Command, Process, ProcessLauncher
+from bftrainer.processes.warm import WarmLauncher
 
 DEADLINE_S = 60.0
 
-LAUNCHERS: dict[str, Callable[[], Launcher]] = {"cold": ColdLauncher, "warm": lambda: WarmLauncher(preload=())}
+LAUNCHERS: dict[str, Callable[[], ProcessLauncher]] = {"cold": ColdLauncher, "warm": lambda: WarmLauncher(preload=())}
 
 
 Run = Callable[[Coroutine[None, None, None]], None]
@@ -32,7 +32,7 @@ def run() -> Iterator[Run]:
 
 
 @pytest.fixture(scope="module", params=list(LAUNCHERS))
-def launcher(request: pytest.FixtureRequest, run: Run) -> Iterator[Launcher]:
+def launcher(request: pytest.FixtureRequest, run: Run) -> Iterator[ProcessLauncher]:
     launcher = LAUNCHERS[request.param]()
     yield launcher
     run(launcher.close())
@@ -83,7 +83,7 @@ if sys.argv[1:] != ["leave"]:
 """
 
 
-def test_the_exit_status_goes_to_every_waiter_at_any_time(run: Run, launcher: Launcher, tmp_path: Path) -> None:
+def test_the_exit_status_goes_to_every_waiter_at_any_time(run: Run, launcher: ProcessLauncher, tmp_path: Path) -> None:
     async def scene() -> None:
         process = await launcher.start(script(tmp_path, "import sys; sys.exit(7)"))
         assert await asyncio.gather(*(status(process) for _ in range(3))) == [7, 7, 7]
@@ -94,7 +94,7 @@ def test_the_exit_status_goes_to_every_waiter_at_any_time(run: Run, launcher: La
     run(scene())
 
 
-def test_a_waiter_that_gives_up_leaves_the_others_waiting(run: Run, launcher: Launcher, tmp_path: Path) -> None:
+def test_a_waiter_that_gives_up_leaves_the_others_waiting(run: Run, launcher: ProcessLauncher, tmp_path: Path) -> None:
     async def scene() -> None:
         process = await launcher.start(script(tmp_path, "import time; time.sleep(1000)"))
         impatient, patient = asyncio.create_task(process.wait()), asyncio.create_task(process.wait())
@@ -108,7 +108,7 @@ def test_a_waiter_that_gives_up_leaves_the_others_waiting(run: Run, launcher: La
 
 
 def test_a_signal_to_a_process_that_has_just_been_started_is_not_lost(
-    run: Run, launcher: Launcher, tmp_path: Path
+    run: Run, launcher: ProcessLauncher, tmp_path: Path
 ) -> None:
     async def scene() -> None:
         command = script(tmp_path, "import time; time.sleep(1000)")
@@ -124,7 +124,7 @@ def test_a_signal_to_a_process_that_has_just_been_started_is_not_lost(
 
 
 def test_a_signal_reaches_the_process_and_kill_group_all_it_has_started(
-    run: Run, launcher: Launcher, tmp_path: Path
+    run: Run, launcher: ProcessLauncher, tmp_path: Path
 ) -> None:
     handler = "import signal; signal.signal(signal.SIGUSR1, lambda *_: print('heard', flush=True))\n"
 
@@ -142,7 +142,7 @@ def test_a_signal_reaches_the_process_and_kill_group_all_it_has_started(
     run(scene())
 
 
-def test_what_a_process_leaves_in_its_group_ends_with_it(run: Run, launcher: Launcher, tmp_path: Path) -> None:
+def test_what_a_process_leaves_in_its_group_ends_with_it(run: Run, launcher: ProcessLauncher, tmp_path: Path) -> None:
     async def scene() -> None:
         process = await launcher.start(script(tmp_path, WITH_A_CHILD, "leave"))
         assert await status(process) == 0
@@ -164,7 +164,7 @@ def test_closing_ends_what_still_runs(run: Run, kind: str, tmp_path: Path) -> No
     run(scene())
 
 
-def test_output_is_appended_and_any_program_can_be_run(run: Run, launcher: Launcher, tmp_path: Path) -> None:
+def test_output_is_appended_and_any_program_can_be_run(run: Run, launcher: ProcessLauncher, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("before\n")
     argv = ("sh", "-c", 'echo "$GREETING from $PWD"; echo and >&2; exit 4')
     command = Command(argv, {"PATH": os.environ["PATH"], "GREETING": "hello"}, str(tmp_path), "out", python=False)
@@ -186,7 +186,13 @@ def test_output_is_appended_and_any_program_can_be_run(run: Run, launcher: Launc
     ],
 )
 def test_a_command_that_cannot_be_started_is_an_input_error(
-    run: Run, launcher: Launcher, tmp_path: Path, argv: tuple[str, ...], cwd: str, output: str | None, python: bool
+    run: Run,
+    launcher: ProcessLauncher,
+    tmp_path: Path,
+    argv: tuple[str, ...],
+    cwd: str,
+    output: str | None,
+    python: bool,
 ) -> None:
     script(tmp_path, "")
 
@@ -200,7 +206,7 @@ def test_a_command_that_cannot_be_started_is_an_input_error(
 
 PRIORITY = """
 import os, sys, threading
-from bftrainer.elastic.processes import foreground
+from bftrainer.processes.launch import foreground
 
 def policies():
     return sorted({os.sched_getscheduler(int(tid)) for tid in os.listdir("/proc/self/task")})
@@ -228,7 +234,7 @@ def may_leave_the_background() -> bool:
 
 @pytest.mark.parametrize("background", [True, False])
 def test_a_background_process_comes_to_the_foreground_with_all_its_threads(
-    run: Run, launcher: Launcher, tmp_path: Path, background: bool
+    run: Run, launcher: ProcessLauncher, tmp_path: Path, background: bool
 ) -> None:
     if background and not may_leave_the_background():
         pytest.skip("this user may not raise a priority again (needs CAP_SYS_NICE or RLIMIT_NICE)")
@@ -246,7 +252,7 @@ def test_a_background_process_comes_to_the_foreground_with_all_its_threads(
 def test_a_process_that_could_not_come_back_stays_in_the_foreground(tmp_path: Path) -> None:
     probe = """
 import os, sys
-from bftrainer.elastic.processes import go_to_background
+from bftrainer.processes.launch import go_to_background
 os.setresuid(65534, 65534, 65534)
 go_to_background()
 print(os.sched_getscheduler(0) == os.SCHED_OTHER)
@@ -257,8 +263,8 @@ print(os.sched_getscheduler(0) == os.SCHED_OTHER)
 
 MANAGER = """
 import asyncio, os, sys
-from bftrainer.elastic.processes import ColdLauncher, Command
-from bftrainer.elastic.warm import WarmLauncher
+from bftrainer.processes.launch import ColdLauncher, Command
+from bftrainer.processes.warm import WarmLauncher
 
 async def main(kind, script):
     launcher = WarmLauncher(preload=()) if kind == "warm" else ColdLauncher()

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from bftrainer.elastic.local import Outcome
+from bftrainer.elastic.local.coordinator import Outcome
 from jobs import on, play, script
 
 WORKER = script("refused_worker.py")

@@ -25,13 +25,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bftrainer.elastic import console, control, protocol, run
-from bftrainer.elastic.control import Desk, Order, Row
-from bftrainer.elastic.local import Coordinator, Happening, Outcome, Settings
-from bftrainer.elastic.processes import ColdLauncher, Command, Process
+from bftrainer.elastic import protocol
+from bftrainer.elastic.local import commands, console, main
+from bftrainer.elastic.local.commands import CommandRunner, Order, StatusRow
+from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Happening, Outcome
+from bftrainer.elastic.local.torchrun import TorchrunProcessLauncher
 from bftrainer.elastic.protocol import Formed, Report
-from bftrainer.elastic.torchrun import TorchrunLauncher
 from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.processes.launch import ColdLauncher, Command, Process
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = str(ROOT / "examples" / "power_iteration.py")
@@ -53,7 +54,7 @@ class Started:
             time.sleep(0.02)
 
     def ask(self, command: str) -> str:
-        return control.ask(self.folder, command.split(), DEADLINE_S)
+        return commands.ask(self.folder, command.split(), DEADLINE_S)
 
     def end(self) -> tuple[int, str, str]:
         out, _ = self.process.communicate(timeout=DEADLINE_S)
@@ -78,20 +79,20 @@ def started(folder: Path, *args: str, stdin: int = subprocess.DEVNULL) -> Iterat
 
 @pytest.mark.parametrize(("text", "nodes"), [("1-8", (1, 8)), ("4", (4, 4)), ("2-2", (2, 2)), (" 3-10 ", (3, 10))])
 def test_a_range_of_nodes_is_read(text: str, nodes: tuple[int, int]) -> None:
-    assert run.parse_nodes(text) == nodes
+    assert main.parse_nodes(text) == nodes
 
 
 @pytest.mark.parametrize("text", ["", "0", "0-4", "5-4", "1-", "-3", "1-2-3", "two", "1.5"])
 def test_what_is_no_range_of_nodes_is_refused(text: str) -> None:
     with pytest.raises(InputError, match=re.escape(f"but got {text!r}")):
-        run.parse_nodes(text)
+        main.parse_nodes(text)
 
 
 def test_what_follows_the_script_is_the_script_s_own() -> None:
-    options = run.parse_args(["--nodes", "1-4", "--start", "2", "train.py", "--nodes", "7", "-x"])
+    options = main.parse_args(["--nodes", "1-4", "--start", "2", "train.py", "--nodes", "7", "-x"])
     assert options.script == ("train.py", "--nodes", "7", "-x")
     assert (options.nodes, options.start, options.warm, options.torchrun) == ((1, 4), 2, True, False)
-    assert run.parse_args(["--nodes", "3", "train.py"]).start == 3
+    assert main.parse_args(["--nodes", "3", "train.py"]).start == 3
 
 
 @pytest.mark.parametrize(
@@ -111,14 +112,14 @@ def test_what_follows_the_script_is_the_script_s_own() -> None:
 def test_a_wrong_call_is_one_line_and_status_2(
     args: list[str], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run.main([*args, EXAMPLE]) == 2
+    assert main.main([*args, EXAMPLE]) == 2
     said = capsys.readouterr().err
     assert re.search(problem, said)
     assert said.count("\n") == 1
 
 
 def test_a_script_that_does_not_exist_is_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.main([str(tmp_path / "no.py")]) == 2
+    assert main.main([str(tmp_path / "no.py")]) == 2
     assert capsys.readouterr().err == f"bftrainer: there is no script {tmp_path}/no.py\n"
 
 
@@ -137,21 +138,21 @@ def test_a_script_that_does_not_exist_is_status_2(tmp_path: Path, capsys: pytest
     ],
 )
 def test_commands_are_read(line: str, order: Order) -> None:
-    assert control.parse(line.split()) == order
+    assert commands.parse(line.split()) == order
 
 
 @pytest.mark.parametrize("line", ["", "ad", "add 0", "add -1", "add x", "remove", "remove -2", "kill", "status now"])
 def test_what_is_no_command_is_refused(line: str) -> None:
     with pytest.raises(InputError, match="must be"):
-        control.parse(line.split())
+        commands.parse(line.split())
 
 
 # What is shown.
 
 
 def test_status_is_a_table_with_dashes_for_what_is_not_known() -> None:
-    rows = [Row("node-1", "training", 0, 1200, 0.123456), Row("node-10", "starting")]
-    assert control.render(rows).splitlines() == [
+    rows = [StatusRow("node-1", "training", 0, 1200, 0.123456), StatusRow("node-10", "starting")]
+    assert commands.render(rows).splitlines() == [
         "2 nodes, 1 training",
         "node     state     rank  step    loss",
         "node-1   training     0  1200  0.1235",
@@ -244,7 +245,7 @@ def test_the_story_says_when_no_node_is_left() -> None:
 def test_nodes_come_and_go_on_command_and_quit_ends_in_good_order(tmp_path: Path) -> None:
     with started(tmp_path / "job", "--nodes", "1-3", "--start", "2", "--json", EXAMPLE, "0.1") as job:
         job.wait_for("world size now 2")
-        mode = stat.S_IMODE((tmp_path / "job" / control.SOCKET).stat().st_mode)
+        mode = stat.S_IMODE((tmp_path / "job" / commands.SOCKET).stat().st_mode)
         assert mode == 0o600
         assert job.ask("add") == "node-3 added"
         job.wait_for("world size now 3")
@@ -271,11 +272,11 @@ def test_nodes_come_and_go_on_command_and_quit_ends_in_good_order(tmp_path: Path
     assert figures["generations"] == len(figures["rescales"]) >= 4
     assert all(found["pause_s"] >= found["form_s"] > 0 for found in figures["rescales"])
     with pytest.raises(InputError, match="no job listens in"):
-        control.ask(tmp_path / "job", ["status"])
+        commands.ask(tmp_path / "job", ["status"])
 
 
 async def serve_in(folder: Path) -> None:
-    async with control.serving(folder, echo):
+    async with commands.serving(folder, echo):
         pass
 
 
@@ -339,7 +340,7 @@ def test_the_first_signal_ends_in_good_order_and_the_second_at_once(tmp_path: Pa
         job.process.send_signal(signal.SIGINT)
         wait_until(lambda: " leaving" in job.ask("status"))
         job.process.send_signal(signal.SIGINT)
-        assert job.end()[0] == run.INTERRUPTED
+        assert job.end()[0] == main.INTERRUPTED
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -365,7 +366,7 @@ def test_commands_can_be_typed(tmp_path: Path) -> None:
 
 
 def test_the_command_line_does_not_load_torch() -> None:
-    code = "import bftrainer.elastic.run, sys; sys.exit('torch' in sys.modules)"
+    code = "import bftrainer.elastic.local.main, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -377,10 +378,10 @@ def test_a_folder_with_a_long_path_has_its_socket_elsewhere(tmp_path: Path) -> N
     folder.mkdir()
 
     async def scene() -> str:
-        async with control.serving(folder, echo) as path:
-            assert len(str(path)) < control.LONGEST_PATH
+        async with commands.serving(folder, echo) as path:
+            assert len(str(path)) < commands.LONGEST_PATH
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
-            answer = await asyncio.to_thread(control.ask, folder, ["stop", "node-1"])
+            answer = await asyncio.to_thread(commands.ask, folder, ["stop", "node-1"])
         assert not path.parent.exists()
         return answer
 
@@ -392,16 +393,16 @@ def test_a_socket_left_behind_does_no_harm(tmp_path: Path) -> None:
     import socket
 
     with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(tmp_path / control.SOCKET))
-    assert stat.S_ISSOCK((tmp_path / control.SOCKET).stat().st_mode)
+        left.bind(str(tmp_path / commands.SOCKET))
+    assert stat.S_ISSOCK((tmp_path / commands.SOCKET).stat().st_mode)
     asyncio.run(serve_in(tmp_path))
-    assert not (tmp_path / control.SOCKET).exists()
+    assert not (tmp_path / commands.SOCKET).exists()
 
 
 @pytest.mark.parametrize("line", [b"nonsense\n", b"{}\n", b'{"command": "add"}\n', b'{"command": ["fly"]}\n', b"[1]\n"])
 def test_a_request_that_makes_no_sense_is_answered(tmp_path: Path, line: bytes) -> None:
     async def scene() -> dict[str, str]:
-        async with control.serving(tmp_path, echo) as path:
+        async with commands.serving(tmp_path, echo) as path:
             reader, writer = await asyncio.open_unix_connection(path)
             writer.write(line)
             answer = json.loads(await reader.readline())
@@ -413,9 +414,9 @@ def test_a_request_that_makes_no_sense_is_answered(tmp_path: Path, line: bytes) 
 
 
 def test_the_client_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert control.main([str(tmp_path / "no"), "status"]) == 2
-    assert control.main([str(tmp_path), "status"]) == 2
-    assert control.main([str(tmp_path), "fly"]) == 2
+    assert commands.main([str(tmp_path / "no"), "status"]) == 2
+    assert commands.main([str(tmp_path), "status"]) == 2
+    assert commands.main([str(tmp_path), "fly"]) == 2
     no_folder, nobody, no_command = capsys.readouterr().err.splitlines()
     assert f"there is no folder {tmp_path}/no" in no_folder
     assert f"no job listens in {tmp_path}" in nobody
@@ -436,7 +437,7 @@ def test_torchrun_s_agents_get_the_script_and_nothing_of_ours(tmp_path: Path) ->
         async def close(self) -> None: ...
 
     store: Any = SimpleNamespace(endpoint="h:5")
-    launcher = TorchrunLauncher(Recorder(), store, nodes=(2, 3), silence_s=7)
+    launcher = TorchrunProcessLauncher(Recorder(), store, nodes=(2, 3), silence_s=7)
     env = {protocol.CHANNEL: "c", protocol.WORKER: "w", protocol.HOST: "h", protocol.SNAPSHOTS: "s"}
     with pytest.raises(BFTrainerError, match="seen"):
         asyncio.run(launcher.start(Command(("t.py", "x"), env, str(tmp_path), "node-1.log")))
@@ -465,7 +466,7 @@ def test_an_agent_is_removed_by_a_signal_which_is_no_failure(tmp_path: Path) -> 
     expected: list[str] = []
 
     async def scene(job: Coordinator) -> None:
-        desk = Desk(job, expected.append, torchrun=True)
+        desk = CommandRunner(job, expected.append, torchrun=True)
         await desk.obey(Order("add", count=2))
         await job.until(lambda: all("here" in job.log(node) for node in job.nodes), DEADLINE_S)
         assert "node-2  running" in await desk.obey(Order("status"))
@@ -489,7 +490,9 @@ def coordinated(scene: Callable[[Coordinator], Awaitable[None]], script: list[st
     async def main() -> None:
         launcher = ColdLauncher()
         try:
-            async with Coordinator(script, launcher, folder=folder / "logs", settings=Settings(grace_s=30.0)) as job:
+            async with Coordinator(
+                script, launcher, folder=folder / "logs", settings=CoordinatorSettings(grace_s=30.0)
+            ) as job:
                 await scene(job)
         finally:
             await launcher.close()
@@ -516,10 +519,10 @@ def test_the_commands_that_the_protocol_s_page_shows_are_understood() -> None:
     assert len(runs) >= 3
     assert {words[1] for words in controls} == {"add", "remove", "kill", "stop", "continue", "status", "quit"}
     for words in runs:
-        script = run.parse_args(words).script[0]
+        script = main.parse_args(words).script[0]
         assert not script.startswith("examples/") or (ROOT / script).is_file()
     for _, *words in controls:
-        control.parse(words)
+        commands.parse(words)
 
 
 def test_the_exchange_that_the_protocol_s_page_shows_is_one() -> None:

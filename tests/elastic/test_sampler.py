@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bftrainer.elastic.sampler import BatchPlan, Step
+from bftrainer.elastic.torch.data.batch_plan import BatchPlan, Step
 from bftrainer.errors import InputError
 
 WORLDS = st.integers(1, 12)

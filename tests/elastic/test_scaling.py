@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bftrainer.elastic.scaling import LearningRate, scaled
+from bftrainer.elastic.torch.gradients.lr_scaling import LearningRate, scaled
 from bftrainer.errors import InputError
 
 torch = pytest.importorskip("torch")

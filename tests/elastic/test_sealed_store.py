@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from torch.distributed import TCPStore
 
-from bftrainer.elastic.store import ForgedValueError, SealedStore, is_loopback, open_store
+from bftrainer.elastic.torch.group.sealed_store import ForgedValueError, SealedStore, is_loopback, open_store
 from bftrainer.errors import BFTrainerError
 
 WAIT = timedelta(seconds=10)

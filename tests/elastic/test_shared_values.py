@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from bftrainer.elastic.shared_values import MOST_BYTES, packed, unpacked  # noqa: E402
+from bftrainer.elastic.torch.meetings.shared_values import MOST_BYTES, packed, unpacked  # noqa: E402
 from bftrainer.errors import InputError  # noqa: E402
 
 

@@ -26,8 +26,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bftrainer.elastic import copying, leftovers, snapshot_file
-from bftrainer.elastic.snapshot import HEADER, Snapshots, SnapshotWarning
+from bftrainer.elastic import leftovers
+from bftrainer.elastic.torch.snapshots import snapshot_copy, snapshot_file
+from bftrainer.elastic.torch.snapshots.snapshot import HEADER, Snapshots, SnapshotWarning
 from bftrainer.errors import BFTrainerError, InputError
 
 DEADLINE_S = 30.0
@@ -508,7 +509,7 @@ def test_a_whole_one_that_torch_cannot_load_is_skipped(
     two: tuple[Snapshots, Path, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshots, _, _ = two
-    monkeypatch.setattr(copying, "portable", lambda state, on_tensor: state)
+    monkeypatch.setattr(snapshot_copy, "portable", lambda state, on_tensor: state)
     snapshots.take_now(3, {"fn": collections.defaultdict(list)})
     step, told = step_and_warnings(snapshots)
     assert step == 2
@@ -814,7 +815,7 @@ def test_any_state_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory
 WRITER = """
 import os, sys, torch
 from pathlib import Path
-from bftrainer.elastic.snapshot import Snapshots
+from bftrainer.elastic.torch.snapshots.snapshot import Snapshots
 
 folder, mode = Path(sys.argv[1]), sys.argv[2]
 if mode == "stall":

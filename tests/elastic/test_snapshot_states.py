@@ -17,8 +17,8 @@ from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
-from bftrainer.elastic import portable
-from bftrainer.elastic.snapshot import Snapshots
+from bftrainer.elastic.torch.snapshots import portable
+from bftrainer.elastic.torch.snapshots.snapshot import Snapshots
 from bftrainer.errors import InputError
 
 

@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
 from bftrainer import elastic  # noqa: E402
-from bftrainer.elastic.snapshot import Snapshots, SnapshotWarning  # noqa: E402
+from bftrainer.elastic.torch.snapshots.snapshot import Snapshots, SnapshotWarning  # noqa: E402
 from bftrainer.errors import InputError  # noqa: E402
 
 OFTEN = 1e-6

@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from bftrainer.elastic import state as states  # noqa: E402
-from bftrainer.elastic.group import GroupBroken  # noqa: E402
+from bftrainer.elastic.torch.group.group import GroupBroken  # noqa: E402
+from bftrainer.elastic.torch.state import transfer as states  # noqa: E402
 from bftrainer.errors import BFTrainerError  # noqa: E402
 
 

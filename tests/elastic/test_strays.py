@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bftrainer.elastic.processes import ColdLauncher, Command, Launcher, Process
-from bftrainer.elastic.warm import WarmLauncher
+from bftrainer.processes.launch import ColdLauncher, Command, Process, ProcessLauncher
+from bftrainer.processes.warm import WarmLauncher
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="strays are found by way of /proc")
 
@@ -56,7 +56,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
         await asyncio.sleep(0.02)
 
 
-async def begin(launcher: Launcher, folder: Path, how: str, end: str) -> tuple[Process, int]:
+async def begin(launcher: ProcessLauncher, folder: Path, how: str, end: str) -> tuple[Process, int]:
     """A worker that has started something: both."""
     folder.mkdir(exist_ok=True)
     script = folder / "worker.py"
@@ -76,7 +76,7 @@ async def begin(launcher: Launcher, folder: Path, how: str, end: str) -> tuple[P
 )
 def test_what_a_worker_has_started_is_gone_when_the_worker_is(kind: str, how: str, end: str, tmp_path: Path) -> None:
     async def main() -> None:
-        launcher: Launcher = WarmLauncher(preload=()) if kind == "warm" else ColdLauncher()
+        launcher: ProcessLauncher = WarmLauncher(preload=()) if kind == "warm" else ColdLauncher()
         try:
             process, stray = await begin(launcher, tmp_path, how, end)
             if end == "waits":
@@ -126,7 +126,7 @@ import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_strays import begin
-from bftrainer.elastic.warm import WarmLauncher
+from bftrainer.processes.warm import WarmLauncher
 async def main():
     await begin(WarmLauncher(preload=()), Path({str(tmp_path)!r}), "session", "waits")
     print("begun", flush=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bftrainer.elastic.last_save import TAKEN, LastSave
 from bftrainer.elastic.protocol import Broken, Leaving, Message
+from bftrainer.elastic.torch.snapshots.last_save import TAKEN, LastSave
 
 
 class Ended(Exception):  # noqa: N818 - stands for the end of the process

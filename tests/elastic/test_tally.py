@@ -6,46 +6,46 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from bftrainer.elastic.tally import RIDERS, Tally, Total  # noqa: E402
+from bftrainer.elastic.torch.gradients.riders import RIDERS, StepRiders, StepTotals  # noqa: E402
 
 CPU = torch.device("cpu")
 
 
 def test_micro_batches_and_ranks_add_up_to_one_mean() -> None:
-    first, second = Tally(), Tally()
+    first, second = StepRiders(), StepRiders()
     first.add(4, 1.0)
     sums = first.riders(2, torch.tensor(4.0), knows=True, device=CPU) + second.riders(6, 2.0, knows=False, device=CPU)
-    total = Total.of(torch.cat([sums, torch.ones(3)]))  # more may ride along
+    total = StepTotals.of(torch.cat([sums, torch.ones(3)]))  # more may ride along
     assert len(sums) == RIDERS
     assert (total.samples, total.loss) == (12, (4 * 1.0 + 2 * 4.0 + 6 * 2.0) / 12)
     assert (total.all_know(1), total.all_know(2)) == (True, False)
 
 
 def test_without_a_loss_there_is_none() -> None:
-    total = Total.of(Tally().riders(3, None, knows=False, device=CPU))
+    total = StepTotals.of(StepRiders().riders(3, None, knows=False, device=CPU))
     assert (total.samples, total.loss) == (3, None)
 
 
 def test_a_step_begins_at_nothing() -> None:
-    tally = Tally()
+    tally = StepRiders()
     tally.add(4, 1.0)
     tally.begin()
     assert tally.samples == 0
-    assert Total.of(tally.riders(2, 3.0, knows=False, device=CPU)).loss == 3.0
+    assert StepTotals.of(tally.riders(2, 3.0, knows=False, device=CPU)).loss == 3.0
 
 
 def test_the_loss_is_the_mean_over_the_samples_that_have_one() -> None:
-    tally = Tally()
+    tally = StepRiders()
     tally.add(4, 1.0)
-    total = Total.of(tally.riders(2, None, knows=False, device=CPU))
+    total = StepTotals.of(tally.riders(2, None, knows=False, device=CPU))
     assert (total.samples, total.loss, total.loss_samples) == (6, 1.0, 4)
     tally.begin()
     tally.add(3, None)
-    total = Total.of(tally.riders(1, torch.tensor([5.0]), knows=False, device=CPU))
+    total = StepTotals.of(tally.riders(1, torch.tensor([5.0]), knows=False, device=CPU))
     assert (total.samples, total.loss, total.loss_samples) == (4, 5.0, 1)
 
 
 def test_the_loss_of_a_stand_in_counts_for_nothing_even_if_it_is_not_a_number() -> None:
-    nothing = Tally().riders(0, torch.tensor(float("nan")), knows=False, device=CPU)
-    total = Total.of(nothing + Tally().riders(2, 3.0, knows=False, device=CPU))
+    nothing = StepRiders().riders(0, torch.tensor(float("nan")), knows=False, device=CPU)
+    total = StepTotals.of(nothing + StepRiders().riders(2, 3.0, knows=False, device=CPU))
     assert (total.samples, total.loss) == (2, 3.0)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bftrainer.elastic.processes import Process
-from bftrainer.elastic.torchrun import StoreHost, agent_command
-from bftrainer.elastic.warm import WarmLauncher
+from bftrainer.elastic.local.torchrun import StoreHost, agent_command
 from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.processes.launch import Process
+from bftrainer.processes.warm import WarmLauncher
 
 DEADLINE_S = 120.0
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from bftrainer.elastic.processes import ColdLauncher, Command, Launcher, Process
-from bftrainer.elastic.warm import PARENTS, WarmLauncher
+from bftrainer.processes.launch import ColdLauncher, Command, Process, ProcessLauncher
+from bftrainer.processes.warm import PARENTS, WarmLauncher
 
 DEADLINE_S = 60.0
 
@@ -46,7 +46,7 @@ async def status(process: Process) -> int:
     return await asyncio.wait_for(process.wait(), DEADLINE_S)
 
 
-async def output(launcher: Launcher, command: Command) -> tuple[int, str]:
+async def output(launcher: ProcessLauncher, command: Command) -> tuple[int, str]:
     assert command.output is not None
     Path(command.output).unlink(missing_ok=True)
     ended = await status(await launcher.start(command))

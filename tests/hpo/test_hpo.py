@@ -17,7 +17,7 @@ import pytest
 from bftrainer.client import Client, UnreachableError
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.hpo import optimize
-from bftrainer.hpo.watch import Watch
+from bftrainer.hpo.watch import TrialWatch
 from fake_api import TOKEN, Book, make_app, serving
 
 optuna = pytest.importorskip("optuna")
@@ -467,14 +467,14 @@ def test_the_pools_time_counts_while_a_search_has_trials_under_way(world: World,
 
 def test_what_the_pool_gives_while_trials_go_on_without_a_driver_counts() -> None:
     study, now = new_study(), iter(range(0, 1000, 20))
-    first = Watch(study, lambda: next(now))
+    first = TrialWatch(study, lambda: next(now))
     first.look(100.0, under_way=False)
     first.look(150.0, under_way=True)  # and it is killed
-    second = Watch(study, lambda: next(now))
+    second = TrialWatch(study, lambda: next(now))
     second.look(400.0, under_way=True)
     assert second.pool_given == 300.0
     second.close()
-    third = Watch(study, lambda: next(now))
+    third = TrialWatch(study, lambda: next(now))
     third.look(900.0, under_way=False)  # nothing was under way
     third.look(1000.0, under_way=True)
     assert third.pool_given == 400.0

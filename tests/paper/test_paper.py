@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import typer
 
-from bftrainer.cli.paper import paper
+from bftrainer.cli.machine.paper import paper
 from bftrainer.core.models import PAPER_CURVES
 from bftrainer.errors import InputError
 from bftrainer.paper import runs as runs_module
 from bftrainer.paper.experiment import Experiment, baseline_run, hpo_run
 from bftrainer.paper.registry import EXPERIMENTS, find_experiments
 from bftrainer.paper.reproduce import Reproduced, reproduce
-from bftrainer.paper.runs import Run, Runs
+from bftrainer.paper.runs import PaperRun, Runs
 from bftrainer.paper.setting import Setting, paper_name
 from bftrainer.paper.windows import share_followed, six_hours, spans, steps
 
@@ -236,7 +236,7 @@ def test_a_decision_is_overtaken_by_what_follows_it_in_time() -> None:
 
 def test_the_published_data_gives_the_known_efficiency(shared_data: Path, tmp_path: Path) -> None:
     setting = Setting(data=shared_data / "summit", hours=12.0)
-    run: Run = hpo_run(setting)
+    run: PaperRun = hpo_run(setting)
     experiments: tuple[Experiment, ...] = find_experiments(["week"])
     reproduce(experiments, setting, tmp_path, workers=1)
     found = json.loads((tmp_path / "week.json").read_text())

@@ -15,7 +15,7 @@ from bftrainer.errors import InputError
 from bftrainer.scheduler import Policy
 from bftrainer.simulate.best import best_values
 from bftrainer.simulate.metrics import measure, static_time
-from bftrainer.simulate.replay import Replay, Settings, replay
+from bftrainer.simulate.replay import Replay, ReplaySettings, replay
 
 LINE = Curve.through([0, 8], [0.0, 80.0])
 BENT = Curve.through([0, 1, 2, 4, 8], [0.0, 10.0, 18.0, 30.0, 44.0])
@@ -34,7 +34,7 @@ def machine(*fragments: tuple[str, float, float], end: float = 1000.0) -> Trace:
 def run(
     trace: Trace, *trainers: Trainer, accounting: str = "stall", decide_on: str = "all", **policy: object
 ) -> Replay:
-    return replay(trace, trainers, Settings(Policy(**policy), accounting, decide_on))  # type: ignore[arg-type]
+    return replay(trace, trainers, ReplaySettings(Policy(**policy), accounting, decide_on))  # type: ignore[arg-type]
 
 
 def test_a_trainer_on_steady_nodes_is_done_when_its_work_is() -> None:
@@ -195,7 +195,7 @@ def history(seed: int) -> tuple[Trace, list[Trainer]]:
 def test_what_must_hold_of_every_replay(seed, accounting, decide_on, allocator, objective, parallel) -> None:
     trace, trainers = history(seed)
     policy = Policy(make_allocator(allocator), objective, 60.0, parallel)
-    result = replay(trace, trainers, Settings(policy, accounting, decide_on))
+    result = replay(trace, trainers, ReplaySettings(policy, accounting, decide_on))
     metrics = measure(result, trainers, policy)
     offered = trace.clip(Window(0.0, result.end)).lengths.sum() if result.end > 0 else 0.0
     assert result.pool_node_seconds == pytest.approx(offered)

@@ -23,10 +23,10 @@ from bftrainer.scheduler import Policy
 from bftrainer.simulate.charts import binned, made_and_best, parts_of_bound, span_hours
 from bftrainer.simulate.gantt import Gantt, GanttRecorder, Span, gantt_data, what_is_shown
 from bftrainer.simulate.metrics import Breakdown, Metrics, measure
-from bftrainer.simulate.replay import Replay, Settings, Timeline, TrainerRow, replay
+from bftrainer.simulate.replay import Replay, ReplaySettings, Timeline, TrainerSummary, replay
 from bftrainer.simulate.report import write_report
 from bftrainer.simulate.svg import shortened, time_ticks, value_ticks
-from bftrainer.traces.synth import synthesise
+from bftrainer.traces.synthetic.synth import synthesise
 
 HOUR = 3600.0
 SECTIONS = ("figures", "efficiency", "pool", "losses", "runs", "gantt", "settings")
@@ -66,8 +66,8 @@ class Run:
         return (path / "r.html").read_text()
 
 
-def ran(trainers: tuple[Trainer, ...], window: Window | None = None, settings: Settings | None = None) -> Run:
-    settings = settings or Settings()
+def ran(trainers: tuple[Trainer, ...], window: Window | None = None, settings: ReplaySettings | None = None) -> Run:
+    settings = settings or ReplaySettings()
     recorder = GanttRecorder(window or summit().window, summit().nodes)
     result = replay(summit(), trainers, settings, recorder.watch)
     return Run(result, measure(result, trainers, settings.policy), recorder.finish(result))
@@ -209,10 +209,10 @@ WINDOWS = {  # hours since the start of the trace
     "begins before": (-1.0, 1.0),
 }
 RUNS = {  # the work of each trainer, the seconds from one to the next, and how to replay
-    "busy": (2e7, 300.0, Settings()),
-    "pauses": (2e7, 1400.0, Settings()),
-    "pool events only": (2e7, 1400.0, Settings(decide_on="pool", accounting="paper")),
-    "unfinished": (1e8, 300.0, Settings()),
+    "busy": (2e7, 300.0, ReplaySettings()),
+    "pauses": (2e7, 1400.0, ReplaySettings()),
+    "pool events only": (2e7, 1400.0, ReplaySettings(decide_on="pool", accounting="paper")),
+    "unfinished": (1e8, 300.0, ReplaySettings()),
 }
 
 
@@ -338,7 +338,7 @@ def test_a_page_of_two_weeks_and_a_thousand_trainers_is_under_a_megabyte(tmp_pat
     pool = rng.integers(0, 1000, steps).astype(float)
     flags, none = np.ones(steps, dtype=bool), np.zeros(steps)
     line = Timeline(time, pool, pool // 2, pool, pool * 1.1, np.cumsum(pool), none, none, flags, flags)
-    rows = tuple(TrainerRow(f"trainer-{i:05}", f"model-{i % 500}", start, start, end, 1e9) for i in range(1000))
+    rows = tuple(TrainerSummary(f"trainer-{i:05}", f"model-{i % 500}", start, start, end, 1e9) for i in range(1000))
     run = usual()
     big = replace(run.replay, start=start, end=end, trainers=rows, timeline=line)
     page = run.page(tmp_path, replay=big, metrics=replace(run.metrics, hours=336.0), gantt=crowded(1000, 120))
@@ -350,7 +350,7 @@ def test_a_page_of_two_weeks_and_a_thousand_trainers_is_under_a_megabyte(tmp_pat
 @pytest.mark.parametrize("accounting", ["paper", "stall"])
 def test_what_is_made_by_the_hour_adds_up_to_what_is_made(objective: str, accounting: Any, tmp_path: Path) -> None:
     policy = Policy(objective=efficiency) if objective == "efficiency" else Policy()
-    run = ran(workload(), settings=Settings(policy, accounting))
+    run = ran(workload(), settings=ReplaySettings(policy, accounting))
     edges = np.append(np.arange(run.replay.start, run.replay.end, HOUR), run.replay.end)
     made, best = made_and_best(run.replay, edges)
     assert math.isclose(made.sum(), run.replay.value, rel_tol=1e-9)

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bftrainer.cluster.slurm_check import Finding, choose, examine
-from bftrainer.cluster.slurm_read import Site, SlurmError
-from bftrainer.cluster.slurm_site import gather
+from bftrainer.slurm.ask import gather
+from bftrainer.slurm.check import SiteFinding, choose, examine
+from bftrainer.slurm.site import Site, SlurmError
 
 RECORDED = Path(__file__).with_name("recorded")
 NOW = 1_794_758_326.0  # the instant in recorded/config.txt
@@ -66,14 +66,14 @@ def site(
     return gather(state, ask, lambda: NOW)
 
 
-def found(findings: list[Finding], check: str) -> Finding:
+def found(findings: list[SiteFinding], check: str) -> SiteFinding:
     """The worst finding of a check."""
     some = [finding for finding in findings if finding.check == check]
     assert some, f"no finding {check!r} among {[finding.check for finding in findings]}"
     return max(some, key=lambda finding: ("ok", "warning", "error").index(finding.level))
 
 
-def judged(one: Site, partition: str = "", qos: str = "", refusal: str | None = None) -> list[Finding]:
+def judged(one: Site, partition: str = "", qos: str = "", refusal: str | None = None) -> list[SiteFinding]:
     return examine(one, choose(one, partition, qos), refusal)
 
 

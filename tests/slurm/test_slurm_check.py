@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from bftrainer.cli import main
-from bftrainer.cluster.slurm_check import choose, refused, slurm_conf
-from bftrainer.cluster.slurm_read import Site, read_config, read_partitions
 from bftrainer.errors import InputError
+from bftrainer.slurm.check import choose, refused, slurm_conf
+from bftrainer.slurm.site import Site, read_config, read_partitions
 from recorded_site import Changes, found, judged, recorded, site
 from slurmlab import Lab, cluster
 
@@ -253,7 +253,7 @@ def check(
     monkeypatch.setenv("SLURM_CONF", str(lab.conf))
     monkeypatch.setenv("BFTRAINER_STATE", str(tmp_path))
     monkeypatch.delenv("BFTRAINER_CONFIG", raising=False)
-    monkeypatch.setitem(main.COMMANDS, "slurm", "slurm")
+    monkeypatch.setitem(main.COMMANDS, "slurm", "admin.slurm")
     good = lab.conf.read_text()
 
     def check(*changes: tuple[str, str]) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from bftrainer.cluster.judgement import judge
-from bftrainer.cluster.service import policy_of
-from bftrainer.cluster.settings import Config, PolicySettings
-from bftrainer.cluster.store import FILE, Store
+from bftrainer.cluster.config.keys import Config, PolicySettings
+from bftrainer.cluster.config.policy import policy_of
+from bftrainer.cluster.report.efficiency import judge
+from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.traces.files import load_trace
 from ledger import committed, same_as_alone
 from live import Live, gone, wait_until

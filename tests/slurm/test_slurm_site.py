@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bftrainer.cluster.slurm_read import (
+from bftrainer.errors import InputError
+from bftrainer.slurm.ask import find_file_system, run, try_pilot
+from bftrainer.slurm.site import (
     FileSystem,
     NoAnswerError,
     SlurmError,
@@ -24,8 +26,6 @@ from bftrainer.cluster.slurm_read import (
     read_switches,
     seconds,
 )
-from bftrainer.cluster.slurm_site import find_file_system, run, try_pilot
-from bftrainer.errors import InputError
 from recorded_site import NOW, found, judged, program, recorded, site
 
 

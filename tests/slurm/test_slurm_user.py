@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from bftrainer.cli import main
-from bftrainer.cluster.config import load_config
+from bftrainer.cluster.config.load import load_config
 from bftrainer.cluster.pools.registry import read_settings
-from bftrainer.cluster.slurm_user import places, render
 from bftrainer.errors import BFTrainerError
+from bftrainer.slurm.user import places, render
 from recorded_site import RECORDED, Changes, program, recorded, site
 
 
@@ -83,7 +83,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     """Runs a command in a home of its own; its exit status and what it printed."""
     monkeypatch.delenv("BFTRAINER_CONFIG", raising=False)
     monkeypatch.setenv("BFTRAINER_STATE", str(tmp_path / "state"))
-    monkeypatch.setitem(main.COMMANDS, "slurm", "slurm")
+    monkeypatch.setitem(main.COMMANDS, "slurm", "admin.slurm")
     monkeypatch.chdir(tmp_path)
 
     def call(*args: object) -> SimpleNamespace:

@@ -17,24 +17,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bftrainer.cluster.pools.registry import make_pool
-from bftrainer.cluster.pools.slurm_commands import (
+from bftrainer.cluster.pools.slurm.commands import (
     Slurm,
-    SlurmError,
+    SlurmCommandError,
     command_environment,
     pilot_script,
     submission,
     write_files,
 )
-from bftrainer.cluster.pools.slurm_settings import SlurmSettings, read_duration
-from bftrainer.cluster.pools.slurm_short import AFTER_S, FOR_S, Shortening
-from bftrainer.cluster.pools.slurm_watch import (
+from bftrainer.cluster.pools.slurm.decide import (
     COURTESY_S,
     GIVE_WAY_S,
-    Courtesy,
     Nodes,
     Pilot,
     Refusals,
     WaitingJob,
+    YieldRule,
     choose,
     fate,
     has_features,
@@ -45,8 +43,10 @@ from bftrainer.cluster.pools.slurm_watch import (
     sort_pilots,
     usable,
 )
+from bftrainer.cluster.pools.slurm.settings import SlurmSettings, read_duration
+from bftrainer.cluster.pools.slurm.short import AFTER_S, FOR_S, Shortening
 from bftrainer.errors import BFTrainerError, InputError
-from bftrainer.traces.states import read_sinfo
+from bftrainer.traces.recorder.states import read_sinfo
 from made_pools import executable
 
 PILOTS = "JOBID|STATE|REQ_NODES|NODELIST|TIME_LEFT|PREEMPT_TIME|REASON|COMMENT|\n"
@@ -216,7 +216,9 @@ FREE = ("n1", "n2", "n3", "n4")
 LAYOUT = {"main": frozenset({*FREE, "n5", "n6"}), "small": frozenset({"n1"}), "other": frozenset({"n9"})}
 
 
-def wishes(courtesy: Courtesy, now: float, *queue: WaitingJob, ours: tuple[str, ...] = ("n5",)) -> tuple[set[str], int]:
+def wishes(
+    courtesy: YieldRule, now: float, *queue: WaitingJob, ours: tuple[str, ...] = ("n5",)
+) -> tuple[set[str], int]:
     found = courtesy.wishes(now, 1000.0 + now, queue, Nodes(FREE, ours), LAYOUT, 300.0)
     spoken, more = found.spoken, found.more
     return set(spoken), more
@@ -237,11 +239,11 @@ def wishes(courtesy: Courtesy, now: float, *queue: WaitingJob, ours: tuple[str, 
     ],
 )
 def test_idle_nodes_are_left_to_jobs_that_could_start_on_them(job: WaitingJob, spoken: set[str], more: int) -> None:
-    assert wishes(Courtesy(), 0.0, job) == (spoken, more)
+    assert wishes(YieldRule(), 0.0, job) == (spoken, more)
 
 
 def test_a_job_that_could_have_started_for_long_is_kept_by_something_else() -> None:
-    courtesy, job = Courtesy(), WaitingJob("1", ("main",), 2)
+    courtesy, job = YieldRule(), WaitingJob("1", ("main",), 2)
     assert wishes(courtesy, 0.0, job)[1] == 2
     assert wishes(courtesy, COURTESY_S - 1, job)[1] == 2
     assert wishes(courtesy, COURTESY_S, job, WaitingJob("2", ("main",), 1))[1] == 1
@@ -251,8 +253,8 @@ def test_a_job_that_could_have_started_for_long_is_kept_by_something_else() -> N
 
 def test_only_the_partitions_to_watch_count() -> None:
     job = WaitingJob("1", ("main", "small"), 2)
-    assert wishes(Courtesy(("small",)), 0.0, job)[1] == 2
-    assert wishes(Courtesy(("other",)), 0.0, job)[1] == 0
+    assert wishes(YieldRule(("small",)), 0.0, job)[1] == 2
+    assert wishes(YieldRule(("other",)), 0.0, job)[1] == 0
 
 
 def test_enough_nodes_stay_free() -> None:
@@ -367,7 +369,7 @@ def test_a_command_that_misbehaves_is_one_clear_error(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     patience_s = 0.5 if "0.5 s" in message else 30.0
     slurm = Slurm(SlurmSettings(partition="p", command_timeout_s=patience_s), tmp_path, "abc", "ff")
-    with pytest.raises(SlurmError, match=re.escape(message)) as error:
+    with pytest.raises(SlurmCommandError, match=re.escape(message)) as error:
         asyncio.run(slurm.nodes())
     assert "\n" not in str(error.value)
 
@@ -411,12 +413,12 @@ def test_the_defaults_that_the_page_names_are_the_defaults() -> None:
             assert named[each.name] == text.replace("False", "false"), each.name
 
 
-def given_up(courtesy: Courtesy, now: float, queue: Sequence[WaitingJob], nodes: Nodes) -> tuple[str, ...]:
+def given_up(courtesy: YieldRule, now: float, queue: Sequence[WaitingJob], nodes: Nodes) -> tuple[str, ...]:
     return courtesy.wishes(now, 1000.0 + now, queue, nodes, LAYOUT, 300.0).give
 
 
 def test_nodes_that_a_job_lacks_are_given_up_at_first_sight() -> None:
-    courtesy, job, nodes = Courtesy(), WaitingJob("1", ("main",), 4), Nodes(("n1", "n2"), ("n3", "n4", "n5"))
+    courtesy, job, nodes = YieldRule(), WaitingJob("1", ("main",), 4), Nodes(("n1", "n2"), ("n3", "n4", "n5"))
     assert given_up(courtesy, 0.0, [job], nodes) == ("n3", "n4")
     leaving = Nodes(("n1", "n2"), ("n5",), ("n3", "n4"))
     assert given_up(courtesy, 1.0, [job], leaving) == (), "those that are on their way out are enough"
@@ -424,7 +426,7 @@ def test_nodes_that_a_job_lacks_are_given_up_at_first_sight() -> None:
 
 
 def test_nothing_is_given_up_for_a_job_that_could_not_start_all_the_same() -> None:
-    courtesy, nodes = Courtesy(), Nodes(("n1",), ("n2", "n3"))
+    courtesy, nodes = YieldRule(), Nodes(("n1",), ("n2", "n3"))
     wide = WaitingJob("1", ("main",), 4)
     for now in (0.0, 1.0, 2.0):
         assert given_up(courtesy, now, [wide, WaitingJob("3", ("other",), 1)], nodes) == ()
@@ -433,7 +435,7 @@ def test_nothing_is_given_up_for_a_job_that_could_not_start_all_the_same() -> No
 
 
 def test_jobs_that_wait_together_are_each_given_what_they_lack() -> None:
-    courtesy, nodes = Courtesy(), Nodes(("n1",), ("n2", "n3", "n4", "n5"))
+    courtesy, nodes = YieldRule(), Nodes(("n1",), ("n2", "n3", "n4", "n5"))
     queue = [WaitingJob("1", ("main",), 2), WaitingJob("2", ("main",), 2)]
     assert given_up(courtesy, 0.0, queue, nodes) == ("n2", "n3", "n4")
     planned = WaitingJob("9", ("main",), 2, planned_on=frozenset({"n6"}), start=9000.0)

@@ -9,12 +9,12 @@ import pytest
 from logs import DIALECTS
 
 from bftrainer.errors import InputError
-from bftrainer.traces.importing import FORMATS, import_trace
-from bftrainer.traces.jobs import Job, ReaderOptions
-from bftrainer.traces.lsf import LsfReader
-from bftrainer.traces.pbs import PbsReader
-from bftrainer.traces.slurm import JobcompReader, SacctPairsReader, SacctReader
-from bftrainer.traces.swf import SwfReader
+from bftrainer.traces.readers.importing import FORMATS, import_trace
+from bftrainer.traces.readers.jobs import Job, ReaderOptions
+from bftrainer.traces.readers.lsf import LsfReader
+from bftrainer.traces.readers.pbs import PbsReader
+from bftrainer.traces.readers.slurm import JobcompReader, SacctPairsReader, SacctReader
+from bftrainer.traces.readers.swf import SwfReader
 
 READERS = {r.name: r for r in (SacctReader, SacctPairsReader, JobcompReader, SwfReader, LsfReader, PbsReader)}
 REAL = {

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bftrainer.core import Window
-from bftrainer.traces.idle import Intervals, Occupancy, idle_trace, union
-from bftrainer.traces.layout import lay_first_fit
+from bftrainer.traces.readers.first_fit import lay_first_fit
+from bftrainer.traces.readers.idle import BusyTimes, Intervals, idle_trace, union
 
 NODES = ["n0", "n1", "n2", "n3"]
 spans = st.lists(
@@ -69,8 +69,8 @@ def test_occupancy_gives_the_same_however_often_it_compacts(monkeypatch) -> None
     jobs = [(rng.integers(0, 50, 3).astype(np.int32), float(s), float(s + 5)) for s in rng.integers(0, 200, 400)]
     results = []
     for limit in (10, 10_000):
-        monkeypatch.setattr("bftrainer.traces.idle._COMPACT_AT", limit)
-        occupancy = Occupancy()
+        monkeypatch.setattr("bftrainer.traces.readers.idle._COMPACT_AT", limit)
+        occupancy = BusyTimes()
         for job in jobs:
             occupancy.add(*job)
         results.append(occupancy.intervals())

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from bftrainer.core.trace import Trace
 from bftrainer.errors import BFTrainerError, InputError
-from bftrainer.traces.journal import Journal, looks_like_journal
-from bftrainer.traces.recording import read_journal
-from bftrainer.traces.states import NodeStates
+from bftrainer.traces.recorder.journal import Journal, looks_like_journal
+from bftrainer.traces.recorder.recording import read_journal
+from bftrainer.traces.recorder.states import NodeStates
 
 SOURCE = {"command": ["sinfo"], "form": "sinfo"}
 MACHINE = ("a", "b", "c", "d")

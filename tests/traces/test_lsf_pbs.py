@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 from logs import DAY, DIALECTS, Run
 
-from bftrainer.traces.importing import import_trace
-from bftrainer.traces.jobs import Job, ReaderOptions, Skip
-from bftrainer.traces.lsf import LsfReader
-from bftrainer.traces.pbs import PbsReader
+from bftrainer.traces.readers.importing import import_trace
+from bftrainer.traces.readers.jobs import Job, ReaderOptions, Skip
+from bftrainer.traces.readers.lsf import LsfReader
+from bftrainer.traces.readers.pbs import PbsReader
 
 
 def lsf(*lines: str) -> list[Job | Skip]:

@@ -10,8 +10,8 @@ import pytest
 from logs import DAY, DIALECTS, IDLE, SCHEDULE, Dialect
 
 from bftrainer.errors import InputError
-from bftrainer.traces.importing import Imported, import_trace
-from bftrainer.traces.options import ImportOptions
+from bftrainer.traces.readers.importing import Imported, import_trace
+from bftrainer.traces.readers.options import ImportOptions
 from bftrainer.traces.times import time_zone
 
 every_dialect = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS.keys())

@@ -15,10 +15,19 @@ from pathlib import Path
 import pytest
 
 from bftrainer.errors import InputError
-from bftrainer.traces.journal import Entry, Journal
-from bftrainer.traces.record import PollError, Recorder, Source, Tally, default_source, poll, record, steady_clock
-from bftrainer.traces.recording import read_journal
-from bftrainer.traces.states import NodeStates
+from bftrainer.traces.recorder.journal import Entry, Journal
+from bftrainer.traces.recorder.record import (
+    PollError,
+    Recorder,
+    RecordingSummary,
+    StateSource,
+    default_source,
+    poll,
+    record,
+    steady_clock,
+)
+from bftrainer.traces.recorder.recording import read_journal
+from bftrainer.traces.recorder.states import NodeStates
 
 DEADLINE_S = 60
 
@@ -79,7 +88,7 @@ def test_polls_keep_to_the_schedule_however_long_they_take(fake: FakeTime, journ
 
     tally, entries = run(fake, journal, ask, duration_s=60)
     assert [entry.t for entry in entries] == [1000, 1010, 1020, 1030, 1040, 1050, 1060]
-    assert tally == Tally(polls=7, missed=0)
+    assert tally == RecordingSummary(polls=7, missed=0)
 
 
 def test_a_slow_poll_skips_slots_instead_of_bunching(fake: FakeTime, journal: Journal) -> None:
@@ -109,13 +118,13 @@ def test_a_stop_ends_the_recording(journal: Journal) -> None:
     tally, entries = run(FakeTime(stop_at=1025), journal, all_idle)
     assert [entry.t for entry in entries] == [1000, 1010, 1020]
     assert tally.polls == 3
-    assert run(FakeTime(now=2000, stop_at=2000), journal, all_idle)[0] == Tally(0, 0)
+    assert run(FakeTime(now=2000, stop_at=2000), journal, all_idle)[0] == RecordingSummary(0, 0)
 
 
 def test_a_stop_interrupts_the_wait(tmp_path: Path) -> None:
     stop, polled = threading.Event(), threading.Event()
-    tallies: list[Tally] = []
-    source = Source("echo n1")
+    tallies: list[RecordingSummary] = []
+    source = StateSource("echo n1")
 
     def work() -> None:
         tallies.append(record(source, tmp_path / "T", stop, interval_s=3600, watch=lambda entry: polled.set()))
@@ -126,7 +135,7 @@ def test_a_stop_interrupts_the_wait(tmp_path: Path) -> None:
     stop.set()
     thread.join(DEADLINE_S)
     assert not thread.is_alive()
-    assert tallies == [Tally(1, 0)]
+    assert tallies == [RecordingSummary(1, 0)]
 
 
 def test_failed_polls_are_journalled_and_the_next_slot_is_tried(fake: FakeTime, journal: Journal) -> None:
@@ -139,7 +148,7 @@ def test_failed_polls_are_journalled_and_the_next_slot_is_tried(fake: FakeTime, 
         return answer
 
     tally, entries = run(fake, journal, ask, duration_s=30)
-    assert tally == Tally(polls=2, missed=2)
+    assert tally == RecordingSummary(polls=2, missed=2)
     assert [entry.missed for entry in entries] == [None, "sinfo: no answer", "odd", None]
     recording = read_journal(journal.path)
     assert (recording.polls, recording.missed, len(recording.trace)) == (2, 2, 2)
@@ -166,7 +175,7 @@ def test_schedulers_have_their_commands() -> None:
     assert default_source("slurm").form == "sinfo"
     assert str(default_source("pbs")) == "pbsnodes -a -F json"
     assert default_source("pbs").form == "pbs-json"
-    assert default_source("script", "cat idle | sort") == Source("cat idle | sort", "auto")
+    assert default_source("script", "cat idle | sort") == StateSource("cat idle | sort", "auto")
     assert default_source("pbs").identity() == {"command": ["pbsnodes", "-a", "-F", "json"], "form": "pbs-json"}
 
 
@@ -182,33 +191,35 @@ def test_sources_that_make_no_sense_are_refused(kind, command, says: str) -> Non
 @pytest.mark.parametrize(("command", "timeout_s"), [("", 1), (" ", 1), ((), 1), ("x", 0), ("x", float("nan"))])
 def test_a_source_needs_a_command_and_a_timeout(command, timeout_s: float) -> None:
     with pytest.raises(InputError):
-        Source(command, timeout_s=timeout_s)
+        StateSource(command, timeout_s=timeout_s)
 
 
 def test_a_poll_runs_the_command_and_reads_what_it_prints() -> None:
-    assert poll(Source(("printf", "n1 idle\\nn2 alloc\\n"), "sinfo")) == NodeStates(("n1", "n2"), frozenset({"n1"}))
-    assert poll(Source("echo n1; echo n2 | cat")).idle == {"n1", "n2"}
-    assert poll(Source("true")).idle == frozenset()
+    assert poll(StateSource(("printf", "n1 idle\\nn2 alloc\\n"), "sinfo")) == NodeStates(
+        ("n1", "n2"), frozenset({"n1"})
+    )
+    assert poll(StateSource("echo n1; echo n2 | cat")).idle == {"n1", "n2"}
+    assert poll(StateSource("true")).idle == frozenset()
 
 
 def test_a_command_reads_nothing_from_our_terminal() -> None:
-    assert poll(Source("cat", timeout_s=DEADLINE_S)).idle == frozenset()
+    assert poll(StateSource("cat", timeout_s=DEADLINE_S)).idle == frozenset()
 
 
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        (Source("echo first >&2; echo second >&2; exit 3"), "exit status 3: first$"),
-        (Source("exit 1"), "exit status 1: it said nothing"),
-        (Source("kill -9 $$"), "signal 9 ended it"),
-        (Source(("no-such-command-anywhere", "-x")), "no-such-command-anywhere -x: cannot run it: No such file"),
-        (Source(("echo", "a\0b")), "cannot run it"),
-        (Source(("true",), "sinfo"), "true: sinfo printed no node"),
-        (Source("echo '<html>'"), "echo '<html>': line 1"),
-        (Source("head -c 4000 /dev/urandom"), "urandom: "),
+        (StateSource("echo first >&2; echo second >&2; exit 3"), "exit status 3: first$"),
+        (StateSource("exit 1"), "exit status 1: it said nothing"),
+        (StateSource("kill -9 $$"), "signal 9 ended it"),
+        (StateSource(("no-such-command-anywhere", "-x")), "no-such-command-anywhere -x: cannot run it: No such file"),
+        (StateSource(("echo", "a\0b")), "cannot run it"),
+        (StateSource(("true",), "sinfo"), "true: sinfo printed no node"),
+        (StateSource("echo '<html>'"), "echo '<html>': line 1"),
+        (StateSource("head -c 4000 /dev/urandom"), "urandom: "),
     ],
 )
-def test_a_poll_that_fails_names_the_command_and_the_reason(source: Source, says: str) -> None:
+def test_a_poll_that_fails_names_the_command_and_the_reason(source: StateSource, says: str) -> None:
     with pytest.raises(PollError, match=says) as caught:
         poll(source)
     assert "\n" not in str(caught.value)
@@ -225,7 +236,7 @@ def is_running(pid: int) -> bool:
 
 def test_a_command_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    source = Source(f"sleep 1000 & echo $! > {pids}; echo $$ >> {pids}; wait", timeout_s=2)
+    source = StateSource(f"sleep 1000 & echo $! > {pids}; echo $$ >> {pids}; wait", timeout_s=2)
     with pytest.raises(PollError, match="no answer within 2 s"):
         poll(source)
     for pid in map(int, pids.read_text().split()):
@@ -238,25 +249,25 @@ def test_a_child_that_keeps_the_output_open_is_a_timeout_and_no_hang(tmp_path: P
     script = f"import os, time; os.setsid(); open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(1000)"
     try:
         with pytest.raises(PollError, match="no answer"):
-            poll(Source(f'{sys.executable} -c "{script}" & while [ ! -s {pid_file} ]; do :; done', timeout_s=2))
+            poll(StateSource(f'{sys.executable} -c "{script}" & while [ ! -s {pid_file} ]; do :; done', timeout_s=2))
     finally:
         if pid_file.exists():
             os.kill(int(pid_file.read_text()), signal.SIGKILL)
 
 
 def test_recording_goes_on_with_an_existing_journal(tmp_path: Path) -> None:
-    source, path = Source("echo n1"), tmp_path / "T"
+    source, path = StateSource("echo n1"), tmp_path / "T"
     for _ in range(2):
         assert record(source, path, threading.Event(), interval_s=0.02, duration_s=0.02).polls >= 1
     assert read_journal(path).trace.nodes == ("n1",)
     with pytest.raises(InputError, match="was recorded from"):
-        record(Source("echo n2"), path, threading.Event(), interval_s=0.02)
+        record(StateSource("echo n2"), path, threading.Event(), interval_s=0.02)
 
 
 RECORDER = """
 import sys, threading
-from bftrainer.traces.record import Source, record
-record(Source(sys.argv[1]), sys.argv[2], threading.Event(), interval_s=0.02)
+from bftrainer.traces.recorder.record import StateSource, record
+record(StateSource(sys.argv[1]), sys.argv[2], threading.Event(), interval_s=0.02)
 """
 
 

@@ -4,10 +4,10 @@ import pytest
 from logs import DAY, DIALECTS, IDLE, iso
 
 from bftrainer.errors import InputError
-from bftrainer.traces.importing import import_trace
-from bftrainer.traces.jobs import Job, ReaderOptions, Skip
-from bftrainer.traces.options import ImportOptions
-from bftrainer.traces.slurm import SacctReader
+from bftrainer.traces.readers.importing import import_trace
+from bftrainer.traces.readers.jobs import Job, ReaderOptions, Skip
+from bftrainer.traces.readers.options import ImportOptions
+from bftrainer.traces.readers.slurm import SacctReader
 
 HEADER = "JobID|Start|End|Elapsed|State|NodeList"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bftrainer.errors import InputError
-from bftrainer.traces.states import (
+from bftrainer.traces.recorder.states import (
     FORMS,
     NodeStates,
     read_lent,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bftrainer.core import Fragment, Trace, Window
 from bftrainer.errors import InputError
 from bftrainer.traces.files import load_trace
-from bftrainer.traces.importing import import_trace
+from bftrainer.traces.readers.importing import import_trace
 from bftrainer.traces.stats import binned_pool, hazard, idle_stats, pool_steps
 from bftrainer.traces.times import Clock
 

@@ -14,8 +14,8 @@ import pytest
 from bftrainer.core import Fragment
 from bftrainer.errors import InputError
 from bftrainer.traces.files import load_trace
-from bftrainer.traces.importing import import_trace
-from bftrainer.traces.summit import ALLOWED, read_matrix
+from bftrainer.traces.readers.importing import import_trace
+from bftrainer.traces.readers.summit import ALLOWED, read_matrix
 
 TIMES = [1_600_000_000, 1_600_000_030, 1_600_000_040, 1_600_000_100]
 IDLE = [[1, 1, 0, 1], [0, 1, 1, 1], [0, 0, 0, 0]]

@@ -4,8 +4,8 @@ import pytest
 from logs import DAY
 
 from bftrainer.errors import InputError
-from bftrainer.traces.importing import Imported, import_trace
-from bftrainer.traces.options import ImportOptions
+from bftrainer.traces.readers.importing import Imported, import_trace
+from bftrainer.traces.readers.options import ImportOptions
 
 
 def row(job: int, submit: int, wait: int, run: int, got: int, asked: int = -1, status: int = 1, more: str = "") -> str:

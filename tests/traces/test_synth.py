@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bftrainer.core.trace import Trace
 from bftrainer.errors import InputError
-from bftrainer.traces.synth import PROFILES, synthesise
+from bftrainer.traces.synthetic.synth import PROFILES, synthesise
 
 SEEDS = range(5)
 

@@ -1,1 +1,1 @@
-"""One question, how many nodes each trainer gets and which, answered in several ways."""
+"""Allocators: decide how many nodes each trainer gets, and placements decide which ones."""

@@ -1,7 +1,7 @@
-"""The `equal` allocator, the paper's baseline: everyone gets the same, whatever it is worth.
+"""The `equal` allocator gives every trainer the same number of nodes. It is the paper's baseline.
 
-Trainers are taken in order of submission while their minimum fits; the pool is shared equally among them between their
-minimum and maximum, and leftover nodes go one each to the earliest.
+Trainers are taken in order of submission while their minimum fits. The pool is shared equally among them, between
+their minimum and maximum, and leftover nodes go one each to the earliest. Values of trainers play no part.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bftrainer.errors import InputError
 
 
 class EqualAllocator:
-    """Equal shares, first come first served. Proves nothing, so its status is `heuristic`."""
+    """Gives equal shares, first come first served. It proves nothing, so its status is `heuristic`."""
 
     name = "equal"
 
@@ -35,7 +35,7 @@ def _equal_shares(problem: Problem) -> tuple[int, ...]:
             counts[j] = claim.min_nodes
             left -= claim.min_nodes
             served.append(j)
-    # Raise the lowest together, step by step, until the pool is used up or everyone is full.
+    # Raise the smallest counts together, step by step, until the pool is used up or every trainer is at its maximum.
     hungry = [j for j in served if counts[j] < problem.claims[j].max_nodes]
     while left and hungry:
         level = min(counts[j] for j in hungry)

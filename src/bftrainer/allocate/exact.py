@@ -1,11 +1,11 @@
-"""The `exact` allocator: the count problem solved to optimality by a dynamic programme over claims.
+"""The `exact` allocator solves the count problem to optimality by dynamic programming over claims.
 
-With best_j(b) the most that claims j, j+1, … can gain with b nodes, best_j(b) is the maximum over n of
+Let best_j(b) be the most that claims j, j+1, … can gain with b nodes. It is the maximum over n of
 gain_j(n) + best_{j+1}(b−n): a multiple-choice knapsack. Small problems try every count of a claim at every budget in
 one broadcast. Large ones use that a gain is linear on few runs of counts (`runs.py`): counts that can be in no optimal
-plan are dropped first, and over what is left of a run the maximum is a sliding-window maximum. A process that takes
-many decisions has small problems solved by compiled code (`kernel.py`) where it can. Caps and shares of owners are
-`limited.py`'s part.
+plan are dropped first, and the maximum over the rest of a run is a sliding-window maximum. A process that takes many
+decisions has small problems solved by compiled code where possible (`kernel.py`). `limited.py` handles owners' caps
+and shares.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from bftrainer.allocate.runs import most_of_the_best, promising, runs_of, step, 
 from bftrainer.errors import InputError
 
 SMALL = 1_000_000
-"""Cells (budgets × counts of all claims) up to which trying everything is the faster way."""
+"""Cells (budgets × counts of all claims) up to which trying everything is faster."""
 
 SMALL_COMPILED = 4_000_000
-"""The same for compiled code."""
+"""`SMALL` for compiled code."""
 
 MANY = 1000
 """Decisions after which compiled code is worth the half second it takes to load."""
 
 
 class ExactAllocator:
-    """Optimal for every piecewise-linear value, whatever its shape.
+    """Finds the optimum for every piecewise-linear value curve, of any shape.
 
-    On a tie as many trainers as can stay as they are, and then the earlier submissions get more.
+    On a tie, as many trainers as possible stay as they are; then earlier submissions get more nodes.
     """
 
     name = "exact"
 
     def __init__(self, *, compiled: bool | None = None) -> None:
-        """`compiled`: whether to use compiled code, loaded at once; None leaves it to the number of decisions."""
+        """`compiled`: whether to use compiled code, loaded at once. None: decide by the number of decisions taken."""
         self._decisions = 0
         self._kernel = load_kernel() if compiled else None
         self._wait = compiled is None
@@ -54,7 +54,7 @@ class ExactAllocator:
         if problem.limits.exclusive:
             raise InputError("the exact allocator cannot hold exclusive groups; use the milp allocator")
         counts = _solve(problem, self._kernel)
-        # The best without limits, if it keeps to them, is the best with them; and it is found much sooner.
+        # If the optimum without limits obeys them, it is the optimum with them; and it is found much sooner.
         if problem.limits and not keeps_to(problem, counts):
             counts = solve_limited(problem)
         decision = Decision(counts, "optimal", problem.objective(counts), (time.perf_counter() - began) * 1e3)
@@ -81,7 +81,7 @@ def _solve(problem: Problem, kernel: Kernel | None) -> tuple[int, ...]:
 def _solve_compiled(
     kernel: Kernel, claims: tuple[Claim, ...], tops: list[int], pool: int, horizon_s: float
 ) -> tuple[int, ...]:
-    """Every count at every budget, by compiled code."""
+    """Solve by trying every count at every budget, in compiled code."""
     widest = max(tops) + 1
     rates = np.concatenate([claim.value.up_to(widest - 1) for claim in claims]).reshape(len(claims), widest)
     running = [claim.running for claim in claims]
@@ -94,7 +94,7 @@ def _solve_compiled(
 
 
 def _solve_densely(claims: tuple[Claim, ...], tops: list[int], pool: int, horizon_s: float) -> tuple[int, ...]:
-    """Every count at every budget."""
+    """Solve by trying every count at every budget, in numpy."""
     tie = tie_of(claims, horizon_s)
     gains = _gains(claims, tops, horizon_s, tie)
     # Each row is best_j over the budgets, after as many cells of "not enough nodes" as a claim has counts. So the view
@@ -105,7 +105,7 @@ def _solve_densely(claims: tuple[Claim, ...], tops: list[int], pool: int, horizo
     row, cell = table.strides
     shape, strides = (len(claims), widest, pool + 1), (row, -cell, cell)
     shifted: Floats = np.ndarray(shape, np.float64, table.data, (widest - 1) * cell, strides)
-    # Nobody comes after the last claim: with b nodes it takes the best count up to b.
+    # No claim follows the last one: with b nodes it takes the best count up to b.
     best[last] = gains[last].max()
     np.maximum.accumulate(gains[last, : pool + 1], out=best[last, :widest])
     # With the whole pool for the first claim, a claim never sees less than what those before it cannot take.
@@ -119,7 +119,7 @@ def _solve_densely(claims: tuple[Claim, ...], tops: list[int], pool: int, horizo
             found = found[first:]
         np.add(following, gain, cells)
         np.maximum.reduce(cells, out=found)
-    # From the largest count down, the first that is as good as the best.
+    # Take the first count, from the largest down, that is as good as the best.
     downwards, counts = gains[:, ::-1], []
     left, tie = pool, tie / 4
     for j in range(last):
@@ -133,8 +133,9 @@ def _solve_densely(claims: tuple[Claim, ...], tops: list[int], pool: int, horizo
 
 
 def _gains(claims: tuple[Claim, ...], tops: list[int], horizon_s: float, tie: float) -> Floats:
-    """The gain of each claim (a row) on each count (a column), minus infinity where the claim does not allow it;
-    staying as it is counts for `tie` more.
+    """The gain of each claim (a row) at each count (a column), minus infinity where the claim does not allow it.
+
+    Staying at the current count adds `tie`.
     """
     widest = max(tops) + 1
     rates = np.concatenate([claim.value.up_to(widest - 1) for claim in claims]).reshape(len(claims), widest)
@@ -155,7 +156,7 @@ def _gains(claims: tuple[Claim, ...], tops: list[int], horizon_s: float, tie: fl
 
 
 def _solve_by_runs(claims: tuple[Claim, ...], pool: int, horizon_s: float) -> tuple[int, ...]:
-    """Only the counts that may be in an optimal plan, run by run."""
+    """Solve over the counts that may be in an optimal plan, run by run."""
     tie = tie_of(claims, horizon_s)
     runs = promising([runs_of(claim, pool, horizon_s, tie) for claim in claims], pool)
     counts = [0] * len(claims)

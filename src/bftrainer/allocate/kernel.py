@@ -1,6 +1,6 @@
-"""The dynamic programme of the `exact` allocator as plain loops, for a compiler to make fast.
+"""Kernel of the `exact` allocator: its dynamic programme as plain loops, which numba compiles.
 
-`plan` is ordinary Python; `compiled` is what numba makes of it, where that is installed (the extra `fast`). Importing
+`plan` is ordinary Python; `compiled` is numba's version of it, where numba is installed (the extra `fast`). Importing
 numba and loading the compiled code takes about half a second, so the allocator asks for it only in a process that takes
 many decisions.
 """
@@ -31,8 +31,9 @@ def plan(
     pool: int,
     tie: float,
 ) -> Counts:
-    """The best count of each claim. Rates are by claim and count, costs of rescaling in value, and staying counts for
-    `tie` more; among counts that are equally good the largest is taken.
+    """The best count of each claim; among equally good counts the largest.
+
+    Rates are by claim and count, costs of rescaling in value. Staying at the current count adds `tie`.
     """
     claims, width = rates.shape
     gains = np.full((claims, width), -np.inf)
@@ -74,6 +75,6 @@ def compiled() -> Kernel | None:
     signature = "i8[::1](f8[:,::1], i8[::1], i8[::1], i8[::1], f8[::1], f8[::1], f8, i8, f8)"
     try:
         kernel: Kernel = numba.njit(signature, cache=True)(plan)
-    except RuntimeError:  # no place to keep the machine code in: made anew in every process
+    except RuntimeError:  # no folder to cache the machine code in: compiled again in every process
         kernel = numba.njit(signature)(plan)
     return kernel

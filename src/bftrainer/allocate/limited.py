@@ -1,9 +1,9 @@
-"""Caps and shares of owners in the `exact` allocator: a dynamic programme for each owner, and one over the owners.
+"""Owner limits in the `exact` allocator: one dynamic programme per owner, and one over the owners.
 
 Every trainer has one owner, so limits on owners split the problem. For each limited owner, and for all others together,
-the first programme finds the most they can gain with exactly n nodes. The second shares the pool out among them: what
-counts is first how far owners fall short of their shares (`rights.py`), then the gain. Exact, as without limits, and no
-slower by more than the square of the pool for each owner.
+the first programme finds the most they can gain with exactly n nodes. The second divides the pool among them: it first
+minimises how far owners fall short of their shares (`rights.py`), then maximises the gain. The result is exact, as
+without limits, and the extra time is at most the square of the pool for each owner.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ import numpy.typing as npt
 
 from bftrainer.allocate.problem import Claim, Floats, Problem
 from bftrainer.allocate.rights import Right, rights
-from bftrainer.allocate.runs import Run, most_of_the_best, runs_of, step, tie_of
+from bftrainer.allocate.runs import CountRange, most_of_the_best, runs_of, step, tie_of
 
 Ints = npt.NDArray[np.int64]
 
 _NOTHING = np.iinfo(np.int64).max // 4
-"""What counts that cannot be lack."""
+"""Shortfall of impossible counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The claims that share limits, or have none."""
+    """Claims that share limits, or have none."""
 
     members: list[int]
     reach: int
-    """The most nodes that they may have together."""
+    """The most nodes that the claims may have in total."""
     right: Right | None
 
 
 def keeps_to(problem: Problem, counts: Sequence[int]) -> bool:
-    """Whether counts are within the caps, with every share met."""
+    """Whether counts obey the caps and meet every share."""
     held: dict[str, int] = {}
     for claim, count in zip(problem.claims, counts, strict=True):
         held[claim.owner] = held.get(claim.owner, 0) + count
@@ -46,7 +46,7 @@ def keeps_to(problem: Problem, counts: Sequence[int]) -> bool:
 
 
 def solve_limited(problem: Problem) -> tuple[int, ...]:
-    """The best counts within caps, with shares met as far as they can be."""
+    """The best counts within the caps, with shares met as far as possible."""
     tie = tie_of(problem.claims, problem.horizon_s)
     groups = _groups(problem)
     claims, horizon_s = problem.claims, problem.horizon_s
@@ -73,12 +73,12 @@ def _groups(problem: Problem) -> list[_Group]:
 
 
 class _Inner:
-    """What one group can gain, and how."""
+    """First dynamic programme: the gain of one group for every number of nodes, and the counts behind it."""
 
     def __init__(self, claims: Sequence[Claim], reach: int, horizon_s: float, tie: float) -> None:
         self._tie = tie / 4
-        self._runs: list[list[Run]] = [runs_of(claim, reach, horizon_s, tie) for claim in claims]
-        # A row for each claim: the most that it and those after it gain with exactly b nodes. After the last: nothing.
+        self._runs: list[list[CountRange]] = [runs_of(claim, reach, horizon_s, tie) for claim in claims]
+        # One row per claim: the most that it and later claims gain with exactly b nodes. After the last: nothing.
         self._best = np.full((len(claims) + 1, reach + 1), -np.inf)
         self._best[-1, 0] = 0.0
         for j in range(len(claims) - 1, -1, -1):
@@ -86,12 +86,12 @@ class _Inner:
 
     @property
     def value(self) -> Floats:
-        """The most with exactly n nodes, minus infinity where nobody can use so many."""
+        """The most gain with exactly n nodes, minus infinity where the group cannot use n nodes."""
         value: Floats = self._best[0]
         return value
 
     def counts(self, nodes: int) -> list[int]:
-        """The count of each claim when they have so many together."""
+        """The count of each claim when the group has `nodes` nodes in total."""
         found = []
         for j, runs in enumerate(self._runs):
             found.append(most_of_the_best(runs, self._best[j + 1], nodes, self._tie))
@@ -100,7 +100,7 @@ class _Inner:
 
 
 def _share_out(pool: int, groups: Sequence[_Group], values: Sequence[Floats], tie: float) -> list[int]:
-    """The nodes of each group: the least lack, and of those the most gain."""
+    """The nodes of each group: the least shortfall, then the most gain."""
     lack: Ints = np.zeros(pool + 1, np.int64)
     lack[1:] = _NOTHING
     gain = np.where(lack == 0, 0.0, -np.inf)
@@ -118,7 +118,7 @@ def _share_out(pool: int, groups: Sequence[_Group], values: Sequence[Floats], ti
 
 
 def _with(group: _Group, value: Floats, lack: Ints, gain: Floats) -> tuple[Ints, Floats, Ints]:
-    """Lack and gain by exact total once a group has its part, and how large that is."""
+    """Shortfall and gain by exact total once a group has its part, and the size of that part."""
     new_lack, new_gain = np.full_like(lack, _NOTHING), np.full_like(gain, -np.inf)
     chosen = np.zeros_like(lack)
     for n in np.flatnonzero(value > -np.inf).tolist():

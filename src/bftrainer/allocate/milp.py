@@ -1,25 +1,25 @@
-"""The `milp` allocator: the count problem as a mixed-integer programme, with every kind of limits.
+"""The `milp` allocator solves the count problem as a mixed-integer programme, with every kind of limit.
 
 A `Problem` with its `Limits` (owner caps, owner shares, exclusive groups) comes in, a `Decision` goes out.
-`milp_nodes.py` shares what any anytime solver needs: where to start, and what to say when the time is up.
+It shares with `milp_nodes.py` what any anytime solver needs: a starting point, and an answer when the time is up.
 
 Variables, for a claim j whose counts 0, min..C−1, C and C+1..max are cut into runs r on which the gain T·O(n) − O(C)·R
-is concave (a zig-zag curve gives several, Amdahl's law one a branch):
+is concave (a zig-zag curve gives several runs, Amdahl's law one per branch):
     nodes_j   whole, N_j: the nodes it gets
     take_jr   binary: its count lies in run r
     more_ji   from 0 to the length of linear piece i of a run: its nodes in that piece, beyond the run's first count
     short_o   whole: the nodes owner o lacks to its share
-    bare_o    whole: the nodes it lacks to what of its share is sure (`rights.py`)
+    bare_o    whole: the nodes owner o lacks to the sure part of its share (`rights.py`)
 Constraints:
-    one run a claim       Σ_r take_jr = 1
+    one run per claim     Σ_r take_jr = 1
     a count in its run    nodes_j = Σ_r first_r·take_jr + Σ_i more_ji,  more_ji ≤ length_i·take_jr
     the pool              Σ_j nodes_j ≤ |pool|
     caps, groups          Σ_o nodes_j ≤ cap_o,  Σ_group (its runs above 0) ≤ 1
     shares                Σ_o nodes_j + short_o ≥ share_o,  Σ_o nodes_j + bare_o ≥ sure_o
 The gain is Σ gain(first_r)·take_jr + slope_i·more_ji. Slopes fall along a run, so its pieces fill in order without a
 binary each. Shares come before any gain: one solve finds the least Σ W·bare_o + short_o, with W more than all shares
-together, a second the best gain with no more than that. (A penalty that outweighs every gain says the same in one
-solve, and pays with the digits of the gain.)
+together; a second solve finds the best gain with no more than that. (A penalty that outweighs every gain would do the
+same in one solve, but would cost digits of the gain.)
 """
 
 from __future__ import annotations
@@ -31,15 +31,25 @@ import numpy as np
 
 from bftrainer.allocate.problem import Claim, Decision, Problem, Status
 from bftrainer.allocate.rights import lacking, rights
-from bftrainer.allocate.solver import OBJECTIVE_SPAN, Backend, Draft, Floats, Ints, Model, Watch, check_settings, solve
+from bftrainer.allocate.solver import (
+    OBJECTIVE_SPAN,
+    Backend,
+    Draft,
+    Floats,
+    Ints,
+    Model,
+    Stopwatch,
+    check_settings,
+    solve,
+)
 
 Counts = tuple[int, ...]
-TINY = 1e-290  # gains below this cannot be scaled to where solvers have digits
+TINY = 1e-290  # gains below this cannot be scaled into the range where solvers are precise
 
 
 @dataclass(frozen=True, slots=True)
 class MilpAllocator:
-    """Solves the count model; proven best unless the time runs out, and never worse than an allowed current map."""
+    """Solves the count model. Optimal unless the time runs out, and never worse than an allowed current map."""
 
     time_limit_s: float = 60.0
     backend: Backend = "highs"
@@ -49,20 +59,25 @@ class MilpAllocator:
 
     @property
     def name(self) -> str:
-        """What `--allocator` calls it."""
+        """Name for `--allocator`."""
         return "milp"
 
     def allocate(self, problem: Problem) -> Decision:
-        """Node counts that keep to the pool, to every claim and to the limits; shares as far as they can be met."""
-        watch = Watch(self.time_limit_s)
+        """Node counts that obey the pool, every claim and the limits; shares are met as far as possible."""
+        watch = Stopwatch(self.time_limit_s)
         counts, proven = first_counts(problem), True
         if problem.limits.owner_shares:
             counts, proven = self._improve(problem, counts, watch, shares_only=True)
         counts, best = self._improve(problem, counts, watch)
         return settle(problem, counts, proven and best, watch)
 
-    def _improve(self, problem: Problem, start: Counts, watch: Watch, shares_only: bool = False) -> tuple[Counts, bool]:
-        """Better counts than `start` and whether nothing beats them; with `shares_only`, in what the shares lack."""
+    def _improve(
+        self, problem: Problem, start: Counts, watch: Stopwatch, shares_only: bool = False
+    ) -> tuple[Counts, bool]:
+        """Counts better than `start`, and whether they are proven optimal.
+
+        With `shares_only`, better means a smaller shortfall of the shares.
+        """
         written = _write(problem, start, shares_only)
         if written is None:
             return start, True
@@ -78,7 +93,7 @@ def _owned(problem: Problem, owner: str) -> list[int]:
 
 
 def obeys(problem: Problem, counts: Counts) -> bool:
-    """Whether counts keep to the pool, the claims, the owner caps and the exclusive groups."""
+    """Whether counts obey the pool, the claims, the owner caps and the exclusive groups."""
     limits, claims = problem.limits, problem.claims
     return (
         problem.feasible(counts)
@@ -91,7 +106,7 @@ def obeys(problem: Problem, counts: Counts) -> bool:
 
 
 def merit(problem: Problem, counts: Counts) -> tuple[int, float]:
-    """What counts are compared by: first how far owners fall short of their shares, then the objective."""
+    """Key to compare counts by: first how far owners fall short of their shares, then the objective."""
     return -lacking(rights(problem), problem.claims, counts), problem.objective(counts)
 
 
@@ -101,7 +116,7 @@ def most_nodes(problem: Problem, claim: Claim) -> int:
 
 
 def first_counts(problem: Problem) -> Counts:
-    """Where a solver starts: the current map where it is allowed, else what is left of it, first come, first served."""
+    """Starting point of a solver: the current map if allowed, else its allowed part, first come, first served."""
     if obeys(problem, problem.current):
         return problem.current
     left, caps, kept = problem.pool, dict(problem.limits.owner_caps), list[int]()
@@ -119,7 +134,7 @@ def first_counts(problem: Problem) -> Counts:
     return max(nothing, tuple(kept), key=lambda counts: merit(problem, counts))
 
 
-def settle(problem: Problem, counts: Counts, proven: bool, watch: Watch) -> Decision:
+def settle(problem: Problem, counts: Counts, proven: bool, watch: Stopwatch) -> Decision:
     """The decision: the counts found, unless the current map is allowed and as good."""
     current = problem.current
     stay = obeys(problem, current) and merit(problem, current) >= merit(problem, counts)
@@ -129,7 +144,7 @@ def settle(problem: Problem, counts: Counts, proven: bool, watch: Watch) -> Deci
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _ConcaveRun:
     """Counts from `first` on along which the gain is concave: linear pieces with falling slopes."""
 
     first: int
@@ -143,13 +158,13 @@ class _Run:
         return self.first + int(self.lengths.sum())
 
 
-def _runs(claim: Claim, most: int, horizon_s: float, floor: float) -> list[_Run]:
-    """The counts the claim may have, cut where its gain jumps (0, C), its slope rises or it is below `floor`."""
+def _runs(claim: Claim, most: int, horizon_s: float, floor: float) -> list[_ConcaveRun]:
+    """The counts that the claim may have, cut where its gain jumps (0, C), its slope rises or it is below `floor`."""
     now, least = claim.running, claim.min_nodes
     branches = [(0, 0), (max(least, now + 1), most)]
     if now:
         branches += [(least, min(now - 1, most)), (now, now if now <= most else 0)]
-    runs: list[_Run] = []
+    runs: list[_ConcaveRun] = []
     for low, high in branches:
         if low > high:
             continue
@@ -180,8 +195,8 @@ def _piece(first: int, last: int, gain: float, last_gain: float, floor: float) -
     return a, b, gain + slope * (a - first), slope
 
 
-def _concave_runs(pieces: list[Piece | None]) -> list[_Run]:
-    """Neighbouring pieces joined as long as their slopes fall."""
+def _concave_runs(pieces: list[Piece | None]) -> list[_ConcaveRun]:
+    """Neighbouring pieces, joined while their slopes fall."""
     chains: list[list[Piece]] = []
     for piece in pieces:
         if piece is None:
@@ -192,7 +207,7 @@ def _concave_runs(pieces: list[Piece | None]) -> list[_Run]:
         else:
             chains.append([piece])
     return [
-        _Run(
+        _ConcaveRun(
             first=chain[0][0],
             gain=chain[0][2],
             lengths=np.array([b - a for a, b, _, _ in chain if b > a], dtype=np.float64),
@@ -205,17 +220,17 @@ def _concave_runs(pieces: list[Piece | None]) -> list[_Run]:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A model and where in it the counts are."""
+    """A model, and the columns of the counts in it."""
 
     model: Model
     nodes: Ints
-    runs: list[list[_Run]]
+    runs: list[list[_ConcaveRun]]
     take: list[Ints]
     more: list[Ints]
     short: dict[str, list[tuple[int, int]]]
 
     def point(self, problem: Problem, counts: Counts) -> Floats:
-        """The values of all variables that say `counts`."""
+        """The values of all variables for `counts`."""
         x = np.zeros(len(self.model.gain))
         x[self.nodes] = counts
         for runs, take, more, n in zip(self.runs, self.take, self.more, counts, strict=True):
@@ -246,8 +261,8 @@ def _write(problem: Problem, start: Counts, shares_only: bool) -> _Written | Non
         span = math.fsum([*tops, -value])  # no counts are better than `start` by more than this
         if span <= max(1e-12 * abs(value), TINY):
             return None
-        # Counts that lose more than all claims together could win are out. What stays fits the scale of the
-        # improvement, so its digits survive the solver's absolute tolerances, whatever the costs of what left.
+        # Counts that lose more than all claims together could win are left out. The rest fits the scale of the
+        # improvement, so its digits survive the solver's absolute tolerances, whatever the omitted counts cost.
         scale = OBJECTIVE_SPAN / span
         floors = [min(top - span, c.gain_at(n, horizon_s)) for top, c, n in zip(tops, claims, start, strict=True)]
     runs = [_runs(claim, n, horizon_s, floor) for claim, n, floor in zip(claims, most, floors, strict=True)]
@@ -274,12 +289,12 @@ def _write_limits(
     draft: Draft,
     problem: Problem,
     nodes: Ints,
-    runs: list[list[_Run]],
+    runs: list[list[_ConcaveRun]],
     take: list[Ints],
     shares_only: bool,
     at_most: int,
 ) -> dict[str, list[tuple[int, int]]]:
-    """The rows of caps, groups and shares, which lack `at_most`; by owner, columns of what is lacking to what."""
+    """Add the rows of caps, groups and shares with a shortfall of `at_most`. Returns the shortfall columns by owner."""
     limits = problem.limits
     for owner, cap in limits.owner_caps.items():
         draft.rows(1, [(nodes[_owned(problem, owner)], 1.0)], upper=cap)

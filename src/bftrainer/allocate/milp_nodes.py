@@ -1,9 +1,9 @@
-"""The `milp-nodes` allocator: the paper's node-level model, line by line, for fidelity and cross-checks.
+"""The `milp-nodes` allocator solves the paper's node-level model, line by line, for fidelity and cross-checks.
 
-A `Problem` without limits comes in, a `Decision` goes out. Which node serves whom is decided in the model and left
-there: the counts are the answer, and `place.py` chooses nodes for them. `milp` finds the same ones far faster.
+A `Problem` without limits comes in, a `Decision` goes out. The model also decides which node serves which trainer, but
+only the counts are returned, and `place.py` chooses nodes for them. `milp` finds the same counts far faster.
 
-Given: the current map c_jn over nodes 0..|N|−1, handed to the claims in order, as many as each runs on.
+Given: the current map c_jn over nodes 0..|N|−1. Nodes are handed to the claims in order, as many as each runs on.
 Variables, for trainer j, node n, point d of its curve:
     has_jn                binary, x_jn: node n serves j
     nodes_j               whole, N_j = Σ_n x_jn
@@ -47,19 +47,29 @@ import numpy.typing as npt
 
 from bftrainer.allocate.milp import TINY, Counts, first_counts, obeys, settle
 from bftrainer.allocate.problem import Claim, Decision, Problem
-from bftrainer.allocate.solver import OBJECTIVE_SPAN, Backend, Draft, Floats, Ints, Model, Watch, check_settings, solve
+from bftrainer.allocate.solver import (
+    OBJECTIVE_SPAN,
+    Backend,
+    Draft,
+    Floats,
+    Ints,
+    Model,
+    Stopwatch,
+    check_settings,
+    solve,
+)
 from bftrainer.errors import InputError
 
 MOST_PAIRS = 1_000_000
-"""Pairs of trainer and node beyond which the model would fill the memory before it helped anyone."""
+"""Pairs of trainer and node beyond which the model would fill the memory before it could be solved."""
 
 Map = npt.NDArray[np.bool_]
-"""Trainers by nodes: who has which."""
+"""Trainers by nodes: whether the trainer has the node."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeMilpAllocator:
-    """Solves the node-level model; proven best unless the time runs out, never worse than an allowed current map."""
+    """Solves the node-level model. Optimal unless the time runs out, and never worse than an allowed current map."""
 
     time_limit_s: float = 60.0
     backend: Backend = "highs"
@@ -69,12 +79,12 @@ class NodeMilpAllocator:
 
     @property
     def name(self) -> str:
-        """What `--allocator` calls it."""
+        """Name for `--allocator`."""
         return "milp-nodes"
 
     def allocate(self, problem: Problem) -> Decision:
-        """Node counts that keep to the pool and to every claim."""
-        watch = Watch(self.time_limit_s)
+        """Node counts that obey the pool and every claim."""
+        watch = Stopwatch(self.time_limit_s)
         if problem.limits:
             raise InputError(
                 "owner caps, shares and exclusive groups are not in the milp-nodes model; use the milp allocator"
@@ -102,7 +112,7 @@ class NodeMilpAllocator:
 
 
 def current_map(problem: Problem) -> Map:
-    """c_jn: the nodes handed to the claims in order, as many as each runs on, until none is left."""
+    """c_jn: nodes handed to the claims in order, as many as each runs on, until none is left."""
     ends = np.minimum(np.cumsum(problem.current), problem.pool)
     begins = np.concatenate([[0], ends[:-1]])
     node = np.arange(problem.pool)
@@ -111,7 +121,7 @@ def current_map(problem: Problem) -> Map:
 
 
 def migration_free(current: Map, counts: Counts) -> Map:
-    """A map with these counts in which growers keep what they have and shrinkers take nothing new."""
+    """A map with these counts in which growers keep their nodes and shrinkers take no new ones."""
     new = current.copy()
     for j, n in enumerate(counts):
         new[j, np.flatnonzero(current[j])[n:]] = False
@@ -126,7 +136,7 @@ def migration_free(current: Map, counts: Counts) -> Map:
 
 @dataclass(frozen=True, slots=True)
 class _Curve:
-    """The points of a claim's curve within reach, and where their variables are."""
+    """Points of a claim's curve within reach, and their variables' columns."""
 
     points: Floats
     weight: Ints
@@ -134,8 +144,8 @@ class _Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
-    """The model and where in it everything is."""
+class _WrittenNodes:
+    """A model, and the columns of all its variables."""
 
     problem: Problem
     model: Model
@@ -151,7 +161,7 @@ class _Written:
     curves: list[_Curve]
 
     def point(self, counts: Counts) -> Floats:
-        """The values of all variables that say `counts`, on nodes reached without migration."""
+        """The values of all variables for `counts`, on nodes reached without migration."""
         x = np.zeros(len(self.model.gain))
         n, running = np.array(counts), np.array(self.problem.current)
         new = migration_free(self.current, counts)
@@ -167,7 +177,7 @@ class _Written:
         return x
 
 
-def _write(problem: Problem, start: Counts) -> _Written:
+def _write(problem: Problem, start: Counts) -> _WrittenNodes:
     claims, pool = problem.claims, problem.pool
     trainers = len(claims)
     current = current_map(problem)
@@ -195,7 +205,7 @@ def _write(problem: Problem, start: Counts) -> _Written:
     draft.rows(trainers, [(nodes, 1.0), (idle_u, -float(pool))], upper=most)
     draft.rows(trainers, [(nodes, 1.0), (idle_u, most)], upper=most)
 
-    # One trainer a node.
+    # One trainer per node.
     draft.rows(pool, [(has.T, 1.0)], upper=1)
 
     # Exclusive or.
@@ -220,7 +230,7 @@ def _write(problem: Problem, start: Counts) -> _Written:
 
     curves = [_write_curve(draft, c, nodes[j], int(most[j]), scale * problem.horizon_s) for j, c in enumerate(claims)]
     model = draft.model()
-    return _Written(problem, model, current, has, nodes, idle_l, idle_u, changed, shrinks, up, down, curves)
+    return _WrittenNodes(problem, model, current, has, nodes, idle_l, idle_u, changed, shrinks, up, down, curves)
 
 
 def _write_curve(draft: Draft, claim: Claim, nodes: int, most: int, scale: float) -> _Curve:
@@ -242,11 +252,11 @@ def _write_curve(draft: Draft, claim: Claim, nodes: int, most: int, scale: float
 
 
 def _scale(problem: Problem, start: Counts) -> float:
-    """What brings the improvement over `start` that is conceivable to the span solvers have digits for."""
+    """The factor that scales the possible improvement over `start` to the range where solvers are precise."""
     reach = [claim.gains(problem.pool, problem.horizon_s) for claim in problem.claims]
     gains = [own[np.isfinite(own)] for own in reach]
     span = math.fsum([*(float(own.max()) for own in gains), -problem.objective(start)])
     largest = max(float(np.abs(own).max()) for own in gains)
-    # Where costs dwarf the improvement, it must not be blown up so far that they exceed what a solver takes for finite.
+    # Where costs dwarf the improvement, the scaled costs must not exceed what a solver takes for finite.
     unit = max(span, 1e-6 * largest)
     return OBJECTIVE_SPAN / unit if unit > TINY else 1.0

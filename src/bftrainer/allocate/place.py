@@ -1,8 +1,8 @@
-"""From counts to nodes, without migration: which nodes each trainer keeps, gains and gives up.
+"""Placement turns node counts into nodes, without migration: the nodes each trainer keeps, gains and gives up.
 
-The scheduler calls `place` with the pool, the nodes each trainer holds and the counts an allocator decided. What must
-hold (a grower keeps every node, a shrinker takes none, a node serves one trainer) is seen to here; which nodes are
-better is a `Placement`'s choice: `Stable` looks at how long nodes have been idle, `Compact` at where they stand.
+The scheduler calls `place` with the pool, the nodes each trainer holds and the counts that an allocator decided.
+`place` enforces the rules: a grower keeps every node, a shrinker takes none, a node serves one trainer. A `Placement`
+chooses the better nodes: `Stable` looks at how long nodes have been idle, `Compact` at their position in the topology.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from bftrainer.core.topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The nodes of each trainer after a decision, and what changed."""
+    """Nodes of each trainer after a decision, and the changes."""
 
     nodes: Mapping[str, tuple[Node, ...]]
-    """Every trainer of the decision. What it keeps comes first and in the order it had, so that ranks can stay."""
+    """Nodes of every trainer of the decision. Kept nodes come first, in their old order, so that ranks can stay."""
     gained: Mapping[str, tuple[Node, ...]]
     """Trainers that grow, and the nodes they take."""
     given_up: Mapping[str, tuple[Node, ...]]
@@ -33,19 +33,19 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Grower:
-    """A trainer that takes nodes."""
+    """A trainer that gets more nodes."""
 
     held: Sequence[Node]
     needs: int
-    """How many more it takes, at least one."""
+    """How many more nodes the trainer takes, at least one."""
 
 
 class Placement(Protocol):
-    """A way to choose among nodes, which it always sees oldest first (idle for longest; then by name)."""
+    """Policy that chooses among nodes. It always sees them oldest first (idle for longest; then by name)."""
 
     @property
     def name(self) -> str:
-        """What the command line calls it."""
+        """Name on the command line."""
         ...
 
     def keep(self, held: Sequence[Node], count: int) -> Sequence[Node]:
@@ -59,7 +59,7 @@ class Placement(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Stable:
-    """Old nodes are dear: the longer a node has been idle, the less likely it is to leave soon.
+    """Prefers old nodes: the longer a node has been idle, the less likely it is to leave soon.
 
     Shrinkers give up their youngest nodes, growers take the oldest, first come first served.
     """
@@ -67,31 +67,32 @@ class Stable:
     name = "stable"
 
     def keep(self, held: Sequence[Node], count: int) -> Sequence[Node]:
-        """The oldest."""
+        """Keep the oldest nodes."""
         return held[:count]
 
     def take(self, growers: Sequence[Grower], free: Sequence[Node]) -> Sequence[Sequence[Node]]:
-        """The oldest, to the first grower first."""
+        """Give the oldest nodes to the first grower, and so on."""
         oldest = iter(free)
         return [tuple(islice(oldest, grower.needs)) for grower in growers]
 
 
 @dataclass(frozen=True, slots=True)
 class Compact:
-    """Near nodes are dear: few leaf switches a trainer, then a low subtree; among equals the older node."""
+    """Prefers near nodes: few leaf switches per trainer, then a low subtree; among equals the older node."""
 
     topology: Topology
     name = "compact"
 
     def keep(self, held: Sequence[Node], count: int) -> Sequence[Node]:
-        """Its bulk: the nodes on the fewest leaf switches, and of those the ones nearest to each other."""
+        """Keep the bulk: the nodes on the fewest leaf switches, and of those the ones nearest to each other."""
         by_leaf = self._by_leaf(held)
         return self._pick(by_leaf, self._choose(_sizes(by_leaf), count))
 
     def take(self, growers: Sequence[Grower], free: Sequence[Node]) -> Sequence[Sequence[Node]]:
-        """First what is free on switches a grower is on already, then for each in turn what is best of the rest.
+        """First give growers the free nodes on switches they already use, then each in turn the best of the rest.
 
-        The first round comes before any choice of a new switch, so that nobody settles where another could grow.
+        The first round comes before any choice of a new switch, so that no trainer occupies a switch where another
+        could grow.
         """
         by_leaf = self._by_leaf(free)
         sizes = _sizes(by_leaf)
@@ -114,9 +115,9 @@ class Compact:
         return taken
 
     def _choose(self, sizes: Mapping[int, int], count: int, bulk: int | None = None) -> list[tuple[int, int]]:
-        """How many nodes of which leaves, given the nodes on each: few leaves first, then low, then a tight fit.
+        """Nodes to take from each leaf, given the nodes on each: few leaves first, then low, then a tight fit.
 
-        With a `bulk`, a leaf that the trainer is on, low means low as seen from there.
+        With a `bulk`, a leaf that the trainer is on, low means low as seen from that leaf.
         """
         topology = self.topology
         if bulk is None:
@@ -142,12 +143,12 @@ class Compact:
 
     @staticmethod
     def _fill(largest_first: Iterable[int], sizes: Mapping[int, int], count: int) -> list[tuple[int, int]]:
-        """Whole leaves, the largest first; what remains comes from the smallest leaf that has it."""
+        """Take whole leaves, the largest first; the remainder comes from the smallest leaf that has enough."""
         chosen: list[tuple[int, int]] = []
         last: int | None = None
         for leaf in largest_first:
             if sizes[leaf] >= count:
-                last = leaf  # the smallest so far that has the rest
+                last = leaf  # the smallest leaf so far that has enough for the rest
             elif last is None:
                 chosen.append((leaf, sizes[leaf]))
                 count -= sizes[leaf]
@@ -165,7 +166,7 @@ class Compact:
 
     @staticmethod
     def _spend(sizes: dict[int, int], chosen: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The choice, taken off the sizes."""
+        """Subtract the choice from the sizes and return the choice."""
         for leaf, count in chosen:
             sizes[leaf] -= count
             if not sizes[leaf]:
@@ -174,7 +175,7 @@ class Compact:
 
     @staticmethod
     def _pick(by_leaf: Mapping[int, list[Node]], chosen: Iterable[tuple[int, int]]) -> list[Node]:
-        """The oldest nodes of each chosen leaf, taken off it."""
+        """Take the oldest nodes of each chosen leaf, and remove them from the leaf."""
         return [by_leaf[leaf].pop() for leaf, count in chosen for _ in range(count)]
 
 
@@ -184,10 +185,10 @@ def place(
     counts: Mapping[str, int],
     policy: Placement = Stable(),  # noqa: B008 - a frozen value without fields
 ) -> Placed:
-    """Nodes for every trainer in `counts`, whose order says which grower picks first.
+    """Choose nodes for every trainer in `counts`; earlier growers choose first.
 
-    `assigned` are the nodes each trainer holds, all still in the pool; one preempted below its minimum holds none. The
-    order of `assigned` and of the pool does not matter. What cannot be placed is a ValueError.
+    `assigned` holds the nodes of each trainer, all still in the pool; a trainer preempted below its minimum holds none.
+    The order of `assigned` and of the pool does not matter. Counts that cannot be placed raise a ValueError.
     """
     owned = _check(pool, assigned, counts)
     nodes: dict[str, tuple[Node, ...]] = {}
@@ -223,7 +224,7 @@ def place(
 
 
 def _check(pool: Pool, assigned: Mapping[str, Sequence[Node]], counts: Mapping[str, int]) -> set[Node]:
-    """The assigned nodes, once it is sure that the counts can be placed."""
+    """The assigned nodes, after checking that the counts can be placed."""
     for trainer, count in counts.items():
         if count < 0:
             raise ValueError(f"trainer {trainer!r} cannot get {count} nodes")
@@ -243,10 +244,10 @@ def _check(pool: Pool, assigned: Mapping[str, Sequence[Node]], counts: Mapping[s
 
 
 def _oldest_first(nodes: Iterable[Node], pool: Pool) -> list[Node]:
-    """By idle time, then by name. Two sorts by plain keys are faster than one by pairs."""
+    """Sort nodes by idle time, then by name. Two sorts by plain keys are faster than one by pairs."""
     return sorted(sorted(nodes, key=natural), key=pool.since.__getitem__)
 
 
 def _sizes(by_leaf: Mapping[int, Sequence[Node]]) -> dict[int, int]:
-    """How many nodes each leaf has."""
+    """Number of nodes of each leaf."""
     return {leaf: len(nodes) for leaf, nodes in by_leaf.items()}

@@ -1,8 +1,8 @@
-"""The question an allocator answers: a pool, a horizon and claims on it come in, a node count for each goes out.
+"""The allocation problem and the `Allocator` protocol: pool, horizon and claims in, one node count per claim out.
 
 For each claim j, now on C_j nodes, choose N_j ∈ {0} ∪ [min_j, max_j] with Σ N_j ≤ |pool|, maximising
-Σ_j T·O_j(N_j) − O_j(C_j)·R_j, where R_j is up_j if N_j > C_j, down_j if N_j < C_j, else 0. Which nodes serve whom is
-`place.py`'s business: every such vector can be placed without migration, so counts are enough.
+Σ_j T·O_j(N_j) − O_j(C_j)·R_j, where R_j is up_j if N_j > C_j, down_j if N_j < C_j, else 0. `place.py` chooses the
+nodes: every such vector can be placed without migration, so counts are enough.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one trainer has, may have, and what that is worth."""
+    """Claim of one trainer on the pool: its current count, its allowed counts and their value."""
 
     name: str
     current: int  # C_j, after preemption
@@ -83,18 +83,18 @@ class Claim:
         return gains
 
     def allows(self, nodes: int) -> bool:
-        """Whether it may run on `nodes` nodes (0: not at all)."""
+        """Whether the trainer may run on `nodes` nodes (0: not at all)."""
         return nodes == 0 or self.min_nodes <= nodes <= self.max_nodes
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Constraints beyond the paper's model. `milp` holds all of them, `exact` those of owners, the others none."""
+    """Constraints beyond the paper's model. `milp` obeys all of them, `exact` those of owners, the others none."""
 
     owner_caps: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """At most so many nodes for all trainers of an owner."""
+    """The most nodes for all trainers of an owner."""
     owner_shares: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """At least so many nodes for an owner, as far as its trainers can use them and the pool has them; `rights.py`."""
+    """The fewest nodes for an owner, as far as its trainers can use them and the pool has them; see `rights.py`."""
     exclusive: Sequence[frozenset[str]] = ()
     """Groups of trainers of which at most one may run at a time."""
 
@@ -133,11 +133,11 @@ class Problem:
 
     @property
     def current(self) -> tuple[int, ...]:
-        """The counts now, of the trainers that really run."""
+        """The current counts of the trainers that really run."""
         return tuple(claim.running for claim in self.claims)
 
     def feasible(self, counts: Sequence[int]) -> bool:
-        """Whether `counts` keep to the pool and to what each claim allows (not: to the extra limits)."""
+        """Whether `counts` obey the pool and every claim (the extra limits are not checked)."""
         return sum(counts) <= self.pool and all(c.allows(n) for c, n in zip(self.claims, counts, strict=True))
 
     def objective(self, counts: Sequence[int]) -> float:
@@ -147,7 +147,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How many nodes each claim gets, in the order of the problem's claims."""
+    """Number of nodes for each claim, in the order of the problem's claims."""
 
     counts: tuple[int, ...]
     status: Status
@@ -156,13 +156,13 @@ class Decision:
 
 
 class Allocator(Protocol):
-    """Answers problems. Every implementation passes the conformance suite in `tests/allocate/test_allocators.py`."""
+    """Solves problems. Every implementation passes the conformance suite in `tests/allocate/test_allocators.py`."""
 
     @property
     def name(self) -> str:
-        """What `--allocator` calls it."""
+        """Name for `--allocator`."""
         ...
 
     def allocate(self, problem: Problem) -> Decision:
-        """Node counts that keep to the pool and to every claim."""
+        """Node counts that obey the pool and every claim."""
         ...

@@ -1,4 +1,4 @@
-"""Problems as JSON files, for `bftrainer allocate`. Every complaint names the trainer and the field."""
+"""Problem files hold allocation problems as JSON for `bftrainer allocate`. Errors name the trainer and the field."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LIMITS = {"owner_caps", "owner_shares", "exclusive"}
 
 
 def parse_problem(text: str) -> Problem:
-    """The problem in a JSON text."""
+    """Parse a problem from a JSON text."""
     try:
         found = json.loads(text, parse_constant=_refuse_constant)
     except ValueError as problem:

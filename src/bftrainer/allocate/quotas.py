@@ -1,7 +1,8 @@
-"""What owners may have: quotas as people set them, the limits that follow from them now, and who is admitted.
+"""Quotas of owners, the limits in nodes that follow from them, and admission from the queue.
 
-Quotas come in with the pool's size and the queue; `Limits` in nodes go to the allocator, which holds them. The queue is
-first come, first served up to max parallel, and a limit must not be void because of who came first: `admit` sees to it.
+Quotas come in with the pool's size and the queue; `Limits` in nodes go to the allocator, which enforces them. The queue
+is first come, first served up to max parallel. `admit` makes sure that an owner's limit is not void because other
+owners came first.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from bftrainer.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one owner may have at most, and has a right to while they have work for it."""
+    """Quota of one owner: the most they may have, and the share they are entitled to while they have work."""
 
     max_nodes: int | None = None
     share_nodes: int | None = None
     share_percent: float | None = None
-    """Of the pool as it is at each decision. A share is either so many nodes or such a part."""
+    """Part of the pool's size at each decision. A share is either a number of nodes or a percentage."""
 
     def __post_init__(self) -> None:
         for what, nodes in (("max nodes", self.max_nodes), ("a share", self.share_nodes)):
@@ -42,16 +43,16 @@ class Quota:
         return any(value is not None for value in (self.max_nodes, self.share_nodes, self.share_percent))
 
     def share_of(self, pool: int) -> float:
-        """The share in nodes, not yet whole ones."""
+        """The share in nodes, not yet rounded to whole nodes."""
         share = float(self.share_nodes or 0) if self.share_percent is None else self.share_percent * pool / 100
         return share if self.max_nodes is None else min(share, self.max_nodes)
 
 
 def limits_in_force(quotas: Mapping[str, Quota], pool: int, queue: Iterable[Trainer]) -> Limits:
-    """The limits that quotas mean for a pool of this size and the trainers there are.
+    """The limits that follow from quotas for a pool of this size and the trainers in the queue.
 
-    Of owners without a trainer nothing is said. A share is no more than its owner's trainers can use; shares that
-    are more than the pool together are scaled down to it.
+    Owners without a trainer get no limits. A share is no more than its owner's trainers can use; shares that exceed the
+    pool in total are scaled down to it.
     """
     usable: dict[str, int] = {}
     for trainer in queue:
@@ -71,13 +72,13 @@ def limits_in_force(quotas: Mapping[str, Quota], pool: int, queue: Iterable[Trai
 
 
 def _whole(shares: Mapping[str, float], pool: int) -> dict[str, int]:
-    """Shares in whole nodes, each within one node of what it should be, no more than the pool together."""
+    """Shares in whole nodes, each within one node of its exact value, in total no more than the pool."""
     total = sum(shares.values())
     scale = min(1.0, pool / total) if total else 1.0
     exact = {owner: share * scale for owner, share in shares.items()}
     found = {owner: math.floor(share + 1e-9) for owner, share in exact.items()}
     left = min(pool, round(total * scale)) - sum(found.values())
-    # What is cut off goes to those who lose most by it.
+    # Nodes lost to rounding go to the owners who lost most by it.
     for owner in sorted(exact, key=lambda owner: (found[owner] - exact[owner], owner))[: max(left, 0)]:
         found[owner] += 1
     return {owner: nodes for owner, nodes in found.items() if nodes}
@@ -86,19 +87,19 @@ def _whole(shares: Mapping[str, float], pool: int) -> dict[str, int]:
 def admit(
     admitted: Sequence[Trainer], waiting: Sequence[Trainer], room: int, limits: Limits, pool: int
 ) -> tuple[Trainer, ...]:
-    """Those of the waiting that are considered from now on; `room`: how many more max parallel allows.
+    """The waiting trainers that are considered from now on; `room`: how many more max parallel allows.
 
-    First come, first served, but for owners' limits: those whose share the admitted trainers cannot use come first,
-    beyond max parallel where they must; one whose owner's cap is taken up by the least that the admitted need is passed
-    over; and if caps leave nodes over that nobody admitted may use, others are admitted for them, beyond max parallel
-    too.
+    First come, first served, except for owners' limits. Trainers of owners whose share the admitted trainers cannot use
+    come first, beyond max parallel if necessary. A trainer is passed over if its owner's cap is used up by the minimum
+    that the owner's admitted trainers need. If caps leave nodes that no admitted trainer may use, others are admitted
+    for them, also beyond max parallel.
     """
     caps, shares = limits.owner_caps, limits.owner_shares
     if not caps and not shares:
         return tuple(waiting[: max(room, 0)])
     least: defaultdict[str, int] = defaultdict(int)
     most: defaultdict[str, int] = defaultdict(int)
-    within: defaultdict[str, int] = defaultdict(int)  # of a share, by trainers that need no more than it
+    within: defaultdict[str, int] = defaultdict(int)  # nodes usable by trainers that fit into the share
     chosen: set[str] = set()
 
     def reach(owner: str) -> int:
@@ -118,7 +119,7 @@ def admit(
     for trainer in admitted:
         count(trainer)
         if trainer.owner in caps and trainer.min_nodes > caps[trainer.owner]:
-            room += 1  # it was admitted before it was forbidden to run: it must not keep others from it
+            room += 1  # admitted before it was forbidden to run: it must not take the place of others
     for trainer in waiting:
         if within[trainer.owner] < (share := shares.get(trainer.owner, 0)) and trainer.min_nodes <= share:
             take(trainer)

@@ -1,4 +1,4 @@
-"""Allocators by name, for the command line and for settings: our own, or a user's as `module:name`."""
+"""Registry of allocators by name, for the command line and settings: built-in, or a user's as `module:name`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from bftrainer.allocate.equal import EqualAllocator
 from bftrainer.allocate.exact import ExactAllocator
 from bftrainer.allocate.problem import Allocator, Decision, Problem
 from bftrainer.errors import BFTrainerError, InputError
-from bftrainer.named import find_named, is_named, said
+from bftrainer.util.plugins import find_named, is_named, said
 
 ALLOCATORS = ("exact", "milp", "milp-nodes", "equal")
 
 
 def make_allocator(name: str, time_limit_s: float = 60.0, backend: str = "highs") -> Allocator:
-    """The allocator called `name`, or a user's own as `module:name`. Time limit and backend matter to the MILP ones."""
+    """Make the allocator called `name`, or a user's as `module:name`.
+
+    Only the MILP allocators use the time limit and the backend.
+    """
     if is_named(name):
         return _Foreign(name, _made(name))
     if name == "exact":
@@ -39,14 +42,14 @@ def make_allocator(name: str, time_limit_s: float = 60.0, backend: str = "highs"
 
 
 def _made(name: str) -> Any:
-    """A user's allocator: an object, or what a class or function called without arguments gives."""
+    """Make a user's allocator: an object, or the result of calling a class or function without arguments."""
     found = find_named(name, "allocator")
     if isinstance(found, type) or not hasattr(found, "allocate"):
         try:
             found = found()
         except BFTrainerError:
             raise
-        except Exception as problem:  # whatever a user's class may do wrong
+        except Exception as problem:  # a user's class may raise anything
             raise InputError(f"allocator {name!r} cannot be made without arguments: {said(problem)}") from problem
     if not callable(getattr(found, "allocate", None)):
         raise InputError(f"allocator {name!r} must have a method allocate(problem), but {found!r:.80} has none")
@@ -54,7 +57,7 @@ def _made(name: str) -> Any:
 
 
 class _Foreign:
-    """A user's allocator, whose answers are looked at before they are trusted."""
+    """Wraps a user's allocator and checks its decisions before they are trusted."""
 
     def __init__(self, name: str, theirs: Any) -> None:
         self.name = name
@@ -66,7 +69,7 @@ class _Foreign:
             decision = self._theirs.allocate(problem)
         except BFTrainerError:
             raise
-        except Exception as problem_of_theirs:  # whatever a user's allocator may do wrong
+        except Exception as problem_of_theirs:  # a user's allocator may raise anything
             raise InputError(f"allocator {self.name!r} failed: {said(problem_of_theirs)}") from problem_of_theirs
         if not isinstance(decision, Decision):
             raise InputError(f"allocator {self.name!r} must return a Decision, but got {decision!r:.80}")

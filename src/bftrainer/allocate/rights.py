@@ -1,8 +1,8 @@
-"""What owners' shares mean for one problem: how far counts fall short of them, as one number to compare by.
+"""Rights of owners: how far a decision's counts fall short of owners' shares, as one number to compare.
 
-Of a share, a part is sure: what the owner's trainers can use with no more nodes than the share itself. It is kept
-first. So nobody takes another's share by submitting a trainer that needs more nodes than its owner has a right to. What
-is left of the shares is kept as far as the pool allows, and only then does gain decide.
+Part of a share is sure: what the owner's trainers can use with no more nodes than the share itself. The sure part is
+kept first. So an owner cannot take another's share by submitting a trainer that needs more nodes than its own share.
+The rest of the shares is kept as far as the pool allows, and only then does gain decide.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from bftrainer.allocate.problem import Claim, Problem
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """What one owner has a right to."""
+    """Right of one owner to nodes."""
 
     share: int
     sure: int
     weight: int
-    """Of a node that the sure part lacks: more than all that shares can lack together."""
+    """Weight of a node that the sure part lacks: more than the largest total shortfall of all shares."""
 
     def lack(self, nodes: int) -> int:
-        """How far so many nodes fall short of it."""
+        """How far `nodes` nodes fall short of the right."""
         return self.weight * max(0, self.sure - nodes) + max(0, self.share - nodes)
 
 
@@ -44,7 +44,7 @@ def rights(problem: Problem) -> dict[str, Right]:
 
 
 def lacking(known: Mapping[str, Right], claims: Sequence[Claim], counts: Sequence[int]) -> int:
-    """How far counts fall short of all rights: few is good."""
+    """How far counts fall short of all rights; smaller is better."""
     held = dict.fromkeys(known, 0)
     for claim, count in zip(claims, counts, strict=True):
         if claim.owner in held:

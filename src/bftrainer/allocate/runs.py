@@ -1,7 +1,8 @@
-"""The gain of a claim as runs of counts on which it is linear, and what can be done faster because of it.
+"""Runs of counts on which a claim's gain is linear, and faster operations on them.
 
-Used by the `exact` allocator on large problems. A claim has few runs: stop, stay, and the pieces of its curve below and
-above its current size. `promising` drops the counts that can be in no optimal plan; `slide` takes a whole run at once.
+The `exact` allocator uses them on large problems. A claim has few runs: stop, stay, and the pieces of its curve below
+and above its current size. `promising` drops the counts that can be in no optimal plan; `slide` processes a whole run
+at once.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ _ROUNDING = 1e-9
 _NARROW = 4
 """Counts up to which a run is tried count by count."""
 _TIE = 1e-13
-"""Of all that is at stake: what staying as it is counts for, so that it breaks ties. More than rounding makes up, less
-than 1e-9 of the objective even with a thousand trainers."""
+"""Bonus for staying at the current count, relative to all values and costs added up, to break ties. More than rounding
+errors, less than 1e-9 of the objective even with a thousand trainers."""
 
 Counts = npt.NDArray[np.int64]
 
 
-class Run(NamedTuple):
-    """Counts `first` to `last`; the gain is `gain` at the first and changes by `slope` a node."""
+class CountRange(NamedTuple):
+    """Counts `first` to `last`; the gain is `gain` at the first and changes by `slope` per node."""
 
     first: int
     last: int
@@ -34,12 +35,12 @@ class Run(NamedTuple):
     slope: float
 
 
-def runs_of(claim: Claim, pool: int, horizon_s: float, bonus: float = 0.0) -> list[Run]:
-    """The runs of one claim, by rising count. Staying as it is counts for `bonus` more."""
+def runs_of(claim: Claim, pool: int, horizon_s: float, bonus: float = 0.0) -> list[CountRange]:
+    """The runs of one claim, by rising count. Staying at the current count adds `bonus`."""
     curve, running, least, top = claim.value, claim.running, claim.min_nodes, min(claim.max_nodes, pool)
     at_stake = curve.rate(running)
     up, down = claim.up_s * at_stake, claim.down_s * at_stake
-    runs = [Run(0, 0, -down if running else bonus, 0.0)]
+    runs = [CountRange(0, 0, -down if running else bonus, 0.0)]
     # Below, at and above the current size the cost of rescaling differs.
     for first, high, cost in ((least, running - 1, down), (running, running, -bonus), (running + 1, top, up)):
         first, last = max(first, least), min(high, top)
@@ -47,20 +48,20 @@ def runs_of(claim: Claim, pool: int, horizon_s: float, bonus: float = 0.0) -> li
             continue
         gain = horizon_s * curve.rate(first) - cost
         if first == last:
-            runs.append(Run(first, last, gain, 0.0))
+            runs.append(CountRange(first, last, gain, 0.0))
             continue
         for corner, rate in zip(curve.nodes, curve.rates, strict=True):
             if first < corner < last:
                 there = horizon_s * rate - cost
-                runs.append(Run(first, corner, gain, (there - gain) / (corner - first)))
+                runs.append(CountRange(first, corner, gain, (there - gain) / (corner - first)))
                 first, gain = corner, there
         there = horizon_s * curve.rate(last) - cost
-        runs.append(Run(first, last, gain, (there - gain) / (last - first)))
+        runs.append(CountRange(first, last, gain, (there - gain) / (last - first)))
     return runs
 
 
-def slide(run: Run, following: Floats) -> Floats:
-    """max over n in the run of gain(n) + following[b−n], for every budget b from the run's first count on."""
+def slide(run: CountRange, following: Floats) -> Floats:
+    """The maximum over n in the run of gain(n) + following[b−n], for every budget b from the run's first count on."""
     reach = following[: len(following) - run.first]
     width = min(run.last - run.first + 1, len(reach))
     if width == 1:
@@ -79,8 +80,8 @@ def slide(run: Run, following: Floats) -> Floats:
     return window
 
 
-def step(choice: list[Run], following: Floats) -> Floats:
-    """best_j from best_{j+1} for one claim's runs."""
+def step(choice: list[CountRange], following: Floats) -> Floats:
+    """best_j computed from best_{j+1} for one claim's runs."""
     best = np.full(len(following), -np.inf)
     for run in choice:
         if run.last - run.first < _NARROW:
@@ -92,7 +93,7 @@ def step(choice: list[Run], following: Floats) -> Floats:
     return best
 
 
-def most_of_the_best(choice: list[Run], following: Floats, left: int, tie: float) -> int:
+def most_of_the_best(choice: list[CountRange], following: Floats, left: int, tie: float) -> int:
     """The largest of the counts whose gain, with what follows, is the best."""
     tried: list[tuple[int, Floats]] = []
     for run in choice:
@@ -106,7 +107,7 @@ def most_of_the_best(choice: list[Run], following: Floats, left: int, tie: float
 
 
 def tie_of(claims: Sequence[Claim], horizon_s: float) -> float:
-    """What staying counts for, given the size of the numbers that are added up."""
+    """The bonus for staying at the current count, given the magnitude of the numbers that are added up."""
     at_stake = sum(
         max(claim.value.rates) * horizon_s + claim.value.rate(claim.running) * max(claim.up_s, claim.down_s)
         for claim in claims
@@ -114,7 +115,7 @@ def tie_of(claims: Sequence[Claim], horizon_s: float) -> float:
     return _TIE * at_stake or 1.0
 
 
-def promising(claims: list[list[Run]], pool: int) -> list[list[Run]]:
+def promising(claims: list[list[CountRange]], pool: int) -> list[list[CountRange]]:
     """The runs cut to the counts that may be in an optimal plan.
 
     At a price λ per node no plan gains more than Σ_j max_n (gain_j(n) − λn) + λ·pool. A count that falls short of the
@@ -135,18 +136,18 @@ def promising(claims: list[list[Run]], pool: int) -> list[list[Run]]:
     width = np.floor(np.minimum(steps, table.last - table.first)).astype(np.int64)
     first = np.where(above_first < 0, table.last - width, table.first)
     last = np.where(above_last < 0, table.first + width, table.last)
-    kept: list[list[Run]] = [[] for _ in claims]
+    kept: list[list[CountRange]] = [[] for _ in claims]
     for i in np.flatnonzero((above_first >= 0) | (above_last >= 0)).tolist():
         a, b, slope = int(first[i]), int(last[i]), float(table.slope[i])
         gain = float(table.gain[i]) + slope * (a - int(table.first[i]))
-        kept[table.owner[i]].append(Run(a, b, gain, slope if b > a else 0.0))
+        kept[table.owner[i]].append(CountRange(a, b, gain, slope if b > a else 0.0))
     return kept
 
 
 class _Table:
     """The runs of all claims as columns. At any price the best count of a claim is the end of a run."""
 
-    def __init__(self, claims: list[list[Run]]) -> None:
+    def __init__(self, claims: list[list[CountRange]]) -> None:
         sizes = [len(runs) for runs in claims]
         columns = np.array([run for runs in claims for run in runs])
         self.first: Counts = columns[:, 0].astype(np.int64)
@@ -193,8 +194,10 @@ class _Table:
         return price, bound, float(self._gain_of(plan).sum())
 
     def _plan(self, low: float, high: float, pool: int) -> Counts:
-        """What is wanted at the higher price fits. Give claims in turn what they want at the lower one while that fits,
-        and then, best first, what is left.
+        """A good plan that fits the pool.
+
+        The demand at the higher price fits. Claims in turn get their demand at the lower price while that fits, and
+        then, best first, the remaining nodes.
         """
         plan = self.demand(high, most=False)
         left = pool - int(plan.sum())

@@ -1,7 +1,7 @@
-"""The seam between the allocators that are mixed-integer programmes and the solvers that solve them.
+"""Solver interface between the mixed-integer allocators and HiGHS or Gurobi.
 
-`milp` and `milp-nodes` write a model with `Draft` (blocks of columns and rows, maximising), `solve` hands it to HiGHS
-or Gurobi and returns what was found. Nothing here knows of trainers or nodes.
+`milp` and `milp-nodes` write a model with `Draft` (blocks of columns and rows, maximising). `solve` hands it to HiGHS
+or Gurobi and returns a `Solution`. Nothing here knows about trainers or nodes.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Backend = Literal["highs", "gurobi"]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
 Term = tuple[npt.ArrayLike, npt.ArrayLike]
-"""Columns and their coefficients in a block of rows: (rows,) for one column a row, (rows, k) for k columns a row."""
+"""Columns and coefficients in a block of rows: (rows,) for one column per row, (rows, k) for k columns per row."""
 
 SEED = 1
 TOLERANCE = 1e-9  # HiGHS accepts 1e-10 at the least; Gurobi 1e-9
 OBJECTIVE_SPAN = 1e6
-"""What the objective of a model should span, from the start to the best conceivable. Solvers cut off what is better by
-less than their absolute tolerance, so a model in units where the whole span is small loses digits."""
+"""Range that a model's objective should have, from the start to the best conceivable. Solvers ignore improvements below
+their absolute tolerance, so a model in units where the whole range is small loses digits."""
 
 
 class SolverWarning(UserWarning):
-    """The solver asked for could not be used; another one answered."""
+    """Warns that the chosen solver could not be used and another one answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The best x found (none: no feasible one in time), and whether it is proven to be the best there is."""
+class Solution:
+    """The best x found (none: no feasible one in time), and whether it is proven optimal."""
 
     values: Floats | None
     proven: bool
@@ -59,7 +59,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Draft:
-    """A model being written. Columns and rows come in blocks, so that many nodes cost no Python loop over them."""
+    """A model under construction. Columns and rows come in blocks, so that many nodes need no Python loop."""
 
     _columns: list[tuple[Floats, Floats, Floats, npt.NDArray[np.bool_]]] = field(default_factory=list)
     _rows: list[tuple[Floats, Floats]] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Draft:
         whole: bool = True,
         gain: npt.ArrayLike = 0.0,
     ) -> Ints:
-        """Add `count` variables, binary unless said otherwise; returns their numbers."""
+        """Add `count` variables, binary by default, and return their numbers."""
         block = [np.broadcast_to(np.asarray(part, dtype=np.float64), count) for part in (gain, lower, upper)]
         self._columns.append((block[0], block[1], block[2], np.full(count, whole)))
         self._column_count += count
@@ -85,7 +85,7 @@ class Draft:
     def rows(
         self, count: int, terms: list[Term], *, lower: npt.ArrayLike = -np.inf, upper: npt.ArrayLike = np.inf
     ) -> None:
-        """Add `count` constraints lower ≤ sum of the terms ≤ upper; no column may come twice in a row."""
+        """Add `count` constraints lower ≤ sum of the terms ≤ upper; a column must not occur twice in a row."""
         if count == 0:
             return
         bounds = [np.broadcast_to(np.asarray(part, dtype=np.float64), count) for part in (lower, upper)]
@@ -121,8 +121,8 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
-    """How long a call has taken and may still take."""
+class Stopwatch:
+    """Measures how long a call has taken and how much of its time limit is left."""
 
     limit_s: float
     started: float = field(default_factory=time.perf_counter)
@@ -134,25 +134,25 @@ class Watch:
 
     @property
     def ms(self) -> float:
-        """Milliseconds since the call came in."""
+        """Milliseconds since the call began."""
         return (time.perf_counter() - self.started) * 1000
 
 
 def check_settings(time_limit_s: float, backend: str) -> None:
-    """Raise InputError on settings no solver can be run with."""
+    """Raise InputError on settings that no solver can run with."""
     if not time_limit_s > 0:
         raise InputError(f"time_limit_s must be a number of seconds above 0, but got {time_limit_s!r}")
     if backend not in ("highs", "gurobi"):
         raise InputError(f"backend must be 'highs' or 'gurobi', but got {backend!r}")
 
 
-def solve(model: Model, start: Floats, time_limit_s: float, backend: Backend = "highs") -> Answer:
-    """Solve within the time, from a feasible `start`. Where Gurobi cannot, HiGHS does, and a SolverWarning says so."""
+def solve(model: Model, start: Floats, time_limit_s: float, backend: Backend = "highs") -> Solution:
+    """Solve within the time, from a feasible `start`. If Gurobi cannot, HiGHS does, and a SolverWarning says so."""
     if len(model.gain) == 0:
-        return Answer(np.empty(0), proven=True)
+        return Solution(np.empty(0), proven=True)
     if time_limit_s <= 0:
-        return Answer(None, proven=False)
-    watch = Watch(time_limit_s)
+        return Solution(None, proven=False)
+    watch = Stopwatch(time_limit_s)
     if backend == "gurobi":
         try:
             return _gurobi(model, start, time_limit_s)
@@ -161,7 +161,7 @@ def solve(model: Model, start: Floats, time_limit_s: float, backend: Backend = "
     return _highs(model, start, watch.left_s)
 
 
-def _highs(model: Model, start: Floats, time_limit_s: float) -> Answer:
+def _highs(model: Model, start: Floats, time_limit_s: float) -> Solution:
     import highspy  # slow to import, and only these two allocators need it
 
     highs: Any = highspy.Highs()  # type: ignore[no-untyped-call]
@@ -197,26 +197,26 @@ def _highs(model: Model, start: Floats, time_limit_s: float) -> Answer:
     )
     highs.setSolution(columns, np.arange(columns, dtype=np.int32), start)
     if highs.run() == highspy.HighsStatus.kError:
-        # HiGHS keeps one thread pool for the process; where someone else has set its size, only that size is accepted.
+        # HiGHS keeps one thread pool per process; if other code has set its size, only that size is accepted.
         highs.setOptionValue("threads", 0)
         highs.run()
     if highs.getInfo().primal_solution_status != 2:  # 2: feasible
-        return Answer(None, proven=False)
+        return Solution(None, proven=False)
     proven = highs.getModelStatus() == highspy.HighsModelStatus.kOptimal
-    return Answer(np.array(highs.getSolution().col_value), proven=proven)
+    return Solution(np.array(highs.getSolution().col_value), proven=proven)
 
 
 class _NoGurobiError(Exception):
-    """Why Gurobi cannot solve this model here."""
+    """Raised with the reason why Gurobi cannot solve this model here."""
 
 
-def _gurobi(model: Model, start: Floats, time_limit_s: float) -> Answer:
+def _gurobi(model: Model, start: Floats, time_limit_s: float) -> Solution:
     try:
         gurobipy: Any = importlib.import_module("gurobipy")
     except ImportError as error:
         raise _NoGurobiError("Gurobi is not installed (pip install gurobipy)") from error
     try:
-        options = {"OutputFlag": 0, "LogToConsole": 0}  # given to the environment, or it prints its licence
+        options = {"OutputFlag": 0, "LogToConsole": 0}  # set on the environment, as Gurobi prints its licence otherwise
         with gurobipy.Env(params=options) as env, gurobipy.Model(env=env) as native:
             return _solve_native(gurobipy.GRB, gurobipy.LinExpr, native, model, start, time_limit_s)
     except gurobipy.GurobiError as error:
@@ -224,7 +224,9 @@ def _gurobi(model: Model, start: Floats, time_limit_s: float) -> Answer:
         raise _NoGurobiError(f"Gurobi cannot solve this model: {text.split('; visit')[0]}") from error
 
 
-def _solve_native(codes: Any, expression: Any, native: Any, model: Model, start: Floats, time_limit_s: float) -> Answer:
+def _solve_native(
+    codes: Any, expression: Any, native: Any, model: Model, start: Floats, time_limit_s: float
+) -> Solution:
     for option, value in (
         ("Threads", 1),
         ("Seed", SEED),
@@ -256,5 +258,5 @@ def _solve_native(codes: Any, expression: Any, native: Any, model: Model, start:
             native.addLConstr(total, codes.GREATER_EQUAL, lower)
     native.optimize()
     if native.SolCount == 0:
-        return Answer(None, proven=False)
-    return Answer(np.array([variable.X for variable in variables]), proven=native.Status == codes.OPTIMAL)
+        return Solution(None, proven=False)
+    return Solution(np.array([variable.X for variable in variables]), proven=native.Status == codes.OPTIMAL)

@@ -1,1 +1,1 @@
-"""The command line: one module a command group, and what they share."""
+"""Command line: one module per command group, and shared helpers."""

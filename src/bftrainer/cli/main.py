@@ -1,6 +1,6 @@
-"""The `bftrainer` command: gathers the command groups and turns every error into one line and an exit status.
+"""The `bftrainer` command combines the command groups and turns every error into one line and an exit status.
 
-0 done, 1 failed, 2 the call or the input is wrong.
+Exit status: 0 done, 1 failed, 2 the call or the input is wrong.
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ import typer
 from bftrainer import __version__
 from bftrainer.errors import BFTrainerError
 
-# Newer releases of typer bring a click of their own, so its errors are found by way of typer.
+# Newer releases of typer bundle their own click, so its errors are looked up through typer.
 _UsageError: Any = typer.BadParameter.__base__
 _AnyCallError: Any = _UsageError.__base__
 
 COMMANDS = {
-    **{name: name for name in ("trace", "allocate", "simulate", "tune", "paper", "profile")},
-    **{name: name for name in ("demo", "serve", "agent", "submit", "status", "logs", "watch")},
-    **dict.fromkeys(("nodes", "events"), "status"),
-    **dict.fromkeys(("cancel", "wait", "pause", "resume"), "control"),
-    **{name: name for name in ("config", "token", "owner", "doctor", "backup", "slurm")},
-    "report": "report_live",
+    **{name: f"machine.{name}" for name in ("trace", "allocate", "simulate", "tune", "paper", "profile")},
+    **{name: f"live.{name}" for name in ("demo", "serve", "agent", "submit", "status", "logs", "watch")},
+    **dict.fromkeys(("nodes", "events"), "live.status"),
+    **dict.fromkeys(("cancel", "wait", "pause", "resume"), "live.control"),
+    **{name: f"admin.{name}" for name in ("config", "token", "owner", "doctor", "backup", "slurm", "report")},
 }
-"""Commands and the modules of this package that they are in; each adds its own to an app with `register`."""
+"""Modules of this package by command; each module adds its commands to an app with `register`."""
 
 
 def build(first_word: str = "") -> typer.Typer:
-    """The command line. A call that names a command pays for loading that one only."""
+    """Build the command line. A call that names a command loads that command only."""
     app = typer.Typer(
         name="bftrainer",
         help="Train neural networks on the nodes that a supercomputer's batch scheduler cannot fill.",
@@ -66,7 +65,7 @@ def main() -> None:
 
 
 def run(args: list[str]) -> int:
-    """Run the command line with `args`; the exit status."""
+    """Run the command line with `args` and return the exit status."""
     try:
         status = build(args[0] if args else "")(args, prog_name="bftrainer", standalone_mode=False)
     except _UsageError as problem:
@@ -82,7 +81,7 @@ def run(args: list[str]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return _fail("interrupted", 130)
     except BrokenPipeError:
-        # The reader of our output left, as `head` does. Python would complain again when it flushes at exit.
+        # The reader of our output exited, as `head` does. Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except MemoryError:

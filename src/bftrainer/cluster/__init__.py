@@ -1,5 +1,5 @@
-"""The live system: a controller, its agents and the pools that nodes come from, on the wall clock.
+"""The live system runs trainers on a cluster: a controller, its agents and the pools that supply nodes.
 
-The decision is the simulator's (`bftrainer.scheduler`); this package finds out what is, carries out what was decided,
-and remembers both.
+It runs on the wall clock and uses the simulator's scheduler (`bftrainer.scheduler`) for its decisions. This package
+observes nodes and trainers, carries out the decisions, and stores both.
 """

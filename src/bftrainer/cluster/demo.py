@@ -1,8 +1,8 @@
-"""The whole live system on one machine for two minutes: what `bftrainer demo` runs.
+"""The demo runs the whole live system on one machine.
 
-A controller in a process of its own, a local pool of virtual nodes that churns after a sped-up Summit, three PyTorch
-trainers. Steps are paced, so that virtual nodes on a few cores scale as real ones do. Every figure of the summary comes
-from the run's own store.
+`bftrainer demo` starts a controller in its own process and submits three PyTorch trainers, which take two minutes. The
+local pool's virtual nodes come and go as on Summit, sped up. Steps are paced, so that virtual nodes on a few cores
+scale as real ones do. Every figure of the summary comes from the run's own store.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bftrainer.cluster.client import CLIENT_FILE
-from bftrainer.cluster.judgement import Judgement, judge
-from bftrainer.cluster.service import policy_of
-from bftrainer.cluster.settings import Config, PolicySettings
-from bftrainer.cluster.store import FILE, Store
-from bftrainer.elastic.processes import dying_with
+from bftrainer.cluster.config.keys import Config, PolicySettings
+from bftrainer.cluster.config.load import CLIENT_FILE
+from bftrainer.cluster.config.policy import policy_of
+from bftrainer.cluster.report.efficiency import LiveEfficiency, judge
+from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.processes.launch import dying_with
 
 PACE = "BFTRAINER_PACE"
 HORIZON_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DemoTrainer:
     """One trainer of the demo."""
 
     name: str
     script: str
     args: tuple[str, ...]
     pace: str
-    """Seconds a step by world size: batches per node for the first two, one batch shared by all for the third."""
+    """Seconds per step by world size. The first two trainers have one batch per node, the third shares one batch."""
 
 
 PARTS = (
-    Part("digits", "digits.py", ("--epochs", "15"), "1:0.2,8:0.24"),
-    Part("images", "images.py", ("--epochs", "8", "--images", "1024"), "1:0.25,8:0.32"),
-    Part(
+    DemoTrainer("digits", "digits.py", ("--epochs", "15"), "1:0.2,8:0.24"),
+    DemoTrainer("images", "images.py", ("--epochs", "8", "--images", "1024"), "1:0.25,8:0.32"),
+    DemoTrainer(
         "chars",
         "chars.py",
         ("--epochs", "2", "--width", "32", "--layers", "1", "--window", "32"),
@@ -57,7 +57,7 @@ PARTS = (
 
 
 def examples() -> Path:
-    """The folder of the training scripts: in the package where it is installed, beside it in a checkout."""
+    """Return the folder of the training scripts: inside an installed package, or beside it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "examples", package.parents[1] / "examples"):
         if (folder / PARTS[0].script).is_file():
@@ -66,14 +66,14 @@ def examples() -> Path:
 
 
 def check_packages() -> None:
-    """Say what is missing before anything is started."""
+    """Raise `InputError` if a package that the demo needs is missing, before anything is started."""
     for module, extra in (("torch", "torch"), ("sklearn", "examples")):
         if importlib.util.find_spec(module) is None:
             raise InputError(f"the demo trains with {module}: pip install 'bftrainer[{extra}]'")
 
 
 def specs(folder: Path) -> list[dict[str, Any]]:
-    """What is submitted."""
+    """Return the specs of the demo's trainers, which run in `folder`."""
     where = examples()
     return [
         {
@@ -91,10 +91,10 @@ def specs(folder: Path) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def controller(folder: Path, nodes: int, speed: float, seed: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A controller whose virtual nodes churn after Summit, `speed` times as fast; ended in good order."""
+    """Run a controller, stopped at the end, whose virtual nodes come and go as on Summit, `speed` times as fast."""
     pool = {"kind": "local", "nodes": nodes, "churn": "summit", "speed": speed, "seed": seed, "abrupt": 0.5}
     pool |= {"hours": 6, "loop": "true", "grace_s": 1.0}
-    # A horizon in the demo's own time: nodes stay for seconds, not for hours.
+    # The horizon is short, because the demo's nodes stay for seconds, not for hours.
     horizon = ["--set", f"policy.horizon_s={HORIZON_S}", "--set", "trainers.snapshot_every_s=5"]
     settings = [word for key, value in pool.items() for word in ("--set", f"pool.{key}={value}")]
     argv = [sys.executable, "-m", "bftrainer", "serve", "--port", "0", "--state", str(folder), *horizon, *settings]
@@ -116,13 +116,13 @@ def controller(folder: Path, nodes: int, speed: float, seed: int) -> Iterator[su
 
 
 def page(folder: Path) -> str:
-    """The address of the controller's page, for whoever started the demo: with the token."""
-    found = json.loads((folder / CLIENT_FILE).read_text())
-    return f"{found['url']}/#token={found['token']}"
+    """Return the address of the controller's page, with the token of the user who started the demo."""
+    client = json.loads((folder / CLIENT_FILE).read_text())
+    return f"{client['url']}/#token={client['token']}"
 
 
 def await_client(folder: Path, process: subprocess.Popen[bytes], timeout_s: float = 60.0) -> None:
-    """Wait until the controller can be found."""
+    """Wait until the controller has written the file by which commands find it."""
     deadline = time.monotonic() + timeout_s
     while not (folder / CLIENT_FILE).is_file():
         if process.poll() is not None or time.monotonic() > deadline:
@@ -132,20 +132,20 @@ def await_client(folder: Path, process: subprocess.Popen[bytes], timeout_s: floa
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
-    """What came of the run."""
+class DemoSummary:
+    """The results of the demo run."""
 
     trainers: tuple[Mapping[str, Any], ...]
-    judgement: Judgement
+    judgement: LiveEfficiency
     joins: int
     leaves: int
     decisions: int
     used_share: float
-    """Of the pool's node-time, what trainers held."""
+    """The share of the pool's node-time that trainers held."""
 
 
-def summarise(folder: Path) -> Summary:
-    """Read it from the store."""
+def summarise(folder: Path) -> DemoSummary:
+    """Read the results from the store."""
     with Store.open(folder / FILE, read_only=True) as store:
         pauses: dict[str, list[float]] = {}
         joins = leaves = decisions = 0
@@ -158,7 +158,7 @@ def summarise(folder: Path) -> Summary:
         judgement = judge(store, policy_of(Config(policy=PolicySettings(horizon_s=HORIZON_S))))
         rows: list[dict[str, Any]] = []
         for row in store.trainers():
-            found = pauses.get(row.id, [])
+            times_s = pauses.get(row.id, [])
             rows.append(
                 {
                     "name": row.name,
@@ -168,11 +168,11 @@ def summarise(folder: Path) -> Summary:
                     "total": row.total,
                     "rescales": row.rescales,
                     "preemptions": row.preemptions,
-                    "median_pause_s": statistics.median(found) if found else None,
+                    "median_pause_s": statistics.median(times_s) if times_s else None,
                     "samples_redone": row.samples_redone,
                     "node_seconds": row.node_seconds,
                     "seconds": row.ended - row.submitted if row.ended is not None else None,
                 }
             )
     held = sum(row["node_seconds"] for row in rows)
-    return Summary(tuple(rows), judgement, joins, leaves, decisions, min(held / (judgement.node_hours * 3600), 1.0))
+    return DemoSummary(tuple(rows), judgement, joins, leaves, decisions, min(held / (judgement.node_hours * 3600), 1.0))

@@ -1,4 +1,4 @@
-"""The vocabulary: nodes and traces, trainers, curves and objectives. Plain values, no input or output."""
+"""Core vocabulary: nodes and traces, trainers, curves and objectives. Plain values, no input or output."""
 
 from bftrainer.core.curve import Curve
 from bftrainer.core.objective import OBJECTIVES, Objective, find_objective

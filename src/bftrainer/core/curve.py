@@ -1,4 +1,4 @@
-"""Scaling curves: how fast a trainer goes on how many nodes.
+"""Scaling curves give a trainer's rate as a function of its node count.
 
 A curve is piecewise linear through measured points, in samples per second. It may rise, fall or bend either way.
 """
@@ -21,17 +21,17 @@ _MOST_TABLES = 32
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Rate by node count. No nodes, no progress; beyond the last point the rate stays what it was there."""
+    """Rate by node count. On no nodes the rate is 0; beyond the last point it stays constant."""
 
     nodes: tuple[int, ...]
     """Node counts of the points, rising from 0."""
     rates: tuple[float, ...]
-    """Samples per second at each, 0 at 0 nodes."""
+    """Samples per second at each point, 0 at 0 nodes."""
     _tables: dict[int, npt.NDArray[np.float64]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def through(cls, nodes: Sequence[int], rates: Sequence[float], where: str = "curve") -> Curve:
-        """A curve through points, checked; `where` names it in messages. (0, 0) is added when it is missing."""
+        """A checked curve through points; `where` names the curve in messages. (0, 0) is added when it is missing."""
         if len(nodes) != len(rates):
             raise InputError(f"{where}: must have as many values as nodes, but got {len(rates)} and {len(nodes)}")
         if len(nodes) == 0:
@@ -66,14 +66,14 @@ class Curve:
 
     @classmethod
     def from_csv(cls, text: str, where: str = "curve") -> Curve:
-        """A curve from two columns, nodes and samples per second; a line of names may come first."""
+        """A curve from two columns, nodes and samples per second, with an optional header line."""
         nodes: list[int] = []
         rates: list[float] = []
         names_may_come = True
         for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
             if not line.strip() or line.lstrip().startswith("#"):
                 continue
-            # Between semicolons a comma is a decimal one: refused, not taken for a third column.
+            # Between semicolons a comma is a decimal comma: refused, not taken for a third column.
             fields = line.split(";" if ";" in line else ",")
             if names_may_come and len(fields) >= 2 and not any(map(_is_number_text, fields[:2])):
                 names_may_come = False
@@ -106,7 +106,7 @@ class Curve:
         return rates
 
     def up_to(self, top: int) -> npt.NDArray[np.float64]:
-        """Samples per second on 0, 1, …, `top` nodes, not to be changed. Every decision asks for it, so it is kept."""
+        """Samples per second on 0, 1, …, `top` nodes; read-only. Every decision asks for it, so it is cached."""
         table = self._tables.get(top)
         if table is None:
             if len(self._tables) >= _MOST_TABLES:
@@ -121,7 +121,7 @@ class Curve:
 
 
 def _is_finite_number(value: object) -> bool:
-    """Whether a value of unknown origin is a number to reckon with; True and False are not."""
+    """Whether a value of unknown origin is a finite number; True and False are not."""
     return (
         isinstance(value, int | float | np.integer | np.floating) and type(value) is not bool and math.isfinite(value)
     )

@@ -1,4 +1,4 @@
-"""Node names: Slurm's compact host lists, such as `cpn-f[15-17,19],gpu01`, and the order people expect."""
+"""Host lists: parses Slurm's compact node lists, such as `cpn-f[15-17,19],gpu01`, and sorts node names naturally."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 LIMIT = 1_000_000
-"""More names than this in one list is a damaged line, not a job."""
+"""Most names in one list: a list with more is a damaged line, not a job."""
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 _BRACKET = re.compile(r"\[([^]]*)\]")
@@ -18,7 +18,7 @@ _DIGITS = re.compile(r"0*([0-9]+)")
 
 @lru_cache(maxsize=4096)
 def expand(text: str) -> tuple[str, ...]:
-    """The node names in `text`, in order, each once. ValueError when it is no host list."""
+    """The node names in `text`, in order, each once. Raises ValueError if `text` is no host list."""
     if not text or _SPACE.search(text):
         raise ValueError(f"not a host list: {text[:60]!r}")
     names: list[str] = []
@@ -32,7 +32,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def split_terms(text: str) -> Iterator[str]:
-    """The terms of a host list: what stands between the commas outside brackets."""
+    """The terms of a host list: the texts between commas outside brackets."""
     depth = start = 0
     for i, char in enumerate(text):
         if char == "[":
@@ -78,5 +78,5 @@ def _numbers(body: str) -> list[str]:
 
 @lru_cache(maxsize=1 << 17)
 def natural(name: str) -> str:
-    """A sort key that puts n2 before n10: every number is led by its length. The name itself tells n1 from n01."""
+    """A sort key that puts n2 before n10: every number is prefixed by its length. The name itself tells n1 from n01."""
     return _DIGITS.sub(lambda number: f"{len(number[1]):03}{number[1]}", name) + "\0" + name

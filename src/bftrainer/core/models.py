@@ -1,4 +1,4 @@
-"""The seven ImageNet models of the paper's Table 2: how they scale on Summit, as printed there.
+"""Scaling curves of the seven ImageNet models on Summit, as printed in the paper's Table 2.
 
 Samples per second with a minibatch of 32 per GPU, rounded to a hundred. Used where no measured curves are given.
 """

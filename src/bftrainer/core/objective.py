@@ -1,7 +1,7 @@
-"""Objectives: what a second of a trainer on n nodes is worth to the allocator.
+"""Objectives define what a second of a trainer on n nodes is worth to the allocator.
 
 An objective turns a trainer into a curve of values. The allocator maximises the sum of values over the horizon, less
-the cost of rescaling. Anyone may bring one: a function from a trainer to a `Curve`.
+the cost of rescaling. Users may write their own: a function from a trainer to a `Curve`.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from types import MappingProxyType
 from bftrainer.core.curve import Curve
 from bftrainer.core.trainer import Trainer
 from bftrainer.errors import InputError
-from bftrainer.named import find_named, is_named, said
+from bftrainer.util.plugins import find_named, is_named, said
 
 Objective = Callable[[Trainer], Curve]
 
 
 def throughput(trainer: Trainer) -> Curve:
-    """Samples per second: favours trainers that process many, whatever they cost others."""
+    """Samples per second. Favours trainers that process many samples, at the expense of others."""
     return trainer.curve
 
 
 def efficiency(trainer: Trainer) -> Curve:
-    """Rate over the rate per node at the smallest size, so that trainers of fast and slow models weigh alike.
+    """Rate over the rate per node at the smallest size, so that trainers of fast and slow models weigh the same.
 
-    The paper's speedup when the smallest size is one node.
+    It is the paper's speedup when the smallest size is one node.
     """
     least = trainer.curve.rate(trainer.min_nodes)
     if least <= 0:
@@ -68,12 +68,12 @@ def find_objective(name: str) -> Objective:
 
 
 def _checked(objective: Objective, name: str) -> Objective:
-    """A user's function, whose result is looked at before it is trusted."""
+    """Wrap a user's function and check its result before it is trusted."""
 
     def check(trainer: Trainer) -> Curve:
         try:
             curve = objective(trainer)
-        except Exception as problem:  # whatever a user's function may do wrong
+        except Exception as problem:  # a user's function may raise anything
             raise InputError(f"objective {name!r} failed for trainer {trainer.name!r}: {said(problem)}") from problem
         if not isinstance(curve, Curve):
             raise InputError(f"objective {name!r}: must return a Curve for trainer {trainer.name!r}, but got {curve!r}")

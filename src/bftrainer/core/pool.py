@@ -1,6 +1,6 @@
-"""Idle nodes as values: a fragment of idleness, the pool of idle nodes, and the events that change it.
+"""Pool of idle nodes, the events that change it, and fragments of idleness, as values.
 
-Traces are made of fragments; the simulator and the live system turn them into events and keep a pool.
+Traces consist of fragments; the simulator and the live system turn them into events and keep a pool.
 Times are seconds since 1970 in UTC.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 Node = str
-"""A machine the pool may hold, by its name."""
+"""Name of a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Fragment:
 
     @property
     def length(self) -> float:
-        """Seconds of idleness (so far, when open)."""
+        """Seconds of idleness (so far, if the fragment is open)."""
         return self.end - self.start
 
 
@@ -41,7 +41,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The nodes that are idle now, each with the time since when."""
+    """The nodes that are idle now, each with the time since which it is idle."""
 
     since: Mapping[Node, float] = field(default_factory=lambda: MappingProxyType({}))
 

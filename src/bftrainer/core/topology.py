@@ -1,7 +1,7 @@
-"""Where nodes stand: a tree of switches with nodes at its leaf switches.
+"""Topology of a machine: a tree of switches with nodes at its leaf switches.
 
-Built from a pattern of node names or from Slurm's topology.conf; `compact` placement reads it to keep a trainer's nodes
-near each other. A node has height 0, a leaf switch 1, any other switch one more than its highest child.
+It is built from a pattern of node names or from Slurm's topology.conf. `Compact` placement reads it to keep a trainer's
+nodes near each other. A node has height 0, a leaf switch 1, any other switch one more than its highest child.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ELSEWHERE = 1
 
 @dataclass(frozen=True, slots=True, order=True)
 class Spread:
-    """How scattered a set of nodes is: smaller is closer together, leaf switches counting before height."""
+    """How scattered a set of nodes is. Smaller is closer together; leaf switches count before height."""
 
     leaves: int
     """Distinct leaf switches."""
@@ -33,9 +33,9 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A tree of switches. A switch is its number: parents come before children, `ROOT` first.
+    """A tree of switches. Switches are numbered: parents come before children, `ROOT` first.
 
-    Every node has a leaf switch: one that the topology does not name stands `ELSEWHERE`.
+    Every node has a leaf switch: `ELSEWHERE` for nodes that the topology does not name.
     """
 
     names: tuple[str, ...]
@@ -120,7 +120,7 @@ class Topology:
 
     @classmethod
     def _grow(cls, parents: Mapping[str, str | None], leaf_of: Mapping[Node, str]) -> Topology:
-        """The tree of switches given by their parents (None: a tree's top), which must not go in circles."""
+        """Build the tree from the parents of switches (None: the top of a tree). Loops are refused."""
         children: dict[str | None, list[str]] = {}
         for switch, parent in parents.items():
             children.setdefault(parent, []).append(switch)
@@ -167,7 +167,7 @@ class Topology:
         return 0 if a == b else self.heights[self.common((self.leaf(a), self.leaf(b)))]
 
     def spread(self, nodes: Iterable[Node]) -> Spread:
-        """How scattered `nodes` are; nothing is less scattered than no nodes, then one."""
+        """How scattered `nodes` are. No nodes are the least scattered, then one."""
         distinct = set(nodes)
         leaves = set(self.leaves_of(distinct))
         if len(distinct) < 2:
@@ -176,7 +176,7 @@ class Topology:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """The lines that say something, each with its number: comments gone, lines that end in a backslash joined."""
+    """The lines with content, each with its number: comments removed, lines that end in a backslash joined."""
     begun, first = "", 0
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
         said = line.partition("#")[0].rstrip()
@@ -195,7 +195,7 @@ _PAIR = re.compile(r"""(\w+)\s*=\s*(?:"([^"]*)"|([^\s"]+))(?:\s+|$)""")
 
 
 def _keys(statement: str, at: str) -> Mapping[str, str]:
-    """The keys of one line in lower case, with their values: a switch and what is below it."""
+    """The keys of one line in lower case, with their values: a switch and its children."""
     keys: dict[str, str] = {}
     end = 0
     while end < len(statement):
@@ -217,7 +217,7 @@ def _keys(statement: str, at: str) -> Mapping[str, str]:
 
 
 def _find_loop(parents: Mapping[str, str | None]) -> str | None:
-    """A switch that is above itself, if there is one."""
+    """A switch that is its own ancestor, if there is one."""
     good: set[str] = set()
     for start in parents:
         path: dict[str, None] = {}

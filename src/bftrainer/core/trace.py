@@ -1,6 +1,6 @@
-"""A trace: which nodes of a machine were idle when.
+"""A trace records which nodes of a machine were idle, and when.
 
-Fragments + the machine's nodes + the observed window, held as columns so that half a million fragments stay cheap.
+It holds fragments, the machine's nodes and the observed window, as columns so that half a million fragments stay cheap.
 Readers (`bftrainer.traces`) make traces; statistics and the simulator consume them.
 """
 
@@ -23,7 +23,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 def utc(time: float) -> str:
-    """A time as people read it, for messages and tables."""
+    """A time in UTC as text, for messages and tables."""
     try:
         return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%S")
     except (OverflowError, ValueError, OSError):
@@ -43,12 +43,12 @@ class Window:
 
     @property
     def seconds(self) -> float:
-        """Its length."""
+        """Length of the window."""
         return self.end - self.start
 
     @property
     def hours(self) -> float:
-        """Its length in hours."""
+        """Length of the window in hours."""
         return self.seconds / 3600
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class Trace:
         window: Window | None = None,
         nodes_known: bool = True,
     ) -> Trace:
-        """Sort the columns and check them: ends after starts, one fragment a node at a time, all inside the window."""
+        """Sort the columns and check them: ends after starts, one fragment per node at a time, all in the window."""
         node_col = np.asarray(node, dtype=np.int32)
         start_col = np.asarray(start, dtype=np.float64)
         end_col = np.asarray(end, dtype=np.float64)
@@ -111,7 +111,7 @@ class Trace:
     def from_fragments(
         cls, fragments: Iterable[Fragment], nodes: Sequence[Node] | None = None, window: Window | None = None
     ) -> Trace:
-        """A trace of a handful of fragments; `nodes` default to those that appear, in order."""
+        """A trace of a few fragments; `nodes` default to those that appear, in order."""
         rows = list(fragments)
         names = list(dict.fromkeys(f.node for f in rows)) if nodes is None else list(nodes)
         index = {name: i for i, name in enumerate(names)}
@@ -158,7 +158,7 @@ class Trace:
             yield Event(time, tuple(name[i] for i in joiners[j0:j1]), tuple(name[i] for i in leavers[l0:l1]))
 
     def clip(self, window: Window) -> Trace:
-        """What of this trace lies in `window`; a fragment cut at its end stays open there."""
+        """The part of this trace in `window`; a fragment cut at its end stays open there."""
         keep = (self.end > window.start) & (self.start < window.end)
         end = self.end[keep]
         cut = end > window.end
@@ -173,7 +173,7 @@ class Trace:
         )
 
     def select(self, nodes: Sequence[Node]) -> Trace:
-        """The machine reduced to `nodes`, which must be some of its nodes, in that order."""
+        """The machine reduced to `nodes`, in that order; they must be nodes of the machine."""
         known = set(self.nodes)
         missing = next((n for n in nodes if n not in known), None)
         if missing is not None:
@@ -181,7 +181,7 @@ class Trace:
         return replace(self.on_machine(nodes), nodes_known=self.nodes_known)
 
     def on_machine(self, nodes: Sequence[Node]) -> Trace:
-        """The same idleness on the machine that has exactly `nodes`; fragments of other nodes are left out."""
+        """The same fragments on a machine with exactly `nodes`; fragments of other nodes are left out."""
         place = {name: i for i, name in enumerate(nodes)}
         new_index = np.array([place.get(name, -1) for name in self.nodes], dtype=np.int32)[self.node]
         keep = new_index >= 0
@@ -190,9 +190,10 @@ class Trace:
         )
 
     def without_transients(self, min_idle_s: float) -> Trace:
-        """Without fragments known to be shorter than `min_idle_s`: those that end, and did not begin before the window.
+        """The trace without fragments known to be shorter than `min_idle_s`.
 
-        A fragment cut by either end of the window may have lasted longer, so it stays.
+        Only fragments that end, and did not begin before the window, are dropped. A fragment cut by either end of the
+        window may have lasted longer, so it stays.
         """
         if min_idle_s <= 0:
             return self
@@ -202,7 +203,7 @@ class Trace:
 
 
 def _check_fragments(names: tuple[Node, ...], node: Indices, start: Floats, end: Floats) -> None:
-    """One clear error for the first fragment that cannot be."""
+    """Raise one clear error for the first impossible fragment."""
     if not len(node):
         return
     if node.min() < 0 or node.max() >= len(names):

@@ -1,4 +1,4 @@
-"""A trainer: an elastic training job that may grow and shrink while it runs."""
+"""A trainer is an elastic training job that may grow and shrink while it runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bftrainer.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """What is known of an elastic training job. Symbols of the paper stand beside our words once, here."""
+    """Description of an elastic training job. The paper's symbols appear beside our words once, here."""
 
     name: str
     curve: Curve
@@ -20,9 +20,9 @@ class Trainer:
     up_s: float = 0.0  # R_j^up, seconds lost when it grows
     down_s: float = 0.0  # R_j^dw, seconds lost when it shrinks
     work: float = math.inf
-    """Samples to process before it is done."""
+    """Samples to process before the trainer is done."""
     submit: float = 0.0
-    """When it was submitted, in seconds since 1970 UTC."""
+    """Submission time, in seconds since 1970 UTC."""
     owner: str = ""
     weight: float = 1.0
     """Priority, used by the weighted objectives."""

@@ -1,5 +1,5 @@
-"""The page: HTML, CSS and JavaScript as files of this package, and the small helpers that hand them out.
+"""The dashboard package holds the page's HTML, CSS and JavaScript files and delivers them.
 
-The controller serves them (`cluster/page.py`), `simulate --report` puts them into one file. It imports nothing of
-either.
+The controller serves the files (`cluster/http/dashboard.py`); `simulate --report` puts them into one file. This package
+imports nothing of either.
 """

@@ -1,6 +1,7 @@
-"""Where the page's files are, and how some of them become one file that needs no other.
+"""File functions deliver the page's files, single or combined into one script.
 
-`cluster/page.py` serves the files as they are; `simulate/report.py` takes `script` and `style` into its page.
+`cluster/http/dashboard.py` serves the files as they are; `simulate/report.py` includes `script` and `style` in its
+page.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ STATIC = {
     "theme.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
-"""What may be asked for, and its type."""
+"""Files that may be requested, and their media types."""
 
 _REPORT = ("format.js", "draw.js", "theme.js", "report.js")
 _IMPORT = re.compile(r'^import [^;]*?from "\./[a-z]+\.js";\n', re.MULTILINE)
@@ -36,13 +37,13 @@ _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const|let)\b)", r
 
 @cache
 def read(name: str) -> bytes:
-    """One of the files."""
+    """Return the content of one of the files."""
     return resources.files(__package__).joinpath(name).read_bytes()
 
 
 @cache
 def plotly() -> Path | None:
-    """The drawing library of the plotly package, which is not imported for it: that would take a second."""
+    """Return the drawing library of the plotly package, without importing the package: that would take a second."""
     try:
         found = importlib.util.find_spec("plotly")
     except (ImportError, ValueError):
@@ -55,18 +56,18 @@ def plotly() -> Path | None:
 
 
 def style() -> str:
-    """The style sheet."""
+    """Return the style sheet."""
     return read("style.css").decode()
 
 
 @cache
 def script() -> str:
-    """The modules that a report needs, as one script. Their names do not collide, so imports can go."""
+    """Return the modules that a report needs as one script. Their names do not collide, so imports are removed."""
     parts = (_EXPORT.sub("", _IMPORT.sub("", read(name).decode())) for name in _REPORT)
     return "(() => {\n" + "\n".join(parts) + "})();\n"
 
 
 def as_data(value: Any) -> str:
-    """A value as JSON that may stand inside a page's script element, whatever texts are in it."""
+    """Return a value as JSON that is safe inside a page's script element, whatever text it holds."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,7 +1,7 @@
-"""Who was on which node when, and how large the pool was, cut down to what a picture of some width can show.
+"""The timeline reduces node intervals and pool sizes to a chart's resolution.
 
-The controller (`cluster/history.py`) and the simulation report hand in intervals; out come the values that `draw.js`
-draws. However long the window and however large the machine, the answer is bounded.
+The controller (`cluster/history/history.py`) and the simulation report pass intervals in; the values that `draw.js`
+draws come out. The result is bounded, however long the window and however large the machine.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ MOST_CELLS = 2000
 MOST_ROWS = 1500
 MOST_RUNS = 150_000
 MOST_TAKEN = 4000
-"""Marks on single nodes."""
+"""Limit of marks on single nodes."""
 
 ABSENT, FREE = -1, 0
-"""In a grid; trainers follow from 1."""
+"""Values in a grid; trainers follow from 1."""
 
 
 class Interval(NamedTuple):
-    """Something that held on a node for a while. There may be a hundred thousand: a tuple is made the fastest."""
+    """Something that held on a node for a while.
+
+    A tuple, because there may be a hundred thousand and tuples are the fastest to create.
+    """
 
     node: str
     start: float
@@ -38,7 +41,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """A window cut into equal cells: the pixels of a picture."""
+    """A window cut into equal cells: the pixels of a chart."""
 
     start: float
     end: float
@@ -46,15 +49,15 @@ class Cells:
 
     @property
     def seconds(self) -> float:
-        """How long one of them is."""
+        """Duration of one cell."""
         return (self.end - self.start) / self.count
 
     def at(self, time: float) -> int:
-        """The cell in which a time lies; a time outside counts to the nearest."""
+        """Return the cell in which a time lies; a time outside belongs to the nearest cell."""
         return min(max(int((time - self.start) / self.seconds), 0), self.count - 1)
 
     def edges(self) -> Floats:
-        """Where they begin, and where the last one ends."""
+        """Return the starts of all cells, and the end of the last one."""
         return np.linspace(self.start, self.end, self.count + 1)
 
 
@@ -65,10 +68,10 @@ def gantt(
     nodes: Sequence[str] = (),
     most_runs: int = MOST_RUNS,
 ) -> dict[str, Any]:
-    """A row for each node (of very many: for every second, third, …), with who was on it as runs of cells.
+    """Return one row per node (if there are very many: every second, third, …), with its users as runs of cells.
 
-    A cell shows what held in its middle: of what is too short for a pixel, the right share is seen. `nodes` gives the
-    order of rows where there is one.
+    A cell shows what held in its middle, so intervals too short for a pixel appear in the right proportion. `nodes`
+    gives the order of the rows, if there is one.
     """
     layers = [list(present), list(used)]
     seen = {interval.node for layer in layers for interval in layer}
@@ -100,11 +103,11 @@ def gantt(
 def _paint(grid: npt.NDArray[np.int32], cells: Cells, layer: Sequence[Interval], row: dict[str, int]) -> None:
     columns = np.array([(row.get(node, -1), start, end, who) for node, start, end, who in layer], dtype=np.float64)
     columns = columns.reshape(-1, 4)[columns.reshape(-1, 4)[:, 0] >= 0]
-    # From the first middle of a cell that is not before the start, up to the first that is not before the end.
+    # From the first cell whose middle is not before the start, up to the first whose middle is not before the end.
     inside = np.clip(np.ceil((columns[:, 1:3] - cells.start) / cells.seconds - 0.5), 0, cells.count).astype(np.int64)
     length = np.maximum(inside[:, 1] - inside[:, 0], 0)
     first = columns[:, 0].astype(np.int64) * cells.count + inside[:, 0]
-    # All cells of all spans at once; of two spans in one cell the later one counts.
+    # All cells of all spans at once; if two spans share a cell, the later one counts.
     before = np.cumsum(length) - length
     at = np.repeat(first - before, length) + np.arange(int(length.sum()))
     grid.ravel()[at] = np.repeat(columns[:, 3].astype(np.int32), length)
@@ -113,7 +116,7 @@ def _paint(grid: npt.NDArray[np.int32], cells: Cells, layer: Sequence[Interval],
 def _runs(
     grid: npt.NDArray[np.int32],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any], list[int]]:
-    """Stretches of equal cells, row after row, without the absent; and after each row, how many there are so far."""
+    """Return runs of equal cells, row after row, without absent ones; and the number of runs up to each row's end."""
     rows, count = grid.shape
     if not rows:
         none = np.zeros(0, dtype=np.int64)
@@ -130,14 +133,14 @@ def _runs(
 
 
 def series(cells: Cells, starts: Floats, ends: Floats) -> dict[str, list[float]]:
-    """How many intervals hold at a time: lowest, mean and highest of each cell."""
+    """Return how many intervals hold at a time: lowest, mean and highest of each cell."""
     times = np.concatenate((starts, ends))
     deltas = np.concatenate((np.ones(len(starts)), -np.ones(len(ends))))
     order = np.argsort(times, kind="stable")
     times, levels = times[order], np.cumsum(deltas[order])
     edges = cells.edges()
     moments = np.unique(np.concatenate((times[(times > edges[0]) & (times < edges[-1])], edges)))
-    # Of several changes at one instant the last is what held.
+    # If several changes fall on one instant, the value after the last one held.
     found = np.searchsorted(times, moments[:-1], "right") - 1
     value = np.where(found >= 0, levels[found], 0.0) if len(levels) else np.zeros(len(moments) - 1)
     first = np.searchsorted(moments, edges[:-1])
@@ -146,10 +149,10 @@ def series(cells: Cells, starts: Floats, ends: Floats) -> dict[str, list[float]]
 
 
 def together(present: Sequence[Interval], used: Sequence[Interval]) -> tuple[Floats, Floats]:
-    """From when to when nodes that were there had somebody on them: starts and ends.
+    """Return when present nodes had a worker: starts and ends.
 
-    A worker may outlive its node's place in the pool (it packs up while the node leaves), and the next one may start
-    while it does: a node counts once, and only while it is there.
+    A worker may outlive its node's time in the pool (it shuts down while the node leaves), and the next worker may
+    start meanwhile. A node counts once, and only while it is present.
     """
     nodes = {interval.node: i for i, interval in enumerate((*present, *used))}
     layers = [np.array([(nodes[one.node], one.start, one.end) for one in layer]) for layer in (present, used)]
@@ -158,19 +161,19 @@ def together(present: Sequence[Interval], used: Sequence[Interval]) -> tuple[Flo
     times = np.concatenate((first[:, 1], first[:, 2], second[:, 1], second[:, 2]))
     order = np.lexsort((times, np.concatenate((first[:, 0], first[:, 0], second[:, 0], second[:, 0]))))
     times = times[order]
-    # Every node's changes add up to nothing: the sums may run on from node to node.
+    # Each node's changes add up to zero, so the sums can run on from node to node.
     there, busy = (np.cumsum(np.repeat(steps, counts)[order]) for steps in ((1, -1, 0, 0), (0, 0, 1, -1)))
     on = np.flatnonzero((there > 0) & (busy > 0))
     return times[on], times[on + 1]
 
 
 def lines(low: Floats, mean: Floats, high: Floats) -> dict[str, list[float]]:
-    """The three lines of a series, in as few characters as do."""
+    """Return the three lines of a series, with as few characters as possible."""
     return {"low": np.round(low, 2).tolist(), "mean": np.round(mean, 2).tolist(), "high": np.round(high, 2).tolist()}
 
 
 def counted(cells: Cells, times: Iterable[float]) -> list[list[int]]:
-    """Cells in which something happened, each with how often."""
+    """Return the cells in which something happened, each with the number of times."""
     found: dict[int, int] = {}
     for time in times:
         if cells.start <= time <= cells.end:
@@ -180,13 +183,15 @@ def counted(cells: Cells, times: Iterable[float]) -> list[list[int]]:
 
 
 def marks(taken: Sequence[list[int]]) -> dict[str, Any]:
-    """Where nodes were taken, as rows and cells in order of time. Of too many every second, third, … is marked: spread
-    over all of the time, they show where more were taken and where less.
+    """Return where nodes were taken, as rows and cells in order of time.
+
+    If there are too many, every second, third, … is marked: spread over all of the time, the marks show where more were
+    taken and where less.
     """
     every = math.ceil(len(taken) / MOST_TAKEN) or 1
     return {"taken": list(taken[::every]), "taken_every": every}
 
 
 def by_number(name: str) -> tuple[tuple[str, int], ...]:
-    """A key that puts node2 before node10."""
+    """Return a sort key that puts node2 before node10."""
     return tuple((text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d{0,18})", name) if text or digits)

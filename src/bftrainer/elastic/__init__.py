@@ -1,7 +1,8 @@
-"""What a training script imports: training that grows and shrinks in place while nodes come and go.
+"""Elastic training package: `init` makes a PyTorch training script elastic.
 
-`init` needs PyTorch and imports it when called. `bftrainer.elastic.membership` needs nothing but Python: any iterative
-program can be a trainer.
+A training script imports this package. Training then grows and shrinks in place while nodes come and go. `init` needs
+PyTorch and imports it when called. `bftrainer.elastic.membership` needs only Python, so any iterative program can be a
+trainer.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bftrainer.elastic.adapter import Run
-    from bftrainer.elastic.batches import Batches
-    from bftrainer.elastic.loading import LoadedSnapshot
-    from bftrainer.elastic.value import Value
+    from bftrainer.elastic.torch.data.batches import Batches
+    from bftrainer.elastic.torch.run import Run
+    from bftrainer.elastic.torch.snapshots.loading import LoadedSnapshot
+    from bftrainer.elastic.torch.value import Value
 
 __all__ = ["Batches", "Run", "Value", "init", "load_snapshot"]
 
@@ -28,14 +29,20 @@ def init(
     device: Any = None,
     seed: int = 0,
 ) -> Run:
-    """Begin an elastic training. Outside BFTrainer it works too: one process that trains alone.
+    """Start an elastic training and return its `Run`.
 
-    `snapshots`: the folder in which state is kept for the case that all nodes go; on a file system that all nodes see.
-    The environment variable BFTRAINER_SNAPSHOTS names it where the script does not. One is taken every
-    `snapshot_every_s` seconds; where the script does not say, by BFTRAINER_SNAPSHOT_EVERY_S, or every minute. Snapshots
-    that cost more than 1 % of the time are taken less often.
-    `backend` is gloo or nccl, `device` the torch device to train on (the GPU where there is one), `seed` that of the
-    order of samples.
+    Call it once, at the top of the training script. It also works without BFTrainer: the script then trains alone, in
+    one process.
+
+    - `snapshots`: the folder for snapshots of the training state, from which training resumes after all nodes were
+      lost. It must be on a file system that all nodes see. Default: the environment variable BFTRAINER_SNAPSHOTS.
+    - `snapshot_every_s`: seconds between two snapshots. Default: the environment variable BFTRAINER_SNAPSHOT_EVERY_S,
+      else 60. Snapshots that cost more than 1 % of the time are taken less often.
+    - `snapshots_kept`: how many snapshots are kept.
+    - `backend`: the communication backend, "gloo" or "nccl". Default: the environment variable BFTRAINER_BACKEND, else
+      the one that fits the device.
+    - `device`: the torch device to train on. Default: the GPU if there is one, else the CPU.
+    - `seed`: the seed for the order of the samples.
     """
     try:
         import torch  # noqa: F401 - only to say what to install
@@ -43,10 +50,10 @@ def init(
         from bftrainer.errors import InputError
 
         raise InputError("elastic training needs PyTorch: pip install 'bftrainer[torch]'") from None
-    from bftrainer.elastic import arguments
-    from bftrainer.elastic.adapter import Run
-    from bftrainer.elastic.refusals import refuse_second_run, refuse_what_run_does
-    from bftrainer.elastic.sampler import whole_number
+    from bftrainer.elastic.torch import arguments
+    from bftrainer.elastic.torch.data.batch_plan import whole_number
+    from bftrainer.elastic.torch.refusals import refuse_second_run, refuse_what_run_does
+    from bftrainer.elastic.torch.run import Run
 
     chosen = arguments.existing_device(device)
     refuse_second_run()
@@ -63,27 +70,28 @@ def init(
 
 
 def load_snapshot(path: str | os.PathLike[str]) -> LoadedSnapshot:
-    """Open a snapshot: a `.bft` file, or the newest whole one in a folder. Works without `init`.
+    """Open a snapshot: a `.bft` file, or the newest complete one in a folder. It works without `init`.
 
-    `load_snapshot(path)["model"]` is what the `state_dict()` of the object registered as `model` gave; `.step`,
-    `.epoch`, `.samples`, `.metrics` and `.path` say what it is of. Nothing in the file can run code.
+    `load_snapshot(path)["model"]` is what `state_dict()` of the object registered as `model` returned. The attributes
+    `.step`, `.epoch`, `.samples` and `.metrics` say at which point of the training the snapshot was taken, `.path`
+    names its file. Nothing in the file can run code.
     """
-    from bftrainer.elastic import loading
+    from bftrainer.elastic.torch.snapshots import loading
 
     return loading.load_snapshot(path)
 
 
 def __getattr__(name: str) -> Any:
     if name == "Run":
-        from bftrainer.elastic.adapter import Run
+        from bftrainer.elastic.torch.run import Run
 
         return Run
     if name == "Batches":
-        from bftrainer.elastic.batches import Batches
+        from bftrainer.elastic.torch.data.batches import Batches
 
         return Batches
     if name == "Value":
-        from bftrainer.elastic.value import Value
+        from bftrainer.elastic.torch.value import Value
 
         return Value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,18 +1,19 @@
-"""Counts groups that break again and again although no member was lost.
+"""Break counter: detects groups that keep breaking, although no member was lost.
 
-A peer that dies breaks a group once, and the next generation has no such peer. A group that breaks several times in a
-row, with all its members alive and no step in between, will never work: a network that does not connect its nodes, a
-backend that cannot start. `Job` and `local.Coordinator` tell this class what happens and fail when it says why.
+A peer that dies breaks a group once, and the next generation no longer contains that peer. A group that breaks several
+times in a row, with all members alive and no step in between, will never work: the network does not connect its nodes,
+or a backend cannot start. `ElasticJob` and the local `Coordinator` report events to `Breaks` and fail the job when
+`verdict` returns a reason.
 """
 
 from __future__ import annotations
 
 LEAST_S = 3.0
-"""A row must last so long: the report of a step that was made in between may be that late."""
+"""Seconds that a row of broken generations must last: the report of a step made in between may be that late."""
 
 
 class Breaks:
-    """The row of broken generations of one job. `most` of them in a row are one too many."""
+    """Consecutive broken generations of one job. The job may not continue after `most` of them in a row."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -22,7 +23,7 @@ class Breaks:
         self._far = self._far_before = 0
 
     def broke(self, generation: int, reason: str, now: float) -> None:
-        """A member says that the group of a generation broke. Others of the same generation may say so too."""
+        """Record a member's report that the group of a generation broke. A generation counts once."""
         if generation <= self._generation and self._count:
             return
         if not self._count:
@@ -31,21 +32,24 @@ class Breaks:
         self._generation, self._reason = generation, reason
 
     def reported(self, step: int, samples: int = 0) -> None:
-        """A member is so far. If it is farther than any before the row, the row ends: the group does work."""
+        """Record a member's progress. New progress since the row began ends the row: the group does work."""
         self._far = max(self._far, step + samples)
         if self._count and self._far > self._far_before:
             self._count = 0
 
     def lost(self) -> None:
-        """A member was lost: that may be why the group broke. The next members may begin at an earlier step."""
+        """Forget the row after a member was lost: that may be why the group broke.
+
+        The next members may begin at an earlier step.
+        """
         self._count = self._far = 0
 
     def shift(self, seconds: float) -> None:
-        """The clock was set: the row began so much later."""
+        """Correct the start of the row by `seconds` after the clock was set."""
         self._since += seconds
 
     def verdict(self, now: float) -> str:
-        """Why the job cannot go on, in one sentence; empty as long as it may."""
+        """Return why the job cannot go on, in one sentence; empty as long as it can."""
         if self._count < self.most or now - self._since < LEAST_S:
             return ""
         reason = self._reason or "no reason was given"

@@ -1,8 +1,8 @@
-"""Names the temporary files that snapshots are written to, and deletes those that nobody will finish.
+"""Leftovers of snapshot writes: names temporary files, and deletes those whose writers are gone.
 
-A snapshot is written under such a name and renamed when it is whole, so a file that keeps the name belongs to a writer
-that is at work or was killed. `snapshot.py` sweeps before each write; the controller, which needs no PyTorch for it,
-when a trainer has ended.
+A snapshot is written under a temporary name and renamed when it is complete. A file that still has the temporary name
+belongs to a writer that is at work or was killed. `torch/snapshots/snapshot.py` deletes leftovers before each write.
+The controller, which has no PyTorch, deletes them when a trainer has ended.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from contextlib import suppress
 from pathlib import Path
 
 STALE_S = 300.0
-"""A temporary file that grew last so long ago has no writer any more, wherever that was."""
+"""A temporary file that has not grown for this long has no writer any more, on whichever host that was."""
 STALE_WRITES = 20.0
-"""Where a write is known to take long, a file must be older than so many of them."""
+"""If the duration of a write is known, a file must also be older than this many writes."""
 
 _TEMPORARY = re.compile(r"\.snapshot-\d{12}\.[0-9a-f]+\.(\d{1,9})(?:-(\d{1,20}))?@(.+)\.tmp")
-"""Step, a random number, process, when that was started (not in files of version 0.1.0), host."""
+"""Step, random number, process id, start time of the process (not in files of version 0.1.0), host."""
 
 
 def temporary_name(step: int) -> str:
-    """A name for the file that this process writes a snapshot of `step` to."""
+    """Return a name for the file that this process writes a snapshot of `step` to."""
     pid = os.getpid()
     started = _started(pid)
     process = f"{pid}" if started is None else f"{pid}-{started}"
@@ -34,10 +34,10 @@ def temporary_name(step: int) -> str:
 
 
 def sweep(folder: Path, *, write_s: float = 0.0, ended: bool = False, delete: Callable[[Path], None]) -> None:
-    """Have the temporary files in `folder` deleted whose writers are gone; all of them if the training has `ended`.
+    """Call `delete` for each temporary file in `folder` whose writer is gone, or for all if the training has `ended`.
 
-    On this host a process is known to be gone or not. Of another host's a file counts as left when it has not grown
-    for longer than any write takes; `write_s` is how long one takes here, if that is known.
+    For writers on this host the process table tells whether they are gone. A file of another host counts as left behind
+    when it has not grown for longer than any write takes. `write_s` is how long a write takes here, if that is known.
     """
     bound_s = max(STALE_S, STALE_WRITES * write_s)
     for path in list(folder.iterdir()):
@@ -47,13 +47,13 @@ def sweep(folder: Path, *, write_s: float = 0.0, ended: bool = False, delete: Ca
 
 
 def sweep_after(folder: Path) -> None:
-    """The training in `folder` has ended, and nothing of it runs: delete all its temporary files that can be."""
+    """Delete all temporary files in `folder` of a training that has ended and has no process left."""
 
     def delete(path: Path) -> None:
-        with suppress(OSError):  # nobody is left to tell, and nothing depends on it
+        with suppress(OSError):  # no process is left to report it to, and nothing depends on it
             path.unlink(missing_ok=True)
 
-    with suppress(OSError):  # most likely the folder is not there, as nothing was ever written
+    with suppress(OSError):  # most likely the folder does not exist because nothing was ever written
         sweep(folder, ended=True, delete=delete)
 
 
@@ -67,21 +67,21 @@ def _is_stale(path: Path, pid: int, started: str | None, host: str, bound_s: flo
 
 
 def _is_gone(pid: int, started: str | None) -> bool:
-    """Whether a process of this host has ended. Its number may belong to another one by now, started later."""
+    """Return whether a process of this host has ended. A process started later may have its number by now."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except OSError:  # somebody else's, so alive
+    except OSError:  # it belongs to another user, so it is alive
         pass
     now = _started(pid)
     return started is not None and now is not None and started != str(now)
 
 
 def _started(pid: int) -> int | None:
-    """When a process was started, in the kernel's ticks; None where the system does not tell."""
+    """Return when a process was started, in the kernel's ticks; None where the system does not tell."""
     try:
-        # The name of the program, in brackets, may hold anything.
+        # The program's name, in brackets, may contain any character.
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return None

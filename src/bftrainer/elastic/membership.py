@@ -1,8 +1,9 @@
-"""The worker's side of the channel: a thread that listens to the manager and reports once a second.
+"""Membership of a worker: its connection to the manager, with a progress report once a second.
 
-A program that is not PyTorch needs only this: `Membership.connect()`, `ready()`, then between its iterations `changed`
-and, when that is true, `arrive()` for the new generation's rank, size and addresses. `examples/power_iteration.py` is
-such a program, `adapter.py` is PyTorch's.
+A thread listens to the manager; another one reports. A program without PyTorch needs only this module. It calls
+`Membership.connect()` and `ready()`. Between its iterations it checks `changed`; when that is true it calls `arrive()`,
+which returns the new generation's rank, size and addresses. `examples/power_iteration.py` is such a program;
+`torch/run.py` does the same for PyTorch.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 
-from bftrainer.elastic import protocol, unguided
-from bftrainer.elastic.processes import foreground
+from bftrainer.elastic import protocol
 from bftrainer.elastic.protocol import Arrived, Failed, Generation, Go, Hello, Left, Message, Ready, Report, Taken
 from bftrainer.errors import BFTrainerError
+from bftrainer.processes import unguided
+from bftrainer.processes.launch import foreground
 
 REPORT_EVERY_S = 1.0
 _HANGING_UP_S = 2.0
-"""How long a worker that has said its last words waits for its manager to hang up."""
+"""Seconds that a worker waits, after its last message, for the manager to close the connection."""
 
 
 class Leave(Exception):  # noqa: N818 - an instruction, not an error
-    """The worker is not among the members any more: it shall end."""
+    """Raised in a worker that is no longer a member: it must end."""
 
     def __init__(self, generation: Generation) -> None:
         super().__init__(f"left out of generation {generation.id}")
@@ -36,26 +38,30 @@ class Leave(Exception):  # noqa: N818 - an instruction, not an error
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The worker's place in a generation that is being formed."""
+class Assignment:
+    """A worker's rank and peers in a generation that is being formed."""
 
     generation: int
     members: tuple[str, ...]
     rank: int
     addresses: tuple[str, ...]
     secret: str = ""
-    """What the members of the generation know and nobody else does."""
+    """Secret that only the members of the generation know."""
 
     @property
     def world(self) -> int:
-        """How many workers train."""
+        """Number of workers that train in the generation."""
         return len(self.members)
+
+
+Place = Assignment
+"""The former name of `Assignment`."""
 
 
 class Membership:
     """A worker's connection to its manager.
 
-    When the manager goes, so does the worker: nobody would end it otherwise.
+    When the manager ends, so does the worker: no other process would end it.
     """
 
     def __init__(self, path: str, worker: str) -> None:
@@ -63,19 +69,19 @@ class Membership:
         self.formed = 0
         """The generation the worker trains in; 0 before the first."""
         self.newest = 0
-        """The newest one announced. A plain attribute, so that looking at it at every step costs nothing."""
+        """The newest generation announced. A plain attribute, so that reading it at every step costs nothing."""
         self._cut = 0
         """The newest generation that was announced because a group had lost a member."""
         self.is_fresh: Callable[[], bool] = lambda: False
-        """Whether the worker has taken over the state of others and not made a step with them yet."""
+        """Returns whether the worker has received the state from its peers but not yet made a step with them."""
         self.on_cut: Callable[[], None] = lambda: None
         """Called from the listening thread when the present group is cut."""
         self.report: Callable[[], Report] = lambda: Report(self.formed)
-        """What is sent once a second."""
+        """Builds the report that is sent once a second."""
         self.on_taken: Callable[[float], None] = lambda within_s: os._exit(protocol.RESTART)
         """Called from the listening thread when the node is taken at once, with the seconds until the worker is killed.
 
-        A program that has nothing to save then ends, so that the node is free.
+        By default the worker ends immediately, so that the node is free: it has nothing to save.
         """
         self._generation = Generation(0, ())
         self._go: Go | None = None
@@ -101,39 +107,39 @@ class Membership:
 
     @classmethod
     def connect(cls, environment: Mapping[str, str] = os.environ) -> Membership | None:
-        """The channel that the environment names; None where a script was started by hand."""
+        """Connect to the manager that the environment names. Return None if the script was started by hand."""
         path = environment.get(protocol.CHANNEL)
         return cls(path, environment.get(protocol.WORKER, f"pid-{os.getpid()}")) if path else None
 
     @property
     def changed(self) -> bool:
-        """Whether there is a newer generation than the one the worker is in."""
+        """Whether a newer generation than the worker's own was announced."""
         return self.newest > self.formed
 
     @property
     def cut(self) -> bool:
-        """Whether the present group has lost a member: do not wait for it."""
+        """Whether the present group has lost a member: do not wait for that member."""
         return self._cut > self.formed
 
     @property
     def address(self) -> str:
-        """This node's address for the other workers."""
+        """Address under which the other workers reach this node."""
         return os.environ.get(protocol.HOST) or socket.gethostname()
 
     def send(self, message: Message) -> None:
-        """Say something. A manager that is gone is noticed by the listener."""
+        """Send a message. If the manager is gone, the listening thread notices it."""
         with self._sending, contextlib.suppress(OSError):
             self._socket.sendall(protocol.encode(message))
 
     def ready(self) -> None:
-        """Say that this worker can join."""
+        """Tell the manager that this worker can join a generation."""
         self.send(Ready())
 
-    def arrive(self, address: Callable[[int], str]) -> Place:
-        """Wait for the newest generation to be complete; call it after leaving the former one.
+    def arrive(self, address: Callable[[int], str]) -> Assignment:
+        """Wait until all members of the newest generation have arrived. Call it after leaving the former generation.
 
-        `address` is asked, once a generation, where this worker can be reached; it is given its rank. Raises `Leave`
-        when the worker is not a member of the newest generation.
+        `address` is called once per generation with this worker's rank and returns where the worker can be reached.
+        Raises `Leave` when the worker is not a member of the newest generation.
         """
         generation = Generation(0, ())
         while True:
@@ -141,16 +147,17 @@ class Membership:
             if isinstance(word, Go):
                 foreground()  # newcomers may have started at low priority
                 rank = generation.members.index(self.worker)
-                return Place(generation.id, generation.members, rank, word.addresses, word.secret)
+                return Assignment(generation.id, generation.members, rank, word.addresses, word.secret)
             if self.worker not in word.members:
                 raise Leave(word)
             generation = word
             self.send(Arrived(word.id, address(word.members.index(self.worker))))
 
     def _next_word(self, arrived: int) -> Generation | Go:
-        """Wait for the word to form the generation this worker has said it arrived in, or for a newer one.
+        """Wait for the order to form the generation in which this worker has arrived, or for a newer generation.
 
-        The first comes first: the other members form it, whatever was announced since, unless it was cut.
+        The order takes precedence: the other members form that generation, whatever was announced since, unless it was
+        cut.
         """
 
         def may_go() -> bool:
@@ -161,7 +168,7 @@ class Membership:
             return self._go if self._go is not None and may_go() else self._generation
 
     def entered(self, generation: int) -> bool:
-        """The worker has formed this generation. False if it was cut meanwhile: arrive again."""
+        """Record that the worker has formed this generation. Return False if it was cut meanwhile: arrive again."""
         with self._changed:
             if self.lost_one(generation):
                 return False
@@ -169,34 +176,34 @@ class Membership:
             return True
 
     def lost_one(self, generation: int) -> bool:
-        """Whether a generation has lost a member since it was announced."""
+        """Return whether a generation has lost a member since it was announced."""
         return self._cut > generation
 
     def gave_up(self, generation: int) -> None:
-        """Forming this generation failed: wait for another."""
+        """Record that forming this generation failed: the worker waits for another one."""
         with self._changed:
             self.formed = max(self.formed, generation)
 
     def wait_for_newer(self, timeout_s: float) -> bool:
-        """Wait until there is a newer generation than the present one."""
+        """Wait until there is a newer generation than the present one. Return False after `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: self._generation.id > self.formed, timeout_s)
 
     def wait_for_cut(self, timeout_s: float) -> bool:
-        """Wait until the present group is known to have lost a member."""
+        """Wait until the present group is known to have lost a member. Return False after `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: self.cut, timeout_s)
 
     def leave(self, step: int) -> None:
-        """Say good-bye at a step boundary."""
+        """Tell the manager that this worker leaves at a step boundary, and close the connection."""
         self.send(Left(step))
         self.close()
 
     def report_failures(self, collateral: Callable[[BaseException], bool] = lambda error: False) -> None:
-        """From now on an uncaught exception of the script is told to the manager: the job has failed.
+        """From now on report an uncaught exception of the script to the manager: the job has failed.
 
-        Unless it is `collateral`, the effect of a lost peer on the script's own communication: then the worker asks to
-        be started again.
+        An exception that is `collateral`, the effect of a lost peer on the script's own communication, is no failure:
+        the worker then asks to be started again.
         """
         before = sys.excepthook
 
@@ -216,10 +223,10 @@ class Membership:
         sys.excepthook = tell
 
     def close(self) -> None:
-        """End the connection; the worker may go on by itself.
+        """Close the connection; the worker may continue alone.
 
-        The manager hangs up once it has read all that was said. Who hung up first would make it lose that, should it be
-        writing.
+        The manager closes its end once it has read all messages. If the worker closed first while the manager was
+        writing, the manager would lose the messages it had not read yet.
         """
         self._closing = True
         self._stop_reporting.set()
@@ -247,8 +254,8 @@ class Membership:
             self.on_taken(message.within_s)
             return
         if isinstance(message, Generation) and message.cut:
-            # In this order: whoever forms a group meanwhile sees that it is cut, and nobody forms the next one before
-            # this one's sockets are shut.
+            # The order matters: a thread that is forming a group sees that it is cut, and the next group is not formed
+            # before the sockets of this one are shut.
             self._cut = message.id
             self.on_cut()
         with self._changed:

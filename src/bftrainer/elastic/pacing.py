@@ -1,8 +1,8 @@
-"""Steps of a fixed duration, so that fake nodes that share a few cores scale as real ones do.
+"""Pacing of training steps: gives each step a fixed duration, so that virtual nodes scale like real ones.
 
-The environment variable BFTRAINER_PACE says how long a step takes; `adapter.Run` waits that long before the ranks sum
-their gradients, as if computing had taken so long. Nothing is waited for after a step is committed: by then a rescale
-may be due, and its pause has begun.
+Virtual nodes share a few cores. The environment variable BFTRAINER_PACE says how long a step takes, and `Run` waits
+that long before the ranks sum their gradients, as if the computation had taken this time. There is no wait after a step
+is committed: a rescale may be due by then, and its pause has begun.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ LONGEST_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds a step by world size: on a line between the sizes given, constant outside them."""
+    """Seconds per step by world size: linear between the given sizes, constant outside them."""
 
     worlds: tuple[int, ...]
     seconds: tuple[float, ...]
 
     @classmethod
     def parse(cls, text: str, where: str = protocol.PACE) -> Pace:
-        """The pace of "0.05", the same for every world size, or of "1:0.05,2:0.052,8:0.07"."""
+        """Parse "0.05", the same for every world size, or "1:0.05,2:0.052,8:0.07", by world size."""
         points: dict[int, float] = {}
         try:
             if ":" not in text:
@@ -52,7 +52,7 @@ class Pace:
         return cls(worlds, tuple(points[world] for world in worlds))
 
     def step_s(self, world: int) -> float:
-        """Seconds of a step on `world` nodes."""
+        """Return the seconds per step on `world` nodes."""
         place = bisect_left(self.worlds, world)
         if place == 0:
             return self.seconds[0]
@@ -64,10 +64,10 @@ class Pace:
 
 
 class Pacer:
-    """Holds each step until its time has come. A step that is late is not made up for."""
+    """Delays each step until its duration has passed. A step that is late is not made up for."""
 
     def __init__(self, pace: Pace, wait: Callable[[float], object] = time.sleep) -> None:
-        """`wait` waits for some seconds; it may come back early when there is a reason not to wait."""
+        """`wait` waits for a number of seconds. It may return early if there is a reason not to wait."""
         self._pace = pace
         self._wait = wait
         self._from = time.perf_counter()
@@ -76,16 +76,16 @@ class Pacer:
     def from_environment(
         cls, wait: Callable[[float], object] = time.sleep, environment: Mapping[str, str] = os.environ
     ) -> Pacer | None:
-        """The pacer that the environment asks for; None: as fast as it goes."""
+        """Return the pacer that the environment asks for; None means no delay."""
         text = environment.get(protocol.PACE, "").strip()
         return cls(Pace.parse(text), wait) if text else None
 
     def begin(self) -> None:
-        """A generation begins: the first step is counted from now."""
+        """Start timing the first step of a generation now."""
         self._from = time.perf_counter()
 
     def hold(self, world: int) -> None:
-        """Wait until the step under way has taken its time. What follows the wait belongs to the next one's."""
+        """Wait until the present step has taken its duration. The time after the wait counts for the next step."""
         due, now = self._from + self._pace.step_s(world), time.perf_counter()
         if due > now:
             self._wait(due - now)

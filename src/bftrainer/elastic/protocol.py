@@ -1,8 +1,8 @@
-"""What a worker and its manager say to each other: JSON objects, one a line, over a Unix socket.
+"""Protocol between a worker and its manager: JSON objects, one per line, over a Unix socket.
 
 A *worker* is one process of a training job on one node. Its *manager* (the agent of the node, or the coordinator of
-`local.py`) starts it, tells it who else trains, and ends it. `docs/protocol.md` tells the story message by message;
-this module is the vocabulary and its encoding. Fields that a reader does not know are ignored, and so are messages.
+`local/coordinator.py`) starts the worker, tells it who its peers are, and ends it. This module defines the messages and
+their encoding; `docs/protocol.md` explains them one by one. Readers ignore unknown messages and unknown fields.
 """
 
 from __future__ import annotations
@@ -13,34 +13,33 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from bftrainer.errors import BFTrainerError
+from bftrainer.processes import variables
 
 VERSION = 1
-CHANNEL = "BFTRAINER_CHANNEL"
+CHANNEL = variables.CHANNEL
 """Environment: the path of the manager's socket. Not set: the script was started by hand and trains alone."""
 WORKER = "BFTRAINER_WORKER"
 """Environment: the worker's name, given by the manager."""
 HOST = "BFTRAINER_HOST"
 """Environment: the address under which the other workers reach this node."""
 SNAPSHOTS = "BFTRAINER_SNAPSHOTS"
-"""Environment: the folder for snapshots, where the script does not say one."""
+"""Environment: the folder for snapshots, if the script does not name one."""
 SNAPSHOT_EVERY = "BFTRAINER_SNAPSHOT_EVERY_S"
-"""Environment: seconds from one snapshot to the next, where the script does not say."""
+"""Environment: seconds from one snapshot to the next, if the script does not say."""
 OUTPUT = "BFTRAINER_OUTPUT"
-"""Environment: the job's folder for what the script writes: models, figures. All workers share it."""
+"""Environment: the job's folder for files that the script writes: models, figures. All workers share it."""
 BACKEND = "BFTRAINER_BACKEND"
-"""Environment: the communication backend of PyTorch, gloo or nccl, where the default does not fit."""
+"""Environment: the communication backend of PyTorch, gloo or nccl, if the default does not fit."""
 PACE = "BFTRAINER_PACE"
-"""Environment: how long a step shall take, so that fake nodes scale as real ones do; see `pacing.py`."""
-OUTPUT = "BFTRAINER_OUTPUT"
-"""Environment: the folder for the files that the script writes, one per trainer."""
+"""Environment: the duration of a step, so that virtual nodes scale like real ones; see `pacing.py`."""
 MOST_DEPTH = 16
-"""How deeply a message may be nested; it never needs more than three."""
+"""Maximum nesting depth of a message. No message needs more than three levels."""
 RESTART = 75
-"""Exit status of a worker that lost its peers in the midst of its own communication and wants to be started again."""
+"""Exit status of a worker that lost its peers during its own communication and asks to be started again."""
 
 
 class ProtocolError(BFTrainerError):
-    """The other side said something that makes no sense."""
+    """A message from the other side is invalid."""
 
 
 # From the worker.
@@ -48,7 +47,7 @@ class ProtocolError(BFTrainerError):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message: who speaks."""
+    """First message of a worker: its name and process id."""
 
     worker: str
     pid: int
@@ -57,14 +56,14 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """All is imported, built and loaded; from now on the worker may be in a generation."""
+    """The worker has imported, built and loaded everything; from now on it may be in a generation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """The worker has left its former generation and waits for the others of this one.
+    """The worker has left its former generation and waits for the other members of this one.
 
-    `address` is where it can be reached in this generation; the address of rank 0 is the rendezvous.
+    `address` is where it can be reached in this generation. The address of rank 0 is the rendezvous.
     """
 
     generation: int
@@ -73,7 +72,10 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """The worker trains in this generation. The times are those of the change, in seconds."""
+    """The worker trains in this generation.
+
+    `pause_s`, `form_s` and `sync_s` are the durations of the change, in seconds.
+    """
 
     generation: int
     world: int
@@ -92,7 +94,7 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Once a second: the worker is alive, and this is how far it is."""
+    """Progress report, sent once a second. It also shows that the worker is alive."""
 
     generation: int
     step: int = 0
@@ -102,27 +104,27 @@ class Report:
     rates: Mapping[str, float] = field(default_factory=dict)
     """Samples per second of the whole job, by world size."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What the script reports: loss, accuracy, …"""
+    """Values that the script reports: loss, accuracy, …"""
     snapshot_step: int | None = None
     total: int | None = None
-    """Samples of the whole training, where that is known."""
+    """Samples of the whole training, if known."""
     epochs: int | None = None
-    """Epochs of the whole training, where that is known."""
+    """Epochs of the whole training, if known."""
     redone: int = 0
     """Samples this worker computed in vain, because a peer was lost before they counted."""
     windows: int = 0
-    """How often the rate at the present world size was measured: it is the median of so many."""
+    """Number of measurements of the rate at the present world size. The rate is their median."""
     metrics_at: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """What each of the metrics is of: epochs done, steps, samples. Not said: of this report's own."""
+    """Position of each metric: epochs done, steps, samples. A metric without one has the position of this report."""
     snapshot_every_s: float | None = None
-    """Time between snapshots, said by the worker that takes them: as set, or more where they cost too much."""
+    """Time between snapshots, sent by the worker that takes them: as set, or longer if they cost too much."""
     snapshot_stall_s: float | None = None
-    """How long training stood still for the last one."""
+    """How long training stood still for the last snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """The worker was asked to end (SIGTERM) and wants to be left out of the next generation."""
+    """The worker received SIGTERM and asks to be left out of the next generation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +143,12 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The script raised an exception: the job has failed, or this worker's node has."""
+    """The script raised an exception: either the job is at fault or this worker's node."""
 
     error: str
     traceback: str
     fresh: bool = False
-    """The worker had taken over the state of others and not made a step with them: its node may be at fault."""
+    """The worker had received the state from its peers but made no step with them: its node may be at fault."""
 
 
 # From the manager.
@@ -154,7 +156,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Who trains from now on, in the order of ranks. A worker that is not among the members leaves."""
+    """Members that train from now on, in the order of ranks. A worker that is not among them leaves."""
 
     id: int
     members: tuple[str, ...]
@@ -164,17 +166,17 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """All members of the generation have arrived: form. The addresses are in the order of ranks."""
+    """All members of the generation have arrived and form it now. The addresses are in the order of ranks."""
 
     generation: int
     addresses: tuple[str, ...]
     secret: str = ""
-    """Only the members of this generation know it: whoever connects to one of them must show it."""
+    """Secret of this generation: a peer that connects to a member must present it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The node is taken at once: the worker is killed after so many seconds. It saves what only it has, and ends."""
+    """The node is taken at once: the worker saves what only it has, and ends. It is killed after `within_s` seconds."""
 
     within_s: float
 
@@ -192,12 +194,12 @@ _FIELDS = {kind: frozenset(f.name for f in fields(kind)) for kind in _KINDS.valu
 
 
 def encode(message: Message) -> bytes:
-    """One line."""
+    """Encode a message as one line."""
     return json.dumps(as_json(message)).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message | None:
-    """The message of a line; None if it is of a kind this version does not know."""
+    """Decode a line. Return None if this version does not know the kind of message."""
     try:
         found = json.loads(line)
         if _is_deeper(found, MOST_DEPTH):
@@ -210,19 +212,19 @@ def decode(line: bytes) -> Message | None:
 
 
 def _is_deeper(found: object, most: int) -> bool:
-    """Whether it is nested too deeply to be passed on within another message."""
+    """Return whether a value is nested too deeply to be passed on inside another message."""
     inner = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
     return any(most == 0 or _is_deeper(value, most - 1) for value in inner)
 
 
 def as_json(message: Message) -> dict[str, Any]:
-    """The object that stands for a message."""
+    """Return a message as a JSON object."""
     kind = type(message)
     return {"type": kind.__name__.lower(), **{name: getattr(message, name) for name in _NAMES[kind]}}
 
 
 def from_json(found: Mapping[str, Any]) -> Message | None:
-    """The message that an object stands for; None if it is of a kind this version does not know."""
+    """Return the message that a JSON object stands for; None if this version does not know its kind."""
     kind = _KINDS.get(found["type"])
     if kind is None:
         return None

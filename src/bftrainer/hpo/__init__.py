@@ -1,7 +1,7 @@
 """Hyperparameter search on nodes that come and go: an Optuna study whose trials are trainers.
 
-`optimize` is for a study what `study.optimize` is: it asks for trials, has each of them trained by the controller and
-tells what came of it. It may be killed at any moment and started again.
+`optimize` replaces `study.optimize`: it asks the study for trials, has the controller train each of them, and tells the
+study the results. It may be killed at any moment and started again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import optuna
 
     from bftrainer.client import Client
-    from bftrainer.hpo.driver import Callback, Summary
+    from bftrainer.hpo.driver import Callback, SearchSummary
 
 __all__ = ["optimize"]
 
@@ -41,17 +41,18 @@ def optimize(
     max_failures: int = 10,
     poll_s: float = 1.0,
     **options: Any,
-) -> Summary:
-    """Run the trials of a study as trainers, until it has `n_trials` of them in all.
+) -> SearchSummary:
+    """Run the trials of a study as trainers, until it has `n_trials` of them in total.
 
-    `space` is given a trial and returns the script's arguments for it; `metric` is what the script reports (one for
-    each objective of the study), and its last value is the trial's. Reported values go to the study's pruner, which may
-    end a trial: `prune_by` epoch, step or samples, rounded down to `prune_every` of them. At most `max_parallel`
-    trainers at once; if None, as many as the controller considers at once. `options` are those of `Client.submit`.
+    `space` receives a trial and returns the script's arguments for it. `metric` names the metric that the script
+    reports (one for each objective of the study); its last value is the trial's value. Reported values go to the
+    study's pruner, which may end a trial: `prune_by` epoch, step or samples, rounded down to `prune_every` of them. At
+    most `max_parallel` trainers run at once; if None, as many as the controller considers at once. `options` are those
+    of `Client.submit`.
 
-    Started again on the same storage, it goes on with the trials that are under way. A trial fails if its trainer
-    does, or if the metric was not reported; after `max_failures` in a row this raises `BFTrainerError`. `callbacks` are
-    called with the study and each trial that has ended; if one returns True no more trials are begun, nor after
+    Started again on the same storage, it continues with the trials that are under way. A trial fails if its trainer
+    fails, or if the metric was not reported; after `max_failures` in a row this raises `BFTrainerError`. `callbacks`
+    are called with the study and each trial that has ended. If one returns True, no more trials are started; nor after
     `timeout_s`.
     """
     try:
@@ -63,12 +64,12 @@ def optimize(
     try:
         from bftrainer.client import Client
         from bftrainer.hpo.driver import Driver
-        from bftrainer.hpo.plan import Rules
+        from bftrainer.hpo.plan import SearchRules
     except ModuleNotFoundError as problem:
         if (problem.name or "bftrainer").partition(".")[0] == "bftrainer":
             raise
         raise BFTrainerError(f"bftrainer.hpo needs the package {problem.name}: pip install 'bftrainer[live]'") from None
-    rules = Rules.checked(
+    rules = SearchRules.checked(
         n_trials=n_trials,
         metric=metric,
         objectives=len(study.directions),

@@ -1,7 +1,7 @@
-"""The loop of a search: begin trials while there is room, look at their trainers, tell the study what came of them.
+"""Search driver: starts trials while there is room, watches their trainers and reports results to the study.
 
-Everything that must outlive this process is written to the study before it is done (`ledger`), and trainers are found
-by their names: nothing is trained twice, whenever the driver or the controller was killed.
+Everything that must outlive this process is written to the study before it is acted on (`ledger`), and trainers are
+found by their names. So nothing is trained twice, whenever the driver or the controller is killed.
 """
 
 from __future__ import annotations
@@ -16,34 +16,36 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial
 
-from bftrainer.client import Client, RefusedError, describe
-from bftrainer.cluster.conversations import FINISHED, Row, is_away
-from bftrainer.cluster.spec import TrainerSpec, default_name, parse_spec
+from bftrainer.client.api import RefusedError
+from bftrainer.client.client import Client, describe
+from bftrainer.client.polling import Row, is_away
+from bftrainer.cluster.spec.states import FINISHED
+from bftrainer.cluster.spec.trainer import TrainerSpec, default_name, parse_spec
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.hpo.ledger import HELD, NAME, PRUNED, TRAINER, VALUE_OF_EPOCH, Ledger, attribute
-from bftrainer.hpo.plan import Outcome, Rules, number, outcome, tidy, trainer_name, value_of_epoch
+from bftrainer.hpo.plan import SearchRules, TrialOutcome, number, outcome, tidy, trainer_name, value_of_epoch
 from bftrainer.hpo.stopping import stoppable
-from bftrainer.hpo.watch import Watch
+from bftrainer.hpo.watch import TrialWatch
 
 Space = Callable[[optuna.Trial], Sequence[object]]
 Callback = Callable[[optuna.Study, FrozenTrial], object]
 
 _TELL_AGAIN_S = 60.0
-# A child of Optuna's logger: shown as its own lines are, and silenced with them.
+# A child of Optuna's logger: its lines are shown like Optuna's own, and silenced with them.
 _log = logging.getLogger("optuna.bftrainer")
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
-    """What a search did, counted over all of its drivers."""
+class SearchSummary:
+    """Summary of a search, counted over all of its drivers."""
 
     complete: int
     pruned: int
     failed: int
     node_seconds: float
-    """What its trainers held."""
+    """Node-seconds that the search's trainers held."""
     pool_node_seconds: float
-    """What the pool gave while they were under way."""
+    """Node-seconds that the pool offered while trials were under way."""
 
     @property
     def share(self) -> float:
@@ -58,16 +60,16 @@ class Summary:
 
 @dataclass(slots=True)
 class _Going:
-    """A trial under way."""
+    """A trial that is under way."""
 
     trial: optuna.Trial
     spec: TrainerSpec
     maybe_there: bool
-    """Its trainer may have been submitted already."""
+    """Whether the trial's trainer may have been submitted already."""
     submitted: bool = False
-    """Its trainer is known to be there."""
+    """Whether the trial's trainer is known to the controller."""
     reported: int = 0
-    """How far it was when its metric was last given to the pruner."""
+    """Position of the trial when its metric was last given to the pruner."""
 
     @property
     def name(self) -> str:
@@ -76,10 +78,10 @@ class _Going:
 
 
 class Driver:
-    """One search on one controller."""
+    """Driver of one search on one controller."""
 
     def __init__(
-        self, study: optuna.Study, space: Space, client: Client, rules: Rules, callbacks: Sequence[Callback] = ()
+        self, study: optuna.Study, space: Space, client: Client, rules: SearchRules, callbacks: Sequence[Callback] = ()
     ) -> None:
         self._study, self._space, self._client, self._rules = study, space, client, rules
         self._callbacks = callbacks
@@ -89,18 +91,18 @@ class Driver:
         self._stopping = False
         self._told_at = -_TELL_AGAIN_S
 
-    def run(self, script: str | Path, nodes: str | int, group: str | None, options: Mapping[str, Any]) -> Summary:
+    def run(self, script: str | Path, nodes: str | int, group: str | None, options: Mapping[str, Any]) -> SearchSummary:
         """Search until all trials have ended."""
         for key in ("name", "params"):
             if key in options:
                 raise InputError(f"{key} is chosen for each trial: leave it out")
-        describe(script, nodes=nodes, group=group or "", **options)  # what is wrong for all trials, before the first
+        describe(script, nodes=nodes, group=group or "", **options)  # errors common to all trials, before the first
         status = self._client.status()
         self._ledger = Ledger(self._study)
         named = tidy(self._study.study_name, 56) if self._ledger.is_named else ""
         self._group = group or named or f"{default_name(str(script))[:40]}-{self._ledger.tag}"
         self._base = describe(script, nodes=nodes, group=self._group, **options)
-        watch = Watch(self._study, time.time)
+        watch = TrialWatch(self._study, time.time)
         try:
             with stoppable(self._study) as stopped:
                 self._search(status, watch, stopped)
@@ -111,13 +113,13 @@ class Driver:
             watch.close()
         if self._failures >= self._rules.max_failures:
             raise BFTrainerError(f"{self._failures} trials in a row failed; the last one: {self._last_reason}")
-        return Summary(
+        return SearchSummary(
             **self._ledger.ends(),
             node_seconds=self._ledger.node_seconds(),
             pool_node_seconds=watch.pool_given,
         )
 
-    def _search(self, status: Row, watch: Watch, stopped: Callable[[], bool]) -> None:
+    def _search(self, status: Row, watch: TrialWatch, stopped: Callable[[], bool]) -> None:
         begun = time.monotonic()
         self._pick_up()
         watch.look(status["totals"]["node_seconds"], under_way=bool(self._going))
@@ -133,7 +135,7 @@ class Driver:
             watch.look(status["totals"]["node_seconds"], under_way=True)
             self._look({row["name"]: row for row in status["trainers"]})
 
-    # Trials begin.
+    # Starting trials.
 
     def _pick_up(self) -> None:
         left = self._ledger.left()
@@ -150,7 +152,7 @@ class Driver:
             self._prepare(self._ledger.ask(), earlier=False)
 
     def _prepare(self, trial: optuna.Trial, *, earlier: bool) -> None:
-        """Choose a trial's parameters and its trainer's name. For one that has them already they are the same."""
+        """Choose a trial's parameters and its trainer's name. A trial that already has them keeps them."""
         try:
             args = self._space(trial)
             if isinstance(args, str) or not isinstance(args, Sequence):
@@ -158,7 +160,7 @@ class Driver:
             name = attribute(trial, NAME) or trainer_name(self._group, self._ledger.tag, trial.number)
             spec = self._spec(name, [*self._base.args, *args], trial.params)
         except optuna.TrialPruned:
-            self._end(trial, Outcome("pruned"))
+            self._end(trial, TrialOutcome("pruned"))
             return
         except Exception as problem:
             if attribute(trial, NAME) is not None:  # its trainer trains, and may end well
@@ -167,7 +169,7 @@ class Driver:
                     f"same parameters again ({type(problem).__name__}: {problem}): put the search space back as it "
                     "was, or begin another study"
                 ) from problem
-            self._end(trial, Outcome("failed", reason=f"{type(problem).__name__}: {problem}"))
+            self._end(trial, TrialOutcome("failed", reason=f"{type(problem).__name__}: {problem}"))
             raise
         if attribute(trial, NAME) is None:
             trial.set_user_attr(NAME, name)
@@ -179,9 +181,9 @@ class Driver:
         return parse_spec({**self._base.model_dump(), "name": name, "args": list(args), "params": texts})
 
     def _submit(self) -> None:
-        """Have trainers for all trials; whatever cannot be submitted now is tried again at the next look."""
+        """Submit trainers for all trials; a submission that fails now is tried again at the next poll."""
         for going in [going for going in self._going if not going.submitted]:
-            # An earlier driver, or a request whose answer was lost, may have made it.
+            # An earlier driver, or a request whose answer was lost, may have submitted it.
             row = self._find(going.name) if going.maybe_there else None
             if row is None and attribute(going.trial, TRAINER) is not None:
                 self._gone(going)
@@ -191,10 +193,10 @@ class Driver:
                 try:
                     row = self._client.submit_spec(going.spec)
                 except BFTrainerError as problem:
-                    # 409: the name is taken, by this very trainer; or no more trainers are taken for now.
+                    # 409: the name is taken, by this very trainer; or no more trainers are accepted for now.
                     if not is_away(problem) and getattr(problem, "status", 0) != 409:
                         self._going.remove(going)
-                        self._end(going.trial, Outcome("failed", reason=str(problem)))
+                        self._end(going.trial, TrialOutcome("failed", reason=str(problem)))
                         raise
                     self._say(f"no trainer can be submitted for trial {going.trial.number} now: {problem}")
                     return
@@ -214,7 +216,7 @@ class Driver:
             self._told_at = time.monotonic()
             _log.warning("%s", what)
 
-    # Trials go on and end.
+    # Following trials to their end.
 
     def _look(self, rows: Mapping[str, Row]) -> None:
         for going in list(self._going):
@@ -222,24 +224,24 @@ class Driver:
                 continue
             row = rows.get(going.name)
             if row is None or row["state"] in FINISHED:
-                row = self._find(going.name)  # those that finished long ago are not listed
+                row = self._find(going.name)  # trainers that finished long ago are not listed
             if row is None:
                 self._gone(going)
             elif row["state"] in FINISHED:
                 self._settle(going, row)
             elif attribute(going.trial, PRUNED) or self._should_prune(going, row):
-                going.trial.set_user_attr(PRUNED, True)  # before: one that is cancelled without is a failure
+                going.trial.set_user_attr(PRUNED, True)  # before cancelling: without it the trial counts as failed
                 row = self._client.cancel(row["id"])
                 if row["state"] in FINISHED:
                     self._settle(going, row)
 
     def _should_prune(self, going: _Going, row: Row) -> bool:
-        # One that has trained to its end costs nothing any more.
+        # A trainer that has trained to its end costs nothing any more.
         trains = (row.get("progress") or 0.0) < 1.0
         return self._report(going, row) and trains and going.trial.should_prune()
 
     def _report(self, going: _Going, row: Row) -> bool:
-        """Give the pruner what is new. False if nothing is, or the study has several objectives."""
+        """Give new values to the pruner. False if there are none, or the study has several objectives."""
         place = self._rules.place(row)
         value = number(row, self._rules.metrics[0])
         if len(self._rules.metrics) > 1 or value is None or place <= going.reported:
@@ -249,9 +251,9 @@ class Driver:
         return True
 
     def _settle(self, going: _Going, row: Row) -> None:
-        """The trainer is finished."""
+        """Tell the study the outcome of a finished trainer."""
         going.trial.set_user_attr(HELD, row["node_seconds"])
-        # One that was done before it could be cancelled is as good as any.
+        # A trainer that was done before it could be cancelled counts like any other.
         found = outcome(
             row, self._rules.metrics, pruned=bool(attribute(going.trial, PRUNED)) and row["state"] != "done"
         )
@@ -262,7 +264,7 @@ class Driver:
         self._end(going.trial, found)
 
     def _check_epoch(self, going: _Going, row: Row) -> None:
-        """Say so if the value is not that of the whole training: the script may evaluate now and then only."""
+        """Warn if the value is not that of the whole training: the script may evaluate only now and then."""
         epoch = value_of_epoch(row, self._rules.metrics)
         if epoch is not None:
             going.trial.set_user_attr(VALUE_OF_EPOCH, epoch)
@@ -274,9 +276,9 @@ class Driver:
     def _gone(self, going: _Going) -> None:
         self._going.remove(going)
         reason = f"its trainer {going.name} is not known to the controller any more: was its state folder replaced?"
-        self._end(going.trial, Outcome("failed", reason=reason))
+        self._end(going.trial, TrialOutcome("failed", reason=reason))
 
-    def _end(self, trial: optuna.Trial, found: Outcome) -> None:
+    def _end(self, trial: optuna.Trial, found: TrialOutcome) -> None:
         told = self._ledger.tell(trial, found)
         if found.end == "failed":
             self._failures, self._last_reason = self._failures + 1, found.reason

@@ -1,4 +1,4 @@
-"""What a study's trials are called, what counts as their result, how far a search goes. Pure; `driver` acts on it."""
+"""Search plan: names of trials, the result of a trial, and the limits of a search. Pure; `driver` acts on it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Unit = Literal["epoch", "step", "samples"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """What a user asked of a search."""
+class SearchRules:
+    """Options of a search."""
 
     n_trials: int
     metrics: tuple[str, ...]
-    """One for each objective."""
+    """Metrics, one for each objective."""
     max_parallel: int | None
     prune_by: Unit
     prune_every: int
@@ -30,8 +30,8 @@ class Rules:
     timeout_s: float | None
 
     @classmethod
-    def checked(cls, *, metric: Any, objectives: int, **rest: Any) -> Rules:
-        """From what a user gave; `InputError` says what is wrong with it."""
+    def checked(cls, *, metric: Any, objectives: int, **rest: Any) -> SearchRules:
+        """Rules from a user's options; raises `InputError` with what is wrong."""
         metrics = tuple(metric) if isinstance(metric, list | tuple) else (metric,)
         if not all(isinstance(name, str) and name for name in metrics):
             raise InputError(f"metric must be the name of what the script reports, but got {metric!r:.80}")
@@ -51,11 +51,11 @@ class Rules:
         return cls(metrics=metrics, **rest)
 
     def parallel(self, status: Mapping[str, Any]) -> int:
-        """How many trainers at once: what was asked for, else what the policy considers, else the pool's size."""
+        """Number of trainers at once: the user's choice, else the policy's max parallel, else the pool's size."""
         return int(self.max_parallel or status["policy"]["max_parallel"] or max(1, status["pool"]["size"]))
 
     def place(self, row: Mapping[str, Any]) -> int:
-        """How far a trainer was when it reported what trials are compared by, in the unit that they are compared at."""
+        """Position at which a trainer reported the metric that trials are compared by, in the unit of `prune_by`."""
         return int(reported_at(row, self.metrics[0])[self.prune_by]) // self.prune_every * self.prune_every
 
 
@@ -65,20 +65,20 @@ def _check_whole(name: str, value: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a trial ended."""
+class TrialOutcome:
+    """Outcome of a trial."""
 
     end: End
     values: tuple[float, ...] = ()
     reason: str = ""
 
 
-def outcome(row: Mapping[str, Any], metrics: Sequence[str], *, pruned: bool) -> Outcome:
-    """Of a trainer that is finished. `pruned`: we had it ended."""
+def outcome(row: Mapping[str, Any], metrics: Sequence[str], *, pruned: bool) -> TrialOutcome:
+    """The outcome of a finished trainer. `pruned`: the driver ended it."""
     if pruned:
-        return Outcome("pruned")
+        return TrialOutcome("pruned")
     if row["state"] != "done":
-        return Outcome("failed", reason=row["reason"] or row["state"])
+        return TrialOutcome("failed", reason=row["reason"] or row["state"])
     values = []
     for name in metrics:
         value = number(row, name)
@@ -86,35 +86,35 @@ def outcome(row: Mapping[str, Any], metrics: Sequence[str], *, pruned: bool) -> 
             told = ", ".join(sorted(row["metrics"] or ())[:12]) or "nothing"
             is_there = name in (row["metrics"] or {})
             what = f"{name} is not a number" if is_there else f"the script did not report {name}, but {told}"
-            return Outcome("failed", reason=what)
+            return TrialOutcome("failed", reason=what)
         values.append(value)
-    return Outcome("complete", tuple(values))
+    return TrialOutcome("complete", tuple(values))
 
 
 def number(row: Mapping[str, Any], metric: str) -> float | None:
-    """What was reported last, if it is a number."""
+    """The last reported value, if it is a number."""
     value = (row["metrics"] or {}).get(metric)
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def reported_at(row: Mapping[str, Any], metric: str) -> Mapping[str, Any]:
-    """What a value is of: epoch, step and samples. Where nobody said so, of the moment."""
+    """The epoch, step and samples at which a metric was reported; if unknown, those of the trainer now."""
     found: Mapping[str, Any] = (row.get("metrics_at") or {}).get(metric) or row
     return found
 
 
 def value_of_epoch(row: Mapping[str, Any], metrics: Sequence[str]) -> int | None:
-    """Of which epoch the values of a finished trainer are, if that is not the last one."""
+    """The epoch of a finished trainer's values, if it is not the last one."""
     oldest = min(int(reported_at(row, name)["epoch"]) for name in metrics)
     return oldest if oldest < row["epoch"] else None
 
 
 def tidy(text: str, most: int) -> str:
-    """A text as a part of a trainer's name."""
+    """A text made usable as a part of a trainer's name."""
     letters = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     return re.sub(r"[^A-Za-z0-9._-]+", "-", letters).strip("._-")[:most].rstrip("._-")
 
 
 def trainer_name(group: str, tag: str, number: int) -> str:
-    """The name of a trial's trainer. The tag is the study's own, so that no other trainer was ever called so."""
+    """The name of a trial's trainer. The tag is unique to the study, so that no other trainer ever had this name."""
     return f"{tidy(group.removesuffix(f'-{tag}'), 40)}-{tag}-{number}"

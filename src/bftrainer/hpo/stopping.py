@@ -1,7 +1,7 @@
-"""`Study.stop()` in our loop: grid and brute-force samplers and Optuna's own callbacks end a search by it.
+"""Stopping of a search through `Study.stop()`, which grid and brute-force samplers and Optuna's callbacks call.
 
-Optuna allows it only within `Study.optimize`, and keeps what it needs for that under names of its own. Where a version
-of Optuna has other names, a search goes on without: it ends by `n_trials`, and a warning says so.
+Optuna allows the call only within `Study.optimize`, and keeps the state for that under private names. If a version of
+Optuna uses other names, a search works without this: it ends by `n_trials`, and a warning says so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _log = logging.getLogger("optuna.bftrainer")
 
 @contextmanager
 def stoppable(study: optuna.Study) -> Iterator[Callable[[], bool]]:
-    """While this lasts `study.stop()` may be called; what is yielded says whether it was."""
+    """Allow `study.stop()` within the block; yields a function that says whether it was called."""
     local = getattr(study, "_thread_local", None)
     if not (hasattr(local, "in_optimize_loop") and hasattr(study, "_stop_flag")):
         _log.warning("with Optuna %s study.stop() cannot end this search: only n_trials can", optuna.__version__)

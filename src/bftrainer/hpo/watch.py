@@ -1,7 +1,7 @@
-"""What a driver writes to its study every few seconds: that it is there, and what the pool gave while it worked.
+"""Trial watch: writes to the study every few seconds that a driver is alive, and what the pool offered meanwhile.
 
-By the first a second driver is kept away, as the two would take up each other's trials. By the second a search knows
-what share of the idle nodes it held: what the pool gives while no trial is under way is not its.
+The heartbeat keeps a second driver away, as two drivers would take over each other's trials. The pool record tells a
+search what share of the idle nodes it held. Nodes idle while no trial is under way do not count for the search.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import optuna
 from bftrainer.errors import BFTrainerError
 
 DRIVER, POOL, POOL_AT = "bftrainer:driver", "bftrainer:pool_given", "bftrainer:pool_at"
-"""Of a study: who works on it and when it was heard of last; the node-seconds that the pool gave while trials were
-under way, and all that it had given when that was written."""
+"""Attributes of a study: its driver and the time of the last heartbeat; the node-seconds that the pool offered while
+trials were under way; and the pool's total when that was written."""
 BEAT_S = 10.0
 STALE_S = 60.0
 
 
-class Watch:
-    """One driver's."""
+class TrialWatch:
+    """Heartbeat and pool record of one driver."""
 
     def __init__(self, study: optuna.Study, clock: Callable[[], float]) -> None:
         self._study, self._clock = study, clock
@@ -39,11 +39,13 @@ class Watch:
             )
 
     def look(self, pool_node_seconds: float, *, under_way: bool) -> None:
-        """What the pool has given in all, by now; `under_way`: trials were since the last look, also that of an earlier
-        driver, whose trials go on without it.
+        """Record the total node-seconds that the pool has given by now.
+
+        `under_way`: trials ran since the last record, even if an earlier driver made that record: its trials continue
+        without it.
         """
         if self._pool_at is not None and under_way:
-            # It falls where another controller, or one whose state was put back, took over.
+            # The total falls if another controller, or one with restored state, took over.
             self.pool_given += max(0.0, pool_node_seconds - self._pool_at)
         self._pool_at = pool_node_seconds
         if self._clock() - self._beat_at >= BEAT_S:
@@ -52,7 +54,7 @@ class Watch:
             self._write()
 
     def close(self) -> None:
-        """The driver ends."""
+        """Record that the driver ends."""
         self._study.set_user_attr(DRIVER, None)
         self._write()
 

@@ -1,1 +1,1 @@
-"""The paper's evaluation, run again: one module an experiment, with its run, its table and its figure."""
+"""The paper's evaluation, reproduced: one module per experiment, with its run, its table and its figure."""

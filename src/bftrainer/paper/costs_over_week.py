@@ -1,4 +1,4 @@
-"""Figure 11: what preemption and rescaling cost in each six hours of a week."""
+"""Figure 11: cost of preemption and rescaling over a week, in windows of six hours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from bftrainer.core.trace import Floats
 from bftrainer.paper.efficiency_over_week import runs
-from bftrainer.paper.experiment import Compared, Context, Experiment, Finding
+from bftrainer.paper.experiment import Compared, Context, Experiment, ExperimentResult
 from bftrainer.paper.figures import BASELINE, OURS, tidy
 from bftrainer.paper.windows import Spans, six_hours, spans
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def make(context: Context) -> Finding:
+def make(context: Context) -> ExperimentResult:
     """Both costs of both schemes, in samples."""
     setting = context.setting
     results = [context.result(run) for run in runs(setting)]
@@ -44,7 +44,7 @@ def make(context: Context) -> Finding:
             strict=True,
         )
     )
-    return Finding(columns, rows, compared, difference, lambda f: _draw(f, hours, ours, base), (10.5, 3.9))
+    return ExperimentResult(columns, rows, compared, difference, lambda f: _draw(f, hours, ours, base), (10.5, 3.9))
 
 
 def _draw(figure: Figure, hours: Floats, ours: Spans, base: Spans) -> None:

@@ -1,4 +1,4 @@
-"""Figure 4: a scaling curve by Amdahl's law, and the few straight lines that stand for it."""
+"""Figure 4: a scaling curve by Amdahl's law, and its approximation by a few straight lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from bftrainer.core.curve import Curve
 from bftrainer.core.trace import Floats
-from bftrainer.paper.experiment import Compared, Context, Experiment, Finding, no_runs
+from bftrainer.paper.experiment import Compared, Context, Experiment, ExperimentResult, no_runs
 from bftrainer.paper.figures import OURS, PAPER, tidy
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ PARALLEL, MOST = 0.97, 60
 """The share of the work that runs in parallel, and the paper's range of nodes."""
 
 
-def make(context: Context) -> Finding:
+def make(context: Context) -> ExperimentResult:
     """Amdahl's law at every node count, and the piecewise linear curve through the powers of two."""
     curve = Curve.amdahl(PARALLEL, 1.0, MOST)
     nodes = np.arange(1, MOST + 1)
@@ -39,7 +39,7 @@ def make(context: Context) -> Finding:
         f"the powers of two, is off by at most {worst:.1%}."
     )
     columns = ("nodes", "speedup by Amdahl's law", "piecewise linear", "relative error", "is a point")
-    return Finding(columns, rows, compared, difference, lambda figure: _draw(figure, curve, nodes, true))
+    return ExperimentResult(columns, rows, compared, difference, lambda figure: _draw(figure, curve, nodes, true))
 
 
 def _draw(figure: Figure, curve: Curve, nodes: np.ndarray[tuple[int], np.dtype[np.int64]], true: Floats) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bftrainer.paper.experiment import Compared, Context, Experiment, Finding, diverse_run, nearest
+from bftrainer.paper.experiment import Compared, Context, Experiment, ExperimentResult, diverse_run, nearest
 from bftrainer.paper.figures import GREEN, OURS, horizon_axis, tidy
-from bftrainer.paper.runs import Result, Run
+from bftrainer.paper.runs import PaperRun, RunResult
 from bftrainer.paper.setting import Setting
 
 if TYPE_CHECKING:
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 OBJECTIVES = ("throughput", "efficiency")
 
 
-def runs(setting: Setting) -> Sequence[Run]:
+def runs(setting: Setting) -> Sequence[PaperRun]:
     """Both objectives at every horizon."""
     return [diverse_run(setting, objective=o, horizon_s=h) for o in OBJECTIVES for h in setting.diverse_horizons_s]
 
 
-def make(context: Context) -> Finding:
+def make(context: Context) -> ExperimentResult:
     """U of each run, and the node-hours that the workload took."""
     setting = context.setting
     found = {(r.run.objective, r.run.horizon_s): r for r in (context.result(run) for run in runs(setting))}
@@ -50,10 +50,10 @@ def make(context: Context) -> Finding:
         f"{fewer} of {len(horizons)} by the pool's node-hours for the same work, a yardstick both share."
     )
     columns = ("horizon, s", *(f"{what}, {o}" for o in OBJECTIVES for what in ("U", "node-hours")))
-    return Finding(columns, rows, compared, difference, lambda f: _draw(f, horizons, found), (9.5, 4.2))
+    return ExperimentResult(columns, rows, compared, difference, lambda f: _draw(f, horizons, found), (9.5, 4.2))
 
 
-def _draw(figure: Figure, horizons: tuple[float, ...], found: dict[tuple[str, float], Result]) -> None:
+def _draw(figure: Figure, horizons: tuple[float, ...], found: dict[tuple[str, float], RunResult]) -> None:
     left, right = figure.subplots(1, 2)
     for objective, colour, label in zip(OBJECTIVES, (OURS, GREEN), ("throughput", "scaling efficiency"), strict=True):
         results = [found[objective, h] for h in horizons]

@@ -1,4 +1,4 @@
-"""Figure 10: efficiency of HPO in each six hours of a week, beside the baseline."""
+"""Figure 10: efficiency of HPO over a week in windows of six hours, beside the baseline."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bftrainer.core.trace import Floats
-from bftrainer.paper.experiment import Compared, Context, Experiment, Finding, baseline_run, hpo_run
+from bftrainer.paper.experiment import Compared, Context, Experiment, ExperimentResult, baseline_run, hpo_run
 from bftrainer.paper.figures import BASELINE, OURS, PAPER, tidy
-from bftrainer.paper.runs import Run
+from bftrainer.paper.runs import PaperRun
 from bftrainer.paper.setting import Setting
 from bftrainer.paper.windows import efficiencies, six_hours
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def runs(setting: Setting) -> Sequence[Run]:
+def runs(setting: Setting) -> Sequence[PaperRun]:
     """Ours and the baseline at the paper's settings."""
     return [hpo_run(setting), baseline_run(setting)]
 
 
-def make(context: Context) -> Finding:
-    """U of every window: its outcome over what as many static nodes make in it."""
+def make(context: Context) -> ExperimentResult:
+    """U of every window: its outcome over what the same number of static nodes makes in it."""
     setting = context.setting
     ours, baseline = (context.result(run) for run in runs(setting))
     end = min(float(r.timeline.time[-1]) for r in (ours, baseline))
@@ -49,7 +49,7 @@ def make(context: Context) -> Finding:
     )
     rows = tuple(zip(hours.tolist(), u.tolist(), base.tolist(), gain.tolist(), strict=True))
     columns = ("hour", "U", "U of the baseline", "relative gain")
-    return Finding(columns, rows, compared, difference, lambda f: _draw(f, hours, u, base), (9.5, 4.2))
+    return ExperimentResult(columns, rows, compared, difference, lambda f: _draw(f, hours, u, base), (9.5, 4.2))
 
 
 def _draw(figure: Figure, hours: Floats, u: Floats, base: Floats) -> None:

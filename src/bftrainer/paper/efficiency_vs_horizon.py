@@ -8,7 +8,7 @@ from bftrainer.paper.experiment import (
     Compared,
     Context,
     Experiment,
-    Finding,
+    ExperimentResult,
     baseline_run,
     horizon_and_baseline_runs,
     hpo_run,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PAPER_BASELINE, PAPER_MEAN = 0.75, 0.80
 
 
-def make(context: Context) -> Finding:
+def make(context: Context) -> ExperimentResult:
     """U and the bound of each run."""
     setting = context.setting
     results = {h: context.result(hpo_run(setting, horizon_s=h)) for h in setting.horizons_s}
@@ -45,7 +45,7 @@ def make(context: Context) -> Finding:
     )
     rows = (*((h, "exact", ours[h], bounds[h]) for h in ours), (None, "equal", baseline, None))
     columns = ("horizon, s", "allocator", "efficiency U", "zero-cost bound")
-    return Finding(columns, rows, compared, difference, lambda figure: _draw(figure, ours, bounds, baseline))
+    return ExperimentResult(columns, rows, compared, difference, lambda figure: _draw(figure, ours, bounds, baseline))
 
 
 def _draw(figure: Figure, ours: dict[float, float], bounds: dict[float, float], baseline: float) -> None:

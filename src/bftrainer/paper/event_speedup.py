@@ -1,4 +1,4 @@
-"""§5.1.2: what is made from each event to the next, ours over the baseline's."""
+"""§5.1.2: samples made from each event to the next, ours over the baseline's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from bftrainer.core.trace import Floats
 from bftrainer.paper.efficiency_over_week import runs
-from bftrainer.paper.experiment import Compared, Context, Experiment, Finding
+from bftrainer.paper.experiment import Compared, Context, Experiment, ExperimentResult
 from bftrainer.paper.figures import BASELINE, OURS, PAPER, tidy
 from bftrainer.paper.windows import steps
 
@@ -20,8 +20,8 @@ _TIE = 1e-9
 """Relative difference that rounding makes."""
 
 
-def make(context: Context) -> Finding:
-    """Samples of each span, less what rescaling cost at the event before it."""
+def make(context: Context) -> ExperimentResult:
+    """Samples of each span, less the cost of rescaling at the event before it."""
     ours, base = (steps(context.result(run).timeline) for run in runs(context.setting))
     count = min(len(ours.time), len(base.time))
     mine, theirs = ((s.gross - s.rescale)[:count] for s in (ours, base))
@@ -47,7 +47,7 @@ def make(context: Context) -> Finding:
         "nothing, as the paper warns, and we leave out those in which it makes less than rescaling cost."
     )
     rows = tuple((c.what, c.paper, c.ours) for c in compared)
-    return Finding(
+    return ExperimentResult(
         ("measure", "paper", "ours"), rows, compared, difference, lambda f: _draw(f, ratio, (worse, share(2), share(5)))
     )
 

@@ -1,7 +1,7 @@
-"""What an experiment is and what it finds; how a finding becomes files.
+"""Experiment: the base of every table and figure, its result, and the files written from it.
 
-An `Experiment` says which replays it needs and makes a `Finding` of them: a table, the paper's values beside ours, a
-sentence on the difference, a figure. `save` writes them as NAME.png, NAME.csv and NAME.json.
+An `Experiment` names the replays it needs and makes an `ExperimentResult` from them: a table, the paper's values beside
+ours, a sentence on the difference, a figure. `save` writes them as NAME.png, NAME.csv and NAME.json.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bftrainer.paper.runs import Result, Run, Runs
+from bftrainer.paper.runs import PaperRun, RunResult, Runs
 from bftrainer.paper.setting import Setting
-from bftrainer.provenance import provenance
 from bftrainer.traces.files import writing
+from bftrainer.util.provenance import provenance
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,24 +26,24 @@ Cell = str | float | int | None
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One value of the paper beside ours."""
+    """A value of the paper beside ours."""
 
     what: str
     paper: float | None
     """None: the paper shows it in a figure without a number."""
     ours: float | None
-    """None: this setting has nothing to measure it by."""
+    """None: it cannot be measured in this setting."""
     form: str = ".3g"
     unit: str = ""
 
     def show(self, value: float | None) -> str:
-        """A value with its unit."""
+        """Format a value with its unit."""
         return "–" if value is None else f"{value:{self.form}}{self.unit}"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What an experiment gave."""
+class ExperimentResult:
+    """Result of an experiment: table, compared values, a sentence and a figure."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
@@ -52,18 +52,18 @@ class Finding:
     """One sentence: where ours differs from the paper's, and why."""
     draw: Callable[[Figure], None]
     size: tuple[float, float] = (7.5, 4.2)
-    """Of the figure, in inches."""
+    """Size of the figure, in inches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What an experiment may use."""
+    """Inputs of an experiment: the setting and the results of runs."""
 
     setting: Setting
     runs: Runs
 
-    def result(self, run: Run) -> Result:
-        """What a run gave."""
+    def result(self, run: PaperRun) -> RunResult:
+        """The result of a run."""
         return self.runs.result(run)
 
 
@@ -74,46 +74,46 @@ class Experiment:
     name: str
     title: str
     source: str
-    """Where the paper has it."""
-    runs: Callable[[Setting], Sequence[Run]]
-    """The replays it needs."""
-    make: Callable[[Context], Finding]
+    """Table, figure or section of the paper."""
+    runs: Callable[[Setting], Sequence[PaperRun]]
+    """The replays that the experiment needs."""
+    make: Callable[[Context], ExperimentResult]
     on_trace: bool = True
-    """Whether its values depend on the trace."""
+    """Whether the experiment's values depend on the trace."""
 
 
-def no_runs(setting: Setting) -> Sequence[Run]:
-    """For experiments that replay nothing."""
+def no_runs(setting: Setting) -> Sequence[PaperRun]:
+    """No runs, for experiments that replay nothing."""
     return ()
 
 
 def nearest(values: Sequence[float], wanted: float) -> float:
-    """The value of a sweep at which the paper gives a number, or the nearest there is."""
+    """The value of a sweep at which the paper gives a number, or the nearest one."""
     return min(values, key=lambda value: abs(value - wanted))
 
 
-def hpo_run(setting: Setting, **changes: Any) -> Run:
+def hpo_run(setting: Setting, **changes: Any) -> PaperRun:
     """The HPO workload at the paper's settings, with changes."""
-    return Run(**{"workload": "hpo", **_common(setting), **changes})
+    return PaperRun(**{"workload": "hpo", **_common(setting), **changes})
 
 
-def diverse_run(setting: Setting, **changes: Any) -> Run:
+def diverse_run(setting: Setting, **changes: Any) -> PaperRun:
     """The diverse workload at the paper's settings, with changes."""
-    return Run(**{"workload": "diverse", **_common(setting), **changes})
+    return PaperRun(**{"workload": "diverse", **_common(setting), **changes})
 
 
-def baseline_run(setting: Setting) -> Run:
+def baseline_run(setting: Setting) -> PaperRun:
     """HPO under the paper's baseline, equal shares."""
     return hpo_run(setting, allocator="equal")
 
 
-def horizon_runs(setting: Setting) -> Sequence[Run]:
+def horizon_runs(setting: Setting) -> Sequence[PaperRun]:
     """HPO under each horizon."""
     return [hpo_run(setting, horizon_s=horizon) for horizon in setting.horizons_s]
 
 
-def horizon_and_baseline_runs(setting: Setting) -> Sequence[Run]:
-    """HPO under each horizon and under the baseline, which knows none."""
+def horizon_and_baseline_runs(setting: Setting) -> Sequence[PaperRun]:
+    """HPO under each horizon and under the baseline, which has none."""
     return [*horizon_runs(setting), baseline_run(setting)]
 
 
@@ -121,7 +121,7 @@ def _common(setting: Setting) -> dict[str, Any]:
     return {"horizon_s": setting.horizon_s, "max_parallel": setting.max_parallel}
 
 
-def save(experiment: Experiment, finding: Finding, setting: Setting, folder: Path) -> None:
+def save(experiment: Experiment, finding: ExperimentResult, setting: Setting, folder: Path) -> None:
     """Write the three files of an experiment."""
     from bftrainer.paper.figures import write_png
 
@@ -134,8 +134,8 @@ def save(experiment: Experiment, finding: Finding, setting: Setting, folder: Pat
         json.dump(as_json(experiment, finding, setting), out, indent=1, allow_nan=False)
 
 
-def as_json(experiment: Experiment, finding: Finding, setting: Setting) -> dict[str, Any]:
-    """A finding for programs."""
+def as_json(experiment: Experiment, finding: ExperimentResult, setting: Setting) -> dict[str, Any]:
+    """A result as JSON values, for programs."""
     return {
         "name": experiment.name,
         "title": experiment.title,

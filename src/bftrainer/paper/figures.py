@@ -1,4 +1,4 @@
-"""The look that all figures share, and how one becomes a PNG file."""
+"""Figures: the style that all figures share, and saving one as a PNG file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bftrainer.traces.files import writing
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from bftrainer.paper.experiment import Finding
+    from bftrainer.paper.experiment import ExperimentResult
 
 OURS, BASELINE, PAPER, GREEN, GREY = "#2563a8", "#8a8f98", "#d9772b", "#3b9b6d", "#5b6168"
 RED, YELLOW, PURPLE = "#c03535", "#b08a1e", "#b5427a"
@@ -26,9 +26,9 @@ MODEL_COLOURS = {
 }
 
 
-def write_png(finding: Finding, title: str, setting: Setting, path: Path) -> None:
-    """Draw a finding. A synthetic trace is named on the figure itself, which may travel without its page."""
-    # Matplotlib takes a second to import, and its default backend may look for a screen.
+def write_png(finding: ExperimentResult, title: str, setting: Setting, path: Path) -> None:
+    """Draw a result. A synthetic trace is named on the figure itself, which may be shown without its page."""
+    # Matplotlib takes a second to import, and its default backend may look for a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -42,7 +42,7 @@ def write_png(finding: Finding, title: str, setting: Setting, path: Path) -> Non
 
 
 def tidy(axes: Axes, xlabel: str, ylabel: str, legend: bool = True, grid: str = "both") -> None:
-    """Labels, grid and legend."""
+    """Set labels, grid and legend."""
     axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.grid(visible=True, axis="y" if grid == "y" else "both", alpha=0.25)
     axes.set_axisbelow(True)
@@ -51,12 +51,12 @@ def tidy(axes: Axes, xlabel: str, ylabel: str, legend: bool = True, grid: str = 
 
 
 def mark_paper(axes: Axes, x: float, y: float, label: str) -> None:
-    """A value that the paper gives."""
+    """Mark a value that the paper gives."""
     axes.plot([x], [y], marker="*", markersize=13, color=PAPER, linestyle="", label=label, zorder=5)
 
 
 def horizon_axis(axes: Axes, horizons_s: tuple[float, ...]) -> None:
-    """Horizons spread over more than a decade."""
+    """Set up a logarithmic axis for horizons, which spread over more than a decade."""
     axes.set_xscale("log")
     axes.set_xticks(list(horizons_s), [f"{h:g}" for h in horizons_s])
     axes.minorticks_off()

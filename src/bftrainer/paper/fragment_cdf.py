@@ -1,4 +1,4 @@
-"""Figure 1: how long fragments last, and how much of the idle time the short ones hold."""
+"""Figure 1: distribution of fragment lengths, and the idle time that short fragments hold."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bftrainer.paper.experiment import Compared, Context, Experiment, Finding, no_runs
+from bftrainer.paper.experiment import Compared, Context, Experiment, ExperimentResult, no_runs
 from bftrainer.paper.figures import BASELINE, GREEN, OURS, PAPER, mark_paper, tidy
 from bftrainer.traces.stats import SHORT_S
 
@@ -19,7 +19,7 @@ AT_S = (60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 14400.0, 4320
 _MARKS = ((60, "1 min"), (600, "10 min"), (3600, "1 h"), (36000, "10 h"), (345600, "4 d"))
 
 
-def make(context: Context) -> Finding:
+def make(context: Context) -> ExperimentResult:
     """The whole machine's fragments, cut to the window."""
     length = np.sort(context.setting.machine().lengths)
     total = float(length.sum())
@@ -38,7 +38,7 @@ def make(context: Context) -> Finding:
         "“about 58 %” and “about 10 %”, and fragments that the window cuts count here with what is left of them."
     )
     columns = ("shorter than, s", "share of fragments", "share of idle node-time")
-    return Finding(columns, tuple(rows), compared, difference, lambda figure: _draw(figure, length))
+    return ExperimentResult(columns, tuple(rows), compared, difference, lambda figure: _draw(figure, length))
 
 
 def _draw(figure: Figure, length: Floats) -> None:

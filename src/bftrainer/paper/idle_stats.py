@@ -1,13 +1,13 @@
-"""Table 1: what cannot be backfilled, on three machines."""
+"""Table 1: idle nodes that cannot be backfilled, on three machines."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bftrainer.paper.experiment import Compared, Context, Experiment, Finding, no_runs
+from bftrainer.paper.experiment import Compared, Context, Experiment, ExperimentResult, no_runs
 from bftrainer.paper.figures import OURS, PAPER, tidy
 from bftrainer.traces.stats import IdleStats, idle_stats
-from bftrainer.traces.synth import synthesise
+from bftrainer.traces.synthetic.synth import synthesise
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,11 +24,11 @@ TWO_WEEKS = {
     "dec_events": (10_573.0, "events with a leave"),
     "node_hours": (137_639.0, "idle node-hours"),
 }
-"""What §2.1 says of the two weeks of Summit that were published."""
+"""Values of §2.1 for the two published weeks of Summit."""
 COLUMNS = ("system", "trace", "hours", "nodes", "INC/h", "DEC/h", "ratio", "eq-nodes", "events", "node-hours")
 
 
-def make(context: Context) -> Finding:
+def make(context: Context) -> ExperimentResult:
     """Measure Summit's log, and synthetic traces of the machines whose logs are not public."""
     setting = context.setting
     hours = setting.hours or 336.0
@@ -56,7 +56,7 @@ def make(context: Context) -> Finding:
         "Table 1 covers two months of Summit, of which only the two weeks of §2.1 are published; Theta's and Mira's "
         "logs are not public, so their rows measure synthetic traces made to be like the table and prove nothing."
     )
-    return Finding(
+    return ExperimentResult(
         COLUMNS, rows, tuple(compared), difference, lambda figure: _draw(figure, measured, kind), size=(8.5, 3.8)
     )
 

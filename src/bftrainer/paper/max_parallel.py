@@ -1,12 +1,12 @@
-"""Figure 14: what more trainers at a time save in node-hours and cost in run time."""
+"""Figure 14: node-hours saved and run time lost by running more trainers at a time (max parallel)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bftrainer.paper.experiment import Compared, Context, Experiment, Finding, nearest
+from bftrainer.paper.experiment import Compared, Context, Experiment, ExperimentResult, nearest
 from bftrainer.paper.figures import GREEN, OURS, PAPER, tidy
-from bftrainer.paper.runs import Result
+from bftrainer.paper.runs import RunResult
 from bftrainer.paper.runtimes import both_objectives, parallel_runs
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ OBJECTIVES = ("efficiency", "throughput")
 KEYS = ("resource_integral_node_hours", "mean_run_hours", "efficiency", "unoccupied_share")
 
 
-def make(context: Context) -> Finding:
+def make(context: Context) -> ExperimentResult:
     """Resource integral, mean run time, U and unoccupied share by max parallel."""
     setting = context.setting
     found = {o: [context.result(run) for run in parallel_runs(o)(setting)] for o in OBJECTIVES}
@@ -50,26 +50,26 @@ def make(context: Context) -> Finding:
         "nodes replayed; U is measured against static nodes with the same Pj_max, so the work per node-hour rises more."
     )
     columns = ("objective", "Pj_max", "node-hours", "mean run hours", "U", "unoccupied", "work per node-hour")
-    return Finding(columns, rows, compared, difference, lambda f: _draw(f, found, alone), (11, 3.9))
+    return ExperimentResult(columns, rows, compared, difference, lambda f: _draw(f, found, alone), (11, 3.9))
 
 
-def _change(first: Result, last: Result, key: str) -> float | None:
+def _change(first: RunResult, last: RunResult, key: str) -> float | None:
     before, after = first.metrics[key], last.metrics[key]
     return None if not before or after is None else float(after / before - 1)
 
 
 def _one_node_hours(context: Context) -> dict[str, float]:
-    """Node-hours that each trainer's work would take, were it to run on one node."""
+    """Node-hours that each trainer's work would take on one node."""
     return {t.name: t.work / t.curve.rate(1) / 3600 for t in context.setting.workload("diverse")}
 
 
-def _per_node(result: Result, alone: dict[str, float]) -> float:
+def _per_node(result: RunResult, alone: dict[str, float]) -> float:
     """Work done, in node-hours of one-node runs, for each node-hour of the pool."""
     done = sum(alone[row["name"]] for row in result.metrics["trainers"] if row["end"] is not None)
     return done / result.number("resource_integral_node_hours")
 
 
-def _draw(figure: Figure, found: dict[str, list[Result]], alone: dict[str, float]) -> None:
+def _draw(figure: Figure, found: dict[str, list[RunResult]], alone: dict[str, float]) -> None:
     panels = figure.subplots(1, 3)
     for (objective, results), colour in zip(found.items(), (GREEN, OURS), strict=True):
         parallel = [r.run.max_parallel for r in results]
@@ -92,7 +92,7 @@ def _draw(figure: Figure, found: dict[str, list[Result]], alone: dict[str, float
         (panels[1], KEYS[1], 1, 4.42, "paper: +442 %"),
     ):
         if first[key] is not None:
-            # The paper gives the change only, so it is drawn from where ours starts.
+            # The paper gives only the change, so its line starts where ours starts.
             (star,) = axes.plot([35], [first[key] * factor * (1 + change)], "*", color=PAPER, markersize=12)
             axes.legend([star], [words], fontsize=8, loc="lower right")
     panels[0].set_ylim(bottom=0)

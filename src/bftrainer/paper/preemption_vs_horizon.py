@@ -1,4 +1,4 @@
-"""Figure 7a: how often a decision is overtaken by a preemption within its horizon."""
+"""Figure 7a: share of decisions that a preemption interrupts within the horizon."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bftrainer.paper.experiment import Compared, Context, Experiment, Finding, horizon_runs, hpo_run, nearest
+from bftrainer.paper.experiment import Compared, Context, Experiment, ExperimentResult, horizon_runs, hpo_run, nearest
 from bftrainer.paper.figures import GREEN, GREY, OURS, horizon_axis, mark_paper, tidy
 from bftrainer.paper.windows import share_followed, steps
 
@@ -17,8 +17,8 @@ PAPER_AT_S, PAPER_SHARE = 170.0, 0.90
 Row = tuple[float, float | None, float | None, float | None]
 
 
-def make(context: Context) -> Finding:
-    """Of all decisions, the share followed in time by a preemption; by a leave anywhere; by any change of the pool."""
+def make(context: Context) -> ExperimentResult:
+    """Share of decisions followed within the horizon by a preemption; by any leave; by any change of the pool."""
     setting = context.setting
     trace, machine = setting.trace(), setting.machine()
     changes = np.unique(np.concatenate((trace.start, trace.end[~trace.open])))
@@ -50,7 +50,7 @@ def make(context: Context) -> Finding:
         "joins as well, or leaves of more nodes than these."
     )
     columns = ("horizon, s", "preemption in time", "leave in time, whole machine", "any change in time")
-    return Finding(columns, tuple(rows), compared, difference, lambda figure: _draw(figure, rows))
+    return ExperimentResult(columns, tuple(rows), compared, difference, lambda figure: _draw(figure, rows))
 
 
 def _percent(share: float | None) -> str:

@@ -1,4 +1,4 @@
-"""All experiments, in the order of the paper."""
+"""Registry of all experiments, in the order of the paper."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ ALL = "all"
 
 
 def find_experiments(names: Sequence[str]) -> tuple[Experiment, ...]:
-    """The experiments called so, in the order of the paper; no name, or `all`: all of them."""
+    """The experiments with these names, in the order of the paper; no name, or `all`: all of them."""
     known = [experiment.name for experiment in EXPERIMENTS]
     unknown = next((name for name in names if name not in (*known, ALL)), None)
     if unknown is not None:

@@ -1,4 +1,4 @@
-"""The page that puts the paper's values and ours side by side, in one file that needs nothing else."""
+"""Report page: puts the paper's values and ours side by side, in one HTML file that needs nothing else."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from html import escape
 from pathlib import Path
 
 from bftrainer.paper import efficiency_over_week, efficiency_vs_horizon, max_parallel
-from bftrainer.paper.experiment import Cell, Compared, Context, Experiment, Finding, hpo_run
-from bftrainer.provenance import provenance
+from bftrainer.paper.experiment import Cell, Compared, Context, Experiment, ExperimentResult, hpo_run
 from bftrainer.traces.files import writing
+from bftrainer.util.provenance import provenance
 
 NAME = "report.html"
 _MOST_ROWS = 60
@@ -30,7 +30,7 @@ code { background: #f3f5f7; padding: .1rem .3rem; overflow-wrap: anywhere; } det
 """
 
 
-def write_report(findings: Sequence[tuple[Experiment, Finding]], context: Context, folder: Path) -> Path:
+def write_report(findings: Sequence[tuple[Experiment, ExperimentResult]], context: Context, folder: Path) -> Path:
     """Write the page beside the files of `findings`."""
     setting = context.setting
     origin = provenance(setting.inputs(), setting.seed if setting.synthetic else None)
@@ -64,7 +64,7 @@ def write_report(findings: Sequence[tuple[Experiment, Finding]], context: Contex
     return path
 
 
-def _contents(findings: Sequence[tuple[Experiment, Finding]]) -> str:
+def _contents(findings: Sequence[tuple[Experiment, ExperimentResult]]) -> str:
     """All experiments at a glance: the first value that the paper gives for each, and ours."""
     rows = []
     for experiment, finding in findings:
@@ -77,8 +77,8 @@ def _contents(findings: Sequence[tuple[Experiment, Finding]]) -> str:
     return f'<div class="scroll"><table><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 
-def _abstract(findings: Sequence[tuple[Experiment, Finding]], context: Context) -> str:
-    """Where the abstract's 93 % may come from, by what was run."""
+def _abstract(findings: Sequence[tuple[Experiment, ExperimentResult]], context: Context) -> str:
+    """Possible origin of the abstract's 93 %, judged by the experiments that were run."""
     found = {experiment.name: finding for experiment, finding in findings}
     items = []
     if efficiency_vs_horizon.EXPERIMENT.name in found:
@@ -108,11 +108,11 @@ def _abstract(findings: Sequence[tuple[Experiment, Finding]], context: Context) 
     )
 
 
-def _ours(finding: Finding, what: str) -> str:
+def _ours(finding: ExperimentResult, what: str) -> str:
     return next(c.show(c.ours) for c in finding.compared if c.what == what)
 
 
-def _section(experiment: Experiment, finding: Finding, folder: Path) -> str:
+def _section(experiment: Experiment, finding: ExperimentResult, folder: Path) -> str:
     picture = base64.b64encode((folder / f"{experiment.name}.png").read_bytes()).decode()
     values = "".join(f"<tr><td>{escape(c.what)}</td>{_pair(c)}</tr>" for c in finding.compared)
     return (
@@ -130,7 +130,7 @@ def _pair(compared: Compared) -> str:
     return f'<td class="paper">{paper}</td><td class="ours">{ours}</td>'
 
 
-def _table(finding: Finding) -> str:
+def _table(finding: ExperimentResult) -> str:
     head = "".join(f"<th>{escape(column)}</th>" for column in finding.columns)
     rows = "".join(
         "<tr>" + "".join(f"<td>{escape(_cell(cell))}</td>" for cell in row) + "</tr>"

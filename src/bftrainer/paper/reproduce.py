@@ -1,4 +1,4 @@
-"""The reproduction as a whole: all replays that the chosen experiments need, then their files, then the page."""
+"""Reproduction: runs all replays that the chosen experiments need, then writes their files, then the page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bftrainer.errors import InputError
-from bftrainer.paper.experiment import Context, Experiment, Finding, save
+from bftrainer.paper.experiment import Context, Experiment, ExperimentResult, save
 from bftrainer.paper.report import write_report
 from bftrainer.paper.runs import Runs
 from bftrainer.paper.setting import Setting
@@ -15,16 +15,16 @@ from bftrainer.paper.setting import Setting
 CACHE = ".cache"
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is."""
+"""Called with a label of the current work, the amount done, and the total amount."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reproduced:
-    """What a reproduction did."""
+    """Summary of a reproduction."""
 
-    findings: tuple[tuple[Experiment, Finding], ...]
+    findings: tuple[tuple[Experiment, ExperimentResult], ...]
     replayed: int
-    """Replays made, rather than found in the cache."""
+    """Number of replays executed, not taken from the cache."""
     report: Path
 
 
@@ -35,7 +35,7 @@ def reproduce(
     workers: int = 2,
     progress: Progress = lambda what, done, total: None,
 ) -> Reproduced:
-    """Run `experiments` and write their files and `report.html` to `folder`, which is made if it is not there."""
+    """Run `experiments` and write their files and `report.html` to `folder`, which is created if missing."""
     setting.check()
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file; -o must name a folder")

@@ -1,26 +1,26 @@
-"""Figure 16: efficiency of HPO when rescaling costs several times as much."""
+"""Figure 16: efficiency of HPO when the cost of rescaling is several times as high."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bftrainer.paper.experiment import Compared, Context, Experiment, Finding, hpo_run
+from bftrainer.paper.experiment import Compared, Context, Experiment, ExperimentResult, hpo_run
 from bftrainer.paper.figures import GREY, OURS, PAPER, RED, YELLOW, tidy
-from bftrainer.paper.runs import Result, Run
+from bftrainer.paper.runs import PaperRun, RunResult
 from bftrainer.paper.setting import Setting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def runs(setting: Setting) -> Sequence[Run]:
-    """HPO with each factor on the costs."""
+def runs(setting: Setting) -> Sequence[PaperRun]:
+    """HPO with each factor on the rescaling costs."""
     return [hpo_run(setting, cost_factor=factor) for factor in setting.cost_factors]
 
 
-def make(context: Context) -> Finding:
-    """U by the factor."""
+def make(context: Context) -> ExperimentResult:
+    """U by the factor on rescaling costs."""
     results = {run.cost_factor: context.result(run) for run in runs(context.setting)}
     u = {factor: result.number("efficiency") for factor, result in results.items()}
     first, last = min(u), max(u)
@@ -41,10 +41,10 @@ def make(context: Context) -> Finding:
         (f, u[f], r.number("bound"), r.metrics["breakdown"]["preemption"], r.metrics["breakdown"]["rescale"])
         for f, r in results.items()
     )
-    return Finding(columns, rows, compared, difference, lambda figure: _draw(figure, rows))
+    return ExperimentResult(columns, rows, compared, difference, lambda figure: _draw(figure, rows))
 
 
-def _points(result: Result, loss: str) -> str:
+def _points(result: RunResult, loss: str) -> str:
     return f"{100 * result.metrics['breakdown'][loss]:.1f}"
 
 

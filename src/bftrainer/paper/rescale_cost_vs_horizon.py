@@ -1,4 +1,4 @@
-"""Figure 7b: what rescaling costs at an event, by horizon, beside the baseline."""
+"""Figure 7b: cost of rescaling at an event by horizon, beside the baseline."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from bftrainer.paper.experiment import (
     Compared,
     Context,
     Experiment,
-    Finding,
+    ExperimentResult,
     baseline_run,
     horizon_and_baseline_runs,
     hpo_run,
     nearest,
 )
 from bftrainer.paper.figures import BASELINE, OURS, PAPER, horizon_axis, tidy
-from bftrainer.paper.runs import Result
+from bftrainer.paper.runs import RunResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 PAPER_BASELINE, PAPER_RATIO = 1.03e6, 76.0
 
 
-def make(context: Context) -> Finding:
-    """Samples that rescaling costs, per event of the pool."""
+def make(context: Context) -> ExperimentResult:
+    """Samples lost to rescaling, per event of the pool."""
     setting = context.setting
     costs = {h: _per_event(context.result(hpo_run(setting, horizon_s=h))) for h in setting.horizons_s}
     baseline = _per_event(context.result(baseline_run(setting)))
@@ -41,10 +41,10 @@ def make(context: Context) -> Finding:
     )
     rows = (*((h, cost, None) for h, cost in costs.items()), (None, None, baseline))
     columns = ("horizon, s", "ours, samples per event", "baseline, samples per event")
-    return Finding(columns, rows, compared, difference, lambda figure: _draw(figure, costs, baseline))
+    return ExperimentResult(columns, rows, compared, difference, lambda figure: _draw(figure, costs, baseline))
 
 
-def _per_event(result: Result) -> float:
+def _per_event(result: RunResult) -> float:
     return result.number("rescale_cost_samples") / max(result.number("events"), 1)
 
 

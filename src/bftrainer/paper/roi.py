@@ -1,4 +1,4 @@
-"""Figure 8: rescaling as an investment, and what is made until the next event as its return."""
+"""Figure 8: return on investment of rescaling; the return is the output until the next event."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bftrainer.core.trace import Floats
-from bftrainer.paper.experiment import Compared, Context, Experiment, Finding, horizon_runs, hpo_run
+from bftrainer.paper.experiment import Compared, Context, Experiment, ExperimentResult, horizon_runs, hpo_run
 from bftrainer.paper.figures import GREEN, OURS, RED, tidy
 from bftrainer.paper.windows import steps
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def make(context: Context) -> Finding:
+def make(context: Context) -> ExperimentResult:
     """Return on investment at every event that rescales, by horizon."""
     setting = context.setting
     ratios: dict[float, Floats] = {}
@@ -42,7 +42,7 @@ def make(context: Context) -> Finding:
         "events that rescale at all."
     )
     columns = ("horizon, s", "events that rescale", "average", "25 %", "median", "75 %", "samples per hour")
-    return Finding(columns, tuple(rows), compared, difference, lambda f: _draw(f, ratios, rows), (8, 4.4))
+    return ExperimentResult(columns, tuple(rows), compared, difference, lambda f: _draw(f, ratios, rows), (8, 4.4))
 
 
 def _draw(figure: Figure, ratios: dict[float, Floats], rows: list[tuple[float | None, ...]]) -> None:

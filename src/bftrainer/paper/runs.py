@@ -1,7 +1,7 @@
-"""Replays that experiments share, each run once and kept on disk.
+"""Runs: replays that experiments share, each executed once and cached on disk.
 
-An experiment names the `Run`s it needs. `Runs.complete` replays those not in the cache yet, several at a time, and
-writes each as it ends, so that an interrupted reproduction goes on where it stopped. `Runs.result` reads one back.
+An experiment names the `PaperRun`s it needs. `Runs.complete` replays those not in the cache yet, several at a time, and
+writes each as it ends, so that an interrupted reproduction continues where it stopped. `Runs.result` reads one back.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from bftrainer.core.trainer import Trainer
 from bftrainer.paper.setting import Setting, paper_name
 from bftrainer.scheduler import Policy
 from bftrainer.simulate.metrics import as_json, measure
-from bftrainer.simulate.replay import Settings, Timeline, replay
+from bftrainer.simulate.replay import ReplaySettings, Timeline, replay
 from bftrainer.traces.files import writing
 
 _DECIDES_RESULTS = (
-    *("core", "allocate", "scheduler.py", "traces/synth.py", "traces/profiles.py", "paper/setting.py"),
+    *("core", "allocate", "scheduler.py", "traces/synthetic", "paper/setting.py"),
     *(f"simulate/{name}.py" for name in ("accounting", "best", "metrics", "replay", "workload")),
 )
-"""The code whose change makes kept results worthless."""
+"""Code that results depend on: a change of it invalidates cached results."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PaperRun:
     """One replay: a workload under a policy, by the paper's accounting, deciding at changes of the pool."""
 
     workload: str
@@ -47,12 +47,12 @@ class Run:
     allocator: str = "exact"
     objective: str = "throughput"
     cost_factor: float = 1.0
-    """Rescale costs of all trainers times this."""
+    """Factor on the rescale costs of all trainers."""
     hours: float | None = None
-    """Only the first so many hours of the trace."""
+    """Replay only this many hours from the start of the trace."""
 
     def policy(self) -> Policy:
-        """How it decides."""
+        """The policy of the run."""
         return Policy(
             allocator=make_allocator(self.allocator),
             objective=find_objective(self.objective),
@@ -61,33 +61,33 @@ class Run:
         )
 
     def trace(self, setting: Setting) -> Trace:
-        """What it replays."""
+        """The trace to replay."""
         trace = setting.trace()
         if self.hours is None or self.hours >= trace.window.hours:
             return trace
         return trace.clip(Window(trace.window.start, trace.window.start + self.hours * 3600))
 
     def trainers(self, setting: Setting, trace: Trace) -> tuple[Trainer, ...]:
-        """Whom it trains: those submitted before the trace ends."""
+        """The trainers of the run: those submitted before the trace ends."""
         factor = self.cost_factor
         some = (t for t in setting.workload(self.workload) if t.submit < trace.window.end)
         return tuple(replace(t, up_s=t.up_s * factor, down_s=t.down_s * factor) for t in some)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Result:
-    """What a run gave: the figures `simulate --json` prints, and the timeline."""
+class RunResult:
+    """Result of a run: the figures that `simulate --json` prints, and the timeline."""
 
-    run: Run
+    run: PaperRun
     metrics: dict[str, Any]
     timeline: Timeline
 
     def number(self, key: str) -> float:
-        """One figure."""
+        """One figure of the result by its JSON key."""
         return float(self.metrics[key])
 
     def run_hours(self) -> dict[str, float]:
-        """Mean run time of the trainers that came to their end, by model."""
+        """Mean run time of the trainers that finished, by model."""
         hours: dict[str, list[float]] = {}
         for row in self.metrics["trainers"]:
             if row["run_hours"] is not None:
@@ -96,37 +96,37 @@ class Result:
 
 
 class Runs:
-    """Results by run, under one setting, kept in a folder."""
+    """Results by run under one setting, cached in a folder."""
 
     def __init__(self, setting: Setting, cache: Path, workers: int = 2) -> None:
         self.setting, self.cache, self.workers = setting, cache, workers
         self.replayed = 0
-        """How many replays were really made, rather than found."""
+        """Number of replays executed, not taken from the cache."""
         self._identity = {**setting.identity(), "code": code_hash()}
 
-    def missing(self, runs: Sequence[Run]) -> list[Run]:
-        """Those of `runs` that are not in the cache, each once; the longest first, so that no core waits at the end."""
+    def missing(self, runs: Sequence[PaperRun]) -> list[PaperRun]:
+        """The `runs` that are not in the cache, each once; the longest first, so that no core waits at the end."""
         lacking = [run for run in dict.fromkeys(runs) if not self._path(asdict(run)).is_file()]
         return sorted(lacking, key=lambda run: (run.workload != "diverse", -run.max_parallel))
 
-    def complete(self, runs: Sequence[Run], done: Callable[[], None] = lambda: None) -> None:
-        """Make sure that all are in the cache; `done` is called after each replay."""
+    def complete(self, runs: Sequence[PaperRun], done: Callable[[], None] = lambda: None) -> None:
+        """Make sure that all runs are in the cache; `done` is called after each replay."""
         todo = self.missing(runs)
         self.cache.mkdir(parents=True, exist_ok=True)
         for _ in self._replays(todo):
             self.replayed += 1
             done()
 
-    def result(self, run: Run) -> Result:
-        """What a run gave; it is made now if it is not there yet."""
+    def result(self, run: PaperRun) -> RunResult:
+        """The result of a run; it is replayed now if it is not cached."""
         self.complete([run])
         path = self._path(asdict(run))
         with np.load(path.with_suffix(".npz")) as columns:
             timeline = Timeline(**{field.name: columns[field.name] for field in fields(Timeline)})
-        return Result(run, json.loads(path.read_text()), timeline)
+        return RunResult(run, json.loads(path.read_text()), timeline)
 
     def remember(self, what: dict[str, Any], make: Callable[[], Any]) -> Any:
-        """The JSON value of something else that takes long, made unless the cache has it."""
+        """A JSON value that takes long to compute, computed unless the cache has it."""
         path = self._path(what)
         if not path.is_file():
             self.cache.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ class Runs:
         key = json.dumps([self._identity, what], sort_keys=True)
         return self.cache / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
 
-    def _replays(self, todo: Sequence[Run]) -> Iterator[None]:
+    def _replays(self, todo: Sequence[PaperRun]) -> Iterator[None]:
         workers = min(self.workers, len(todo), os.cpu_count() or 1)
         if workers <= 1:
             for run in todo:
@@ -155,12 +155,12 @@ class Runs:
                 pool.shutdown(wait=True, cancel_futures=True)
 
 
-def replay_to(setting: Setting, run: Run, path: Path) -> None:
-    """Replay, and write what it gave; the JSON file comes last, so where it is, all is."""
+def replay_to(setting: Setting, run: PaperRun, path: Path) -> None:
+    """Replay and write the result. The JSON file is written last, so if it exists, the result is complete."""
     policy = run.policy()
     trace = run.trace(setting)
     trainers = run.trainers(setting, trace)
-    result = replay(trace, trainers, Settings(policy, accounting="paper", decide_on="pool"))
+    result = replay(trace, trainers, ReplaySettings(policy, accounting="paper", decide_on="pool"))
     columns = {field.name: getattr(result.timeline, field.name) for field in fields(Timeline)}
     with writing(path.with_suffix(".npz"), "wb") as out:
         np.savez_compressed(out, **columns)

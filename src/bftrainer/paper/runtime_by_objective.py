@@ -1,4 +1,4 @@
-"""Figure 12: mean run time of each model under two objectives, and how far the models lie apart."""
+"""Figure 12: mean run time of each model under two objectives, and the spread between models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bftrainer.paper.experiment import Compared, Context, Experiment, Finding
+from bftrainer.paper.experiment import Compared, Context, Experiment, ExperimentResult
 from bftrainer.paper.figures import GREEN, OURS, PAPER, tidy
 from bftrainer.paper.runtimes import (
     PARALLELS,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Hours = dict[str, float]
 
 
-def make(context: Context) -> Finding:
+def make(context: Context) -> ExperimentResult:
     """Run times at the paper's max parallel, and DenseNet's over AlexNet's at each."""
     throughput, efficiency = (measured(context, objective) for objective in ("throughput", "efficiency"))
     at = context.setting.max_parallel if context.setting.max_parallel in throughput else min(throughput)
@@ -69,7 +69,7 @@ def make(context: Context) -> Finding:
         "model",
         *(f"{who}, {what}, h" for what in ("throughput", "scaling efficiency") for who in ("ours", "paper")),
     )
-    return Finding(
+    return ExperimentResult(
         columns, rows, compared, difference, lambda f: _draw(f, at, throughput[at], efficiency[at], apart), (10.5, 4.2)
     )
 

@@ -1,8 +1,8 @@
-"""Table 4: mean run time by model and max parallel, when scaling efficiency is what counts."""
+"""Table 4: mean run time by model and max parallel, with scaling efficiency as the objective."""
 
 from __future__ import annotations
 
-from bftrainer.paper.experiment import Context, Experiment, Finding
+from bftrainer.paper.experiment import Context, Experiment, ExperimentResult
 from bftrainer.paper.runtimes import UNDER_EFFICIENCY, make_table, parallel_runs
 
 _WHY = (
@@ -11,8 +11,8 @@ _WHY = (
 )
 
 
-def make(context: Context) -> Finding:
-    """Table 4."""
+def make(context: Context) -> ExperimentResult:
+    """Make Table 4."""
     return make_table(context, "efficiency", UNDER_EFFICIENCY, _WHY)
 
 

@@ -1,8 +1,8 @@
-"""Table 3: mean run time by model and max parallel, when samples per second are what counts."""
+"""Table 3: mean run time by model and max parallel, with throughput (samples per second) as the objective."""
 
 from __future__ import annotations
 
-from bftrainer.paper.experiment import Context, Experiment, Finding
+from bftrainer.paper.experiment import Context, Experiment, ExperimentResult
 from bftrainer.paper.runtimes import UNDER_THROUGHPUT, make_table, parallel_runs
 
 _WHY = (
@@ -11,8 +11,8 @@ _WHY = (
 )
 
 
-def make(context: Context) -> Finding:
-    """Table 3."""
+def make(context: Context) -> ExperimentResult:
+    """Make Table 3."""
     return make_table(context, "throughput", UNDER_THROUGHPUT, _WHY)
 
 

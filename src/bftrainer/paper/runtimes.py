@@ -1,4 +1,4 @@
-"""Tables 3 and 4 share this: mean run time by model and max parallel under one objective."""
+"""Run times for Tables 3 and 4: mean run time by model and max parallel under one objective."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bftrainer.paper.experiment import Cell, Compared, Context, Finding, diverse_run
+from bftrainer.paper.experiment import Cell, Compared, Context, ExperimentResult, diverse_run
 from bftrainer.paper.figures import MODEL_COLOURS, tidy
-from bftrainer.paper.runs import Run
+from bftrainer.paper.runs import PaperRun
 from bftrainer.paper.setting import Setting
 
 if TYPE_CHECKING:
@@ -41,16 +41,16 @@ UNDER_EFFICIENCY: Hours = {
 """The paper's Table 4."""
 
 
-def parallel_runs(objective: str) -> Callable[[Setting], Sequence[Run]]:
+def parallel_runs(objective: str) -> Callable[[Setting], Sequence[PaperRun]]:
     """The diverse workload under each max parallel."""
 
-    def runs(setting: Setting) -> Sequence[Run]:
+    def runs(setting: Setting) -> Sequence[PaperRun]:
         return [diverse_run(setting, objective=objective, max_parallel=p) for p in setting.max_parallels]
 
     return runs
 
 
-def both_objectives(setting: Setting) -> Sequence[Run]:
+def both_objectives(setting: Setting) -> Sequence[PaperRun]:
     """The runs of both tables."""
     return [*parallel_runs("throughput")(setting), *parallel_runs("efficiency")(setting)]
 
@@ -65,8 +65,8 @@ def printed(table: Hours, model: str, parallel: int) -> float | None:
     return table[model][PARALLELS.index(parallel)] if parallel in PARALLELS else None
 
 
-def make_table(context: Context, objective: str, table: Hours, why: str) -> Finding:
-    """Ours beside the paper's for every cell."""
+def make_table(context: Context, objective: str, table: Hours, why: str) -> ExperimentResult:
+    """The table with our value beside the paper's in every cell."""
     ours = measured(context, objective)
     rows: list[tuple[Cell, ...]] = []
     ratios = []
@@ -87,7 +87,7 @@ def make_table(context: Context, objective: str, table: Hours, why: str) -> Find
         f"paper's one decimal alone can mean 0.1 in 0.4): {why}."
     )
     columns = ("model", "whose", *(f"Pj_max={p}" for p in ours))
-    return Finding(columns, tuple(rows), compared, difference, lambda f: _draw(f, table, ours), (8.5, 4.8))
+    return ExperimentResult(columns, tuple(rows), compared, difference, lambda f: _draw(f, table, ours), (8.5, 4.8))
 
 
 def _draw(figure: Figure, table: Hours, ours: dict[int, dict[str, float]]) -> None:

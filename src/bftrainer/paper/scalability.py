@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bftrainer.paper.experiment import Compared, Context, Experiment, Finding, hpo_run
+from bftrainer.paper.experiment import Compared, Context, Experiment, ExperimentResult, hpo_run
 from bftrainer.paper.figures import GREY, OURS, PAPER, tidy
-from bftrainer.paper.runs import Run
+from bftrainer.paper.runs import PaperRun
 from bftrainer.paper.setting import Setting
 
 if TYPE_CHECKING:
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 PAPER_U = {"AlexNet": 0.75, "DenseNet": 0.83}
 
 
-def runs(setting: Setting) -> Sequence[Run]:
+def runs(setting: Setting) -> Sequence[PaperRun]:
     """HPO with each model."""
     hours = setting.scalability_hours
     return [hpo_run(setting, workload=f"hpo:{model}", hours=hours) for model in setting.curves()]
 
 
-def make(context: Context) -> Finding:
+def make(context: Context) -> ExperimentResult:
     """U and bound by model, from the worst scaling to the best."""
     setting = context.setting
     scaling = {model: curve.rate(64) / (64 * curve.rate(1)) for model, curve in setting.curves().items()}
@@ -45,7 +45,7 @@ def make(context: Context) -> Finding:
     )
     rows = tuple((m, scaling[m], u[m], bounds[m], waiting[m], PAPER_U.get(m)) for m in models)
     columns = ("model", "scaling efficiency at 64 nodes", "U", "zero-cost bound", "lost to waiting", "paper")
-    return Finding(columns, rows, compared, difference, lambda f: _draw(f, models, u, bounds, scaling))
+    return ExperimentResult(columns, rows, compared, difference, lambda f: _draw(f, models, u, bounds, scaling))
 
 
 def _draw(

@@ -1,7 +1,7 @@
-"""What the experiments run on: the machine, the workloads and the values that sweeps go through.
+"""Setting of the experiments: the machine, the workloads and the values that sweeps go through.
 
-`bftrainer paper` makes one `Setting` from its options; every experiment reads it, every replay loads its inputs by it.
-With a folder of published data the trace is Summit's; without one it is synthetic, and all results say so.
+`bftrainer paper` makes one `Setting` from its options. Every experiment reads it, and every replay loads its inputs
+through it. With a folder of published data the trace is Summit's; without one it is synthetic, and all results say so.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from bftrainer.core.models import PAPER_CURVES
 from bftrainer.core.trace import Trace, Window
 from bftrainer.core.trainer import Trainer
 from bftrainer.errors import InputError
-from bftrainer.provenance import file_hash
 from bftrainer.simulate.workload import find_curve, load_workload
 from bftrainer.traces.files import load_trace
-from bftrainer.traces.synth import DEFAULT_START, synthesise
+from bftrainer.traces.synthetic.synth import DEFAULT_START, synthesise
 from bftrainer.traces.times import parse_time
+from bftrainer.util.provenance import file_hash
 
 TRACE, HPO, DIVERSE, CURVES = "fragments.parquet", "hpo-shufflenet-1000.csv", "diverse-1001.csv", "curves.json"
 PAPER_START = parse_time("2021-02-10T20:21:15", UTC, "the start of the paper's window")
@@ -35,7 +35,7 @@ UP_S, DOWN_S, SUBMIT_EVERY_S = 18.0, 12.0, 36.0
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The paper's setup by default; tests make it small."""
+    """The paper's setup by default; tests use a small one."""
 
     data: Path | None = None
     """A folder with the published trace and workloads; None: a synthetic Summit."""
@@ -48,7 +48,7 @@ class Setting:
     trials: int | None = None
     """Trainers of each workload; None: all of its file, or 1000 and 1001."""
     samples: float = SAMPLES
-    """Work of a trainer of the made-up workloads."""
+    """Work of a trainer in the synthetic workloads."""
     horizon_s: float = 120.0
     max_parallel: int = 10
     horizons_s: tuple[float, ...] = (10.0, 20.0, 30.0, 60.0, 90.0, 120.0, 170.0, 300.0, 600.0)
@@ -65,11 +65,11 @@ class Setting:
 
     @property
     def synthetic(self) -> bool:
-        """Whether the trace is made up."""
+        """Whether the trace is synthetic."""
         return self.data is None
 
     def check(self) -> None:
-        """Refuse a folder that lacks something, before any work is done."""
+        """Refuse a data folder that lacks a file, before any work is done."""
         if self.data is None:
             return
         if not self.data.is_dir():
@@ -79,19 +79,19 @@ class Setting:
             raise InputError(f"{self.data}: has no {missing[0]}; --data must name a folder with it")
 
     def inputs(self) -> dict[str, str]:
-        """The SHA-256 of each file that results rest on."""
+        """The SHA-256 of each input file."""
         if self.data is None:
             return {}
         names = (TRACE, "nodes.txt", HPO, DIVERSE, CURVES)
         return {name: file_hash(self.data / name) for name in names if (self.data / name).is_file()}
 
     def identity(self) -> dict[str, Any]:
-        """What a replay's result depends on, apart from the run itself: the trace and the workloads."""
+        """Inputs that a replay's result depends on, apart from the run itself: the trace and the workloads."""
         made_up = {"seed": self.seed, "samples": self.samples} if self.synthetic else {}
         return {"inputs": self.inputs(), "nodes": self.nodes, "hours": self.hours, "trials": self.trials, **made_up}
 
     def describe(self) -> str:
-        """One line for figures and pages."""
+        """The setting in one line, for figures and pages."""
         if self.synthetic:
             hours = self.hours or SYNTHETIC_HOURS
             return f"SYNTHETIC Summit trace, {self.nodes:,} nodes, {hours:g} h, seed {self.seed}"
@@ -123,7 +123,7 @@ class Setting:
 
 
 def paper_name(model: str) -> str:
-    """What the paper's tables call a model; any other keeps its name."""
+    """The name of a model in the paper's tables; any other model keeps its name."""
     try:
         curve = find_curve(model)
     except InputError:

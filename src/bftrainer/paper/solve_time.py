@@ -1,4 +1,4 @@
-"""Figure 5: how long a decision takes, by trainers and nodes."""
+"""Figure 5: solve time of a decision, by trainers and nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bftrainer.allocate.problem import Claim, Problem
 from bftrainer.allocate.registry import make_allocator
-from bftrainer.paper.experiment import Compared, Context, Experiment, Finding, no_runs
+from bftrainer.paper.experiment import Compared, Context, Experiment, ExperimentResult, no_runs
 from bftrainer.paper.figures import BASELINE, GREEN, OURS, PAPER, PURPLE, tidy
 from bftrainer.paper.setting import DOWN_S, UP_S, Setting
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 ALLOCATORS = ("exact", "milp", "milp-nodes")
 MOST_CELLS = {"milp-nodes": 2000}
-"""Trainers × nodes beyond which the paper's node-level model is left out, so that this takes minutes at most."""
+"""Trainers × nodes beyond which the paper's node-level model is left out, so that timing takes minutes at most."""
 Row = dict[str, Any]
 
 
-def make(context: Context) -> Finding:
+def make(context: Context) -> ExperimentResult:
     """Time every allocator on the same problems."""
     setting = context.setting
     what = {
@@ -54,7 +54,9 @@ def make(context: Context) -> Finding:
     columns = ("allocator", "trainers", "nodes", "median ms", "longest ms", "proven optimal", "objective over optimum")
     keys = ("allocator", "trainers", "nodes", "median_ms", "longest_ms", "optimal", "ratio")
     table = tuple(tuple(row[key] for key in keys) for row in rows)
-    return Finding(columns, table, compared, difference, lambda f: _draw(f, rows, setting.solve_limit_s), (8.5, 4.4))
+    return ExperimentResult(
+        columns, table, compared, difference, lambda f: _draw(f, rows, setting.solve_limit_s), (8.5, 4.4)
+    )
 
 
 def _find(rows: list[Row], allocator: str, size: tuple[int, int]) -> Row:

@@ -1,4 +1,4 @@
-"""Figure 6: the pool of the replayed nodes over a week, six hours a bar."""
+"""Figure 6: pool of the replayed nodes over a week, one bar per six hours."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bftrainer.core.trace import Floats, Window
-from bftrainer.paper.experiment import Compared, Context, Experiment, Finding, no_runs
+from bftrainer.paper.experiment import Compared, Context, Experiment, ExperimentResult, no_runs
 from bftrainer.paper.figures import GREEN, OURS, tidy
 from bftrainer.paper.windows import six_hours
 from bftrainer.traces.stats import binned_pool
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def make(context: Context) -> Finding:
+def make(context: Context) -> ExperimentResult:
     """Mean pool and number of events in each window."""
     trace = context.setting.trace()
     edges = six_hours(trace.window)
@@ -40,7 +40,9 @@ def make(context: Context) -> Finding:
         "first 1024 of the published list, so single bars need not agree."
     )
     columns = ("hour", "mean idle nodes", "share of nodes", "events")
-    return Finding(columns, rows, compared, difference, lambda f: _draw(f, hours, pool, share, events), (9.5, 4.8))
+    return ExperimentResult(
+        columns, rows, compared, difference, lambda f: _draw(f, hours, pool, share, events), (9.5, 4.8)
+    )
 
 
 def _draw(

@@ -1,4 +1,4 @@
-"""Replays and traces cut into six-hour windows, and into the spans between events."""
+"""Windows: cuts replays and traces into windows of six hours, and into the spans between events."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy.typing as npt
 
 from bftrainer.core.trace import Floats, Window
 from bftrainer.core.trainer import Trainer
-from bftrainer.paper.runs import Result
+from bftrainer.paper.runs import RunResult
 from bftrainer.simulate.metrics import static_time
 from bftrainer.simulate.replay import Timeline
 
 WINDOW_S = 6 * 3600.0
 MOST_WINDOWS = 28
-"""A week, as in the paper's figures."""
+"""Most windows: a week of them, as in the paper's figures."""
 
 
 def six_hours(window: Window, end: float | None = None) -> Floats:
-    """The edges of the whole six-hour windows of the first week, or of what there is of it; at least one window."""
+    """The edges of the whole six-hour windows of the first week, or of a shorter replay; at least one window."""
     last = window.end if end is None else min(end, window.end)
     count = min(int((last - window.start) // WINDOW_S), MOST_WINDOWS)
     if count < 1:
@@ -31,10 +31,10 @@ def six_hours(window: Window, end: float | None = None) -> Floats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:
-    """What happened in each window of a replay."""
+    """Output and costs in each window of a replay."""
 
     outcome: Floats
-    """Samples, costs taken off."""
+    """Samples, less costs."""
     preemption: Floats
     rescale: Floats
     eq_nodes: Floats
@@ -42,7 +42,7 @@ class Spans:
 
 
 def spans(timeline: Timeline, edges: Floats) -> Spans:
-    """Cut a replay at `edges`: production goes on steadily between steps, costs fall due at them."""
+    """Cut a replay at `edges`: output is steady between steps, costs occur at steps."""
     time = timeline.time
     gross = timeline.outcome + timeline.preemption + timeline.rescale
     at = np.clip(np.searchsorted(time, edges, "right") - 1, 0, len(time) - 1)
@@ -58,7 +58,7 @@ def spans(timeline: Timeline, edges: Floats) -> Spans:
     )
 
 
-def efficiencies(result: Result, trials: tuple[Trainer, ...], edges: Floats) -> Floats:
+def efficiencies(result: RunResult, trials: tuple[Trainer, ...], edges: Floats) -> Floats:
     """U of each window, for a workload of one kind of trial that does not end: outcome over that of static nodes."""
     cut = spans(result.timeline, edges)
     policy = result.run.policy()
@@ -80,13 +80,13 @@ class Steps:
     gross: Floats
     """Samples made from an event to the next."""
     rescale: Floats
-    """Samples that rescaling cost at the event that begins the span."""
+    """Samples lost to rescaling at the event that begins the span."""
     preempted: npt.NDArray[np.bool_]
-    """Whether a trainer was preempted at it."""
+    """Whether a trainer was preempted at that event."""
 
 
 def steps(timeline: Timeline) -> Steps:
-    """A replay cut at every event."""
+    """Cut a replay at every event."""
     gross = timeline.outcome + timeline.preemption + timeline.rescale
     return Steps(
         time=timeline.time[:-1],
@@ -98,7 +98,7 @@ def steps(timeline: Timeline) -> Steps:
 
 
 def share_followed(times: Floats, by: Floats, within_s: float, end: float) -> float | None:
-    """Of `times`, the share followed by one of `by` within so many seconds; those too near the end do not count."""
+    """The share of `times` followed by one of `by` within `within_s` seconds; times too near the end do not count."""
     judged = times[times + within_s <= end]
     if not len(judged):
         return None

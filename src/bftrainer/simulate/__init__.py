@@ -1,1 +1,1 @@
-"""Replay of a machine's history on a virtual clock, and what it shows."""
+"""Simulator: replays a machine's history on a virtual clock, and reports on it."""

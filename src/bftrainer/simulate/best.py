@@ -1,4 +1,4 @@
-"""The most that a second of a pool can be worth to some trainers at no cost: the zero-cost bound at an instant."""
+"""Best value per second that a pool can give some trainers without costs: the zero-cost bound at an instant."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from bftrainer.core.trace import Floats
 from bftrainer.core.trainer import Trainer
 
 Kind = tuple[Curve, int, int]
-"""All that matters of a trainer here: what it is worth by node count, its minimum and its maximum."""
+"""Kind of trainer: its value by node count, its minimum and its maximum."""
 
 _MOST_TABLES = 512
 
 
 class BestValues:
-    """Remembers the answer for every pool size once a set of trainers was asked about: they change seldom."""
+    """Computes the best value and caches it for every pool size by set of trainers, which changes seldom."""
 
     def __init__(self, value_of: Callable[[Trainer], Curve]) -> None:
         self._value_of = value_of
@@ -25,7 +25,7 @@ class BestValues:
         self._last: tuple[tuple[Trainer, ...], Floats] = ((), np.zeros(1))
 
     def total(self, trainers: tuple[Trainer, ...], pool: int) -> float:
-        """The best worth of a second of a pool of that size."""
+        """The best value per second of a pool of that size."""
         if self._last[0] is not trainers:
             self._last = (trainers, self._table(trainers))
         table = self._last[1]
@@ -33,7 +33,7 @@ class BestValues:
 
     def _table(self, trainers: Sequence[Trainer]) -> Floats:
         kinds = [(self._value_of(trainer), trainer.min_nodes, trainer.max_nodes) for trainer in trainers]
-        kinds.sort(key=lambda kind: (kind[0].rates, kind[1:]))  # the same kinds in another order are the same set
+        kinds.sort(key=lambda kind: (kind[0].rates, kind[1:]))  # so that the order of the kinds does not matter
         key = tuple(kinds)
         table = self._tables.get(key)
         if table is None:
@@ -44,7 +44,7 @@ class BestValues:
 
 
 def best_values(kinds: Sequence[Kind]) -> Floats:
-    """The best total for every pool size from 0 to where more nodes are of no use."""
+    """The best total for every pool size from 0 up to where more nodes are of no use."""
     best: Floats = np.zeros(1)
     for curve, least, most in kinds:
         without = np.concatenate((best, np.full(most, best[-1])))

@@ -1,7 +1,7 @@
-"""The charts of the simulation report: efficiency over time, pool size, and where the distance from the bound goes.
+"""Charts of the simulation report: efficiency over time, pool size, and the parts of the distance from the bound.
 
-A replay and its metrics come in, HTML with inline SVG goes out, and for the pool the data that the page draws as the
-live one does; `report.py` puts it on the page.
+A replay and its metrics come in; HTML with inline SVG goes out. For the pool, the data goes out that the page draws
+with the live page's code. `report.py` puts the charts on the page.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _BINS = 800
 _MOST_SPANS = 240
 _SPAN_HOURS = (1, 6, 24, 168)
 _DIGITS = 4
-"""Of U and its parts, as printed."""
+"""Printed digits of U and its parts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BoundPart:
     """One part of the bound, as printed."""
 
     name: str
@@ -36,7 +36,7 @@ class Part:
     colour: str
     meaning: str
     samples: float | None = None
-    """The same in samples, where it is known."""
+    """The part in samples, if known."""
 
 
 def draw_efficiency(replay: Replay, metrics: Metrics) -> str:
@@ -77,17 +77,17 @@ def draw_efficiency(replay: Replay, metrics: Metrics) -> str:
 
 
 def span_hours(hours: float) -> int:
-    """Six, unless that gives hardly any bars or too many."""
+    """Length of the spans: six hours, unless that gives hardly any bars or too many."""
     if hours < 24:
         return _SPAN_HOURS[0]
     return next((span for span in _SPAN_HOURS[1:] if hours / span <= _MOST_SPANS), _SPAN_HOURS[-1])
 
 
 def made_and_best(replay: Replay, edges: Floats) -> tuple[Floats, Floats]:
-    """What was made between each two edges, and the most that could have been, in the objective's unit.
+    """The output between each two edges, and the most that was possible, in the objective's unit.
 
-    The timeline has the outcome in samples. Under an objective with another unit, what was lost is taken off what the
-    sizes were worth: rescaling and preemption when they happened, waiting in proportion. The totals are right.
+    The timeline has the outcome in samples. Under an objective with another unit, losses are subtracted from the value
+    of the sizes: rescaling and preemption when they happened, waiting in proportion. The totals are right.
     """
     line = replay.timeline
     best = _between(line, line.best_value, edges)
@@ -109,13 +109,13 @@ def _value_is_samples(replay: Replay) -> bool:
 
 
 def _between(line: Timeline, rate: Floats, edges: Floats) -> Floats:
-    """The integral of a rate, which holds from its time to the next, between each two edges."""
+    """The integral between each two edges of a rate that holds from its time to the next."""
     upto = np.concatenate(([0.0], np.cumsum(rate[:-1] * np.diff(line.time))))
     return np.diff(np.interp(edges, line.time, upto))
 
 
 def pool_data(replay: Replay) -> dict[str, Any] | None:
-    """What the page draws of the pool's size and the nodes in use; None where there is nothing to draw."""
+    """Chart data of the pool's size and the nodes in use; None if there is nothing to draw."""
     if replay.end <= replay.start:
         return None
     edges = np.linspace(replay.start, replay.end, _BINS + 1)
@@ -125,7 +125,7 @@ def pool_data(replay: Replay) -> dict[str, Any] | None:
 
 
 def pool_words(replay: Replay, metrics: Metrics) -> str:
-    """The same in words, and how to read the picture."""
+    """The pool chart in words, and how to read it."""
     if replay.end <= replay.start:
         return "The replay has no length: there is nothing to draw."
     minutes = (replay.end - replay.start) / _BINS / 60
@@ -137,9 +137,9 @@ def pool_words(replay: Replay, metrics: Metrics) -> str:
 
 
 def binned(time: Floats, column: Floats, edges: Floats) -> tuple[Floats, Floats, Floats]:
-    """Lowest, mean and highest between each two edges of what holds from each time to the next; 0 before the first."""
+    """Lowest, mean and highest value between each two edges of a step function; 0 before the first step."""
     moments = np.unique(np.concatenate((time[(time > edges[0]) & (time < edges[-1])], edges)))
-    # Of several rows at one instant the last is what held.
+    # Of several rows at one instant the last is in force.
     row = np.searchsorted(time, moments[:-1], "right") - 1
     value = np.where(row >= 0, column[row], 0.0)
     first = np.searchsorted(moments, edges[:-1])
@@ -147,8 +147,8 @@ def binned(time: Floats, column: Floats, edges: Floats) -> tuple[Floats, Floats,
     return np.minimum.reduceat(value, first), mean, np.maximum.reduceat(value, first)
 
 
-def parts_of_bound(metrics: Metrics) -> tuple[Part, ...]:
-    """U and the four losses, rounded so that what is printed adds up to the bound as printed."""
+def parts_of_bound(metrics: Metrics) -> tuple[BoundPart, ...]:
+    """U and the four losses, rounded so that the printed parts add up to the printed bound."""
     lost = metrics.breakdown
     rows = (
         (lost.waiting, "Waiting", "starting up, or done but not noticed yet", metrics.waiting_cost_samples),
@@ -162,14 +162,14 @@ def parts_of_bound(metrics: Metrics) -> tuple[Part, ...]:
     by_rest = sorted(range(len(rows)), key=lambda i: whole[i] - rows[i][0] * scale)
     for i in by_rest[: max(short, 0)]:
         whole[i] += 1
-    parts = [Part("U", metrics.efficiency, printed(metrics.efficiency), "var(--u)", "the efficiency reached")]
+    parts = [BoundPart("U", metrics.efficiency, printed(metrics.efficiency), "var(--u)", "the efficiency reached")]
     for (amount, name, meaning, samples), units in zip(rows, whole, strict=True):
-        parts.append(Part(name, amount, printed(units / scale), f"var(--{name.lower()})", meaning, samples))
+        parts.append(BoundPart(name, amount, printed(units / scale), f"var(--{name.lower()})", meaning, samples))
     return tuple(parts)
 
 
 def printed(amount: float) -> str:
-    """U, the bound or a part of it as the page writes it, everywhere alike."""
+    """U, the bound or a part of it as text, in the same form everywhere on the page."""
     return f"{amount:.{_DIGITS}f}"
 
 
@@ -189,7 +189,7 @@ def draw_breakdown(metrics: Metrics) -> str:
     return picture(100, "The bound as the sum of U and its losses", shapes, kind="narrow")
 
 
-def _bar(parts: tuple[Part, ...], whole: float, y: float) -> list[str]:
+def _bar(parts: tuple[BoundPart, ...], whole: float, y: float) -> list[str]:
     shapes, x = [], 0.0
     for part in parts:
         wide = max(part.amount, 0.0) / whole * WIDTH

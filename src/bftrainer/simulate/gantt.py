@@ -1,8 +1,8 @@
-"""Which trainer ran on which node when, in a window of a replay.
+"""Gantt chart data: which trainer ran on which node when, in a window of a replay.
 
-`GanttRecorder.watch` is handed to `replay`, which calls it after every decision; `finish` then gives the `Gantt`, and
-`gantt_data` what the report's page draws of it, as the live page does. Only what lies in the window is kept, so memory
-does not grow with the trace.
+`replay` calls `GanttRecorder.watch` after every decision; `finish` then returns the `Gantt`, and `gantt_data` the data
+that the report's page draws with the live page's code. Only data in the window is kept, so memory does not grow with
+the trace.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from bftrainer.simulate.svg import shortened
 
 _CELLS = 1000
 _MOST_RUNS = 60_000
-"""At some ten bytes each, what a page can carry."""
+"""Most runs on a page, at some ten bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A node serving a trainer without a break, cut to the window."""
+    """A period in which a node served a trainer without a break, cut to the window."""
 
     node: Node
     trainer: str
     start: float
     end: float
     preempted: bool = False
-    """It ended because the node left the pool."""
+    """Whether the span ended because the node left the pool."""
 
     @property
     def seconds(self) -> float:
-        """How long it lasted."""
+        """Length of the span."""
         return self.end - self.start
 
 
@@ -52,7 +52,7 @@ class Gantt:
     window: Window
     spans: tuple[Span, ...]
     places: Mapping[str, int]
-    """The place in the workload of each trainer that appears: what its colour hangs on, in every window the same."""
+    """Index in the workload of each trainer that appears. It determines the colour, so that windows agree."""
 
 
 class GanttRecorder:
@@ -68,7 +68,7 @@ class GanttRecorder:
         self._spans: list[Span] = []
 
     def watch(self, time: float, plan: Plan, state_before: State) -> None:
-        """See a decision. Nodes change hands at decisions only, but for those of the last trainer to finish."""
+        """Record a decision. Nodes change hands at decisions only, except for those of the last trainer to finish."""
         if time >= self._window.end:
             return
         if time >= self._window.start:
@@ -82,7 +82,7 @@ class GanttRecorder:
         self._held = plan.placed.nodes
 
     def finish(self, replay: Replay) -> Gantt:
-        """What was recorded, given how the replay went. The window ends with the replay at the latest."""
+        """The recorded spans, given the finished replay. The window ends with the replay at the latest."""
         window = self._window
         start, end = max(window.start, replay.start), min(window.end, replay.end)
         if start < end:
@@ -92,7 +92,7 @@ class GanttRecorder:
         found = [*self._spans, *(Span(n, trainer, since, window.end) for n, (trainer, since) in still_open.items())]
         spans = []
         for span in found:
-            # Nothing is decided, hence nothing seen, when the last trainer finishes and no other waits.
+            # No decision is taken, and so none recorded, when the last trainer finishes and no other waits.
             over = rows[span.trainer][1]
             until = min(span.end, window.end, math.inf if over is None else over)
             if until > span.start:
@@ -105,7 +105,7 @@ class GanttRecorder:
         return {n: (trainer, begin) for trainer, nodes in self._held.items() for n in nodes if n in self._row}
 
     def _lost(self, still_open: dict[Node, tuple[str, float]], time: float, state: State) -> None:
-        """End the spans of nodes that trainers held and hold no more before anything is decided."""
+        """End the spans of nodes that trainers lost before anything is decided."""
         for trainer, held in self._held.items():
             now = state.assigned.get(trainer, ())
             if now == held:
@@ -128,9 +128,9 @@ class GanttRecorder:
 
 
 def gantt_data(gantt: Gantt, line: Timeline, idle: Trace | None = None) -> dict[str, Any]:
-    """What the page draws: a row for each node with who was on it, as `dashboard.timeline` has it.
+    """Chart data for the page: one row per node with the trainers on it, in the form of `dashboard.timeline`.
 
-    With the trace, rows show when nodes were free too. Rescales are marked where the timeline lost samples to them.
+    With the trace, rows also show when nodes were free. Rescales are marked where the timeline lost samples to them.
     """
     index = {trainer: i for i, trainer in enumerate(gantt.places, 1)}
     used = [Interval(span.node, span.start, span.end, index[span.trainer]) for span in gantt.spans]
@@ -153,7 +153,7 @@ def gantt_data(gantt: Gantt, line: Timeline, idle: Trace | None = None) -> dict[
 
 
 def what_is_shown(gantt: Gantt, rows: int) -> str:
-    """The picture in words."""
+    """The chart in words."""
     if not gantt.spans:
         return f"No trainer ran on any node from {gantt.window} UTC."
     used: defaultdict[Node, float] = defaultdict(float)

@@ -1,4 +1,4 @@
-"""The figures of a replay, each defined once. docs/simulation.md has the formulas.
+"""Metrics of a replay, each defined once. docs/simulation.md has the formulas.
 
 Efficiency U is t_s / t: t is the replay's time and t_s the time a static pool of eq-nodes needs for the same outcome,
 with the same workload, allocator, objective and max parallel, and no cost of any kind.
@@ -23,10 +23,10 @@ from bftrainer.simulate.replay import Replay
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Where the distance from the bound goes, in the unit of U. The parts add up to bound − U."""
+    """Losses that separate U from the bound, in the unit of U. The parts add up to bound − U."""
 
     allocation: float
-    """Rates below the best: sizes kept because changing them would have cost more, or not decided on in time."""
+    """Rates below the best: sizes kept because changing them would have cost more, or decided on too late."""
     preemption: float
     rescale: float
     waiting: float
@@ -50,7 +50,7 @@ class Metrics:
     rescale_cost_samples: float
     waiting_cost_samples: float
     unoccupied_share: float
-    """Of the pool's node-time, what no trainer held."""
+    """Share of the pool's node-time that no trainer held."""
     roi: float | None
     """Return on investment: samples made for each sample that rescaling cost."""
     mean_run_hours: float | None
@@ -63,7 +63,7 @@ class Metrics:
 
 
 def measure(replay: Replay, trainers: Sequence[Trainer], policy: Policy) -> Metrics:
-    """All figures of a replay of `trainers` under `policy`."""
+    """Compute all metrics of a replay of `trainers` under `policy`."""
     seconds = replay.end - replay.start
     eq_nodes = replay.pool_node_seconds / seconds if seconds > 0 else 0.0
     static_s = static_time(trainers, policy, eq_nodes, replay.start, replay.outcome)
@@ -100,16 +100,16 @@ def measure(replay: Replay, trainers: Sequence[Trainer], policy: Policy) -> Metr
 def static_time(trainers: Sequence[Trainer], policy: Policy, nodes: float, start: float, outcome: float) -> float:
     """Seconds in which a static pool of `nodes` makes `outcome` samples at no cost.
 
-    A fraction of a node: every trainer's rate lies between what it gets in the pool of the next smaller and of the next
-    larger whole number of nodes, by that fraction.
+    For a fraction of a node, every trainer's rate is interpolated between the pools of the next smaller and the next
+    larger whole number of nodes.
     """
     if outcome <= 0:
         return 0.0
     static = _StaticRates(policy, nodes)
     arrivals = sorted(trainers, key=lambda trainer: trainer.submit)
-    running: list[tuple[Trainer, float]] = []  # with the samples left
+    running: list[tuple[Trainer, float]] = []  # trainers with the samples left
     parallel = Scheduler(policy).max_parallel(_static_state(nodes, arrivals))
-    # Seconds since the start: those since 1970 would be too coarse to tell what is left of a trainer.
+    # Seconds since the start: seconds since 1970 would be too coarse for the rest of a trainer's work.
     now, made, following = 0.0, 0.0, 0
     while True:
         while following < len(arrivals) and len(running) < parallel and arrivals[following].submit - start <= now:
@@ -125,7 +125,7 @@ def static_time(trainers: Sequence[Trainer], policy: Policy, nodes: float, start
             return now + ((outcome - made) / total if total > 0 else 0.0)
         made += total * passed
         now += passed
-        # Those whose span has passed are done, whatever rounding leaves of them.
+        # Trainers whose span has passed are done, whatever rounding leaves of their work.
         running = [
             (trainer, left - rate * passed)
             for (trainer, left), rate, span in zip(running, rates, spans, strict=True)
@@ -134,12 +134,12 @@ def static_time(trainers: Sequence[Trainer], policy: Policy, nodes: float, start
 
 
 def _static_state(nodes: float, arrivals: Sequence[Trainer]) -> State:
-    """The pool that never changes, for a max parallel that depends on it."""
+    """A state with a pool that never changes, for a max parallel that depends on the pool."""
     return State(Pool({f"node{i}": 0.0 for i in range(round(nodes))}), waiting=tuple(arrivals))
 
 
 class _StaticRates:
-    """What trainers get in a pool that never changes, without costs. The same set of kinds gets the same rates."""
+    """Rates of trainers in a pool that never changes, without costs. The same set of kinds gets the same rates."""
 
     def __init__(self, policy: Policy, nodes: float) -> None:
         self._policy = policy
@@ -149,7 +149,7 @@ class _StaticRates:
         self._values: dict[str, Curve] = {}
 
     def rates(self, trainers: Sequence[Trainer]) -> list[float]:
-        """Samples per second of each."""
+        """Samples per second of each trainer."""
         key = tuple((id(t.curve), t.min_nodes, t.max_nodes) for t in trainers)
         found = self._known.get(key) if not self._policy.limits else None
         if found is None:
@@ -180,7 +180,7 @@ def _latency(replay: Replay) -> dict[str, float]:
 
 
 def as_json(metrics: Metrics, replay: Replay) -> dict[str, Any]:
-    """The keys that others rely on, and more."""
+    """Metrics by the JSON keys that users rely on, and more."""
     rows = [
         {
             "name": row.name,

@@ -1,7 +1,7 @@
-"""The engine: a trace and a workload replayed on a virtual clock, through the same scheduler as the live system.
+"""Replay engine: runs a trace and a workload on a virtual clock, through the same scheduler as the live system.
 
-Pool events, arrivals and completions in order of time; at each, the books are brought up to date (`accounting.py`) and
-the scheduler is asked. Order at one instant: progress, preemption charges, completions, joins, admissions, decision.
+It processes pool events, arrivals and completions in order of time. At each, it updates the accounts (`accounting.py`)
+and asks the scheduler. Order at one instant: progress, preemption charges, completions, joins, admissions, decision.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from bftrainer.core.trace import Floats, Trace
 from bftrainer.core.trainer import Trainer
 from bftrainer.errors import InputError
 from bftrainer.scheduler import Plan, Policy, Scheduler, State
-from bftrainer.simulate.accounting import Accounting, Books, Job, Loss
+from bftrainer.simulate.accounting import Accounting, Books, Loss, SimulatedTrainer
 from bftrainer.simulate.best import BestValues
 
 DecideOn = Literal["pool", "all"]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """How to replay."""
+class ReplaySettings:
+    """Settings of a replay."""
 
     policy: Policy = field(default_factory=Policy)
     accounting: Accounting = "stall"
@@ -37,8 +37,8 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainerRow:
-    """One trainer's story. `start` is when it was first considered."""
+class TrainerSummary:
+    """Summary of one trainer. `start` is when it was first considered."""
 
     name: str
     model: str
@@ -49,21 +49,21 @@ class TrainerRow:
 
     @property
     def run_hours(self) -> float | None:
-        """From its start to its end."""
+        """Hours from the trainer's start to its end."""
         return None if self.start is None or self.end is None else (self.end - self.start) / 3600
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """One row for each step of the clock: what held from its time to the next, and what was lost at it."""
+    """One row per step of the clock: the values in force until the next step, and the losses at this step."""
 
     time: Floats
     pool: Floats
     used: Floats
     value: Floats
-    """The worth of a second, if nobody stalled: samples per second under the throughput objective."""
+    """Value per second if no trainer stalled: samples per second under the throughput objective."""
     best_value: Floats
-    """The most that a second could have been worth to the trainers considered, at no cost."""
+    """Best possible value per second for the trainers considered, at no cost."""
     outcome: Floats
     """Samples so far."""
     preemption: Floats
@@ -76,12 +76,12 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """What happened."""
+    """Outcome of a replay."""
 
     start: float
     end: float
     finished: bool
-    """Whether the workload came to its end before the trace did."""
+    """Whether the workload ended before the trace did."""
     outcome: float
     lost: Mapping[Loss, float]
     """Samples not made, by reason."""
@@ -89,14 +89,14 @@ class Replay:
     """The outcome in the objective's unit."""
     lost_value: Mapping[Loss, float]
     best_value: float
-    """What the pool allowed at best to the trainers considered, at no cost, in the objective's unit."""
+    """Best possible outcome of the pool for the trainers considered, at no cost, in the objective's unit."""
     pool_node_seconds: float
     used_node_seconds: float
     pool_events: int
     decisions: int
     decision_ms: Floats
     wall_s: float
-    trainers: tuple[TrainerRow, ...]
+    trainers: tuple[TrainerSummary, ...]
     timeline: Timeline
 
 
@@ -107,12 +107,12 @@ Watch = Callable[[float, Plan, State], None]
 def replay(
     trace: Trace,
     trainers: Sequence[Trainer],
-    settings: Settings | None = None,
+    settings: ReplaySettings | None = None,
     watch: Watch | None = None,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Replay:
     """Replay `trace` with `trainers`, submitted at their times, until all are done or the trace ends."""
-    return _Engine(trace, trainers, settings or Settings(), watch, progress).run()
+    return _Engine(trace, trainers, settings or ReplaySettings(), watch, progress).run()
 
 
 class _Engine:
@@ -120,7 +120,7 @@ class _Engine:
         self,
         trace: Trace,
         trainers: Sequence[Trainer],
-        settings: Settings,
+        settings: ReplaySettings,
         watch: Watch | None,
         progress: Callable[[float], None],
     ) -> None:
@@ -131,8 +131,8 @@ class _Engine:
         self.books = Books(settings.accounting)
         self.best = BestValues(self.scheduler.value_of)
         self.state = State()
-        self.jobs: dict[str, Job] = {}
-        self.rows: dict[str, TrainerRow] = {}
+        self.jobs: dict[str, SimulatedTrainer] = {}
+        self.rows: dict[str, TrainerSummary] = {}
         self.next_arrival = 0
         self.now = trace.window.start
         self.steps: list[tuple[float, ...]] = []
@@ -175,7 +175,7 @@ class _Engine:
         )
 
     def _events(self) -> Iterator[Event]:
-        """Pool events, with, where they count, completions and arrivals (as events that change nothing) in between."""
+        """Pool events and, where they count, completions and arrivals in between (as events that change nothing)."""
         for event in self.trace.events():
             if self.settings.decide_on == "all":
                 while (moment := self._next_moment()) < event.time:
@@ -194,7 +194,7 @@ class _Engine:
         moment = min((job.finish_time(self.now) for job in self.jobs.values()), default=math.inf)
         if self.next_arrival < len(self.arrivals):
             room = self.scheduler.max_parallel(self.state) - len(self.state.admitted)
-            # With quotas there may be room for some whatever waits.
+            # With quotas there may be room for some trainers even while others wait.
             if room > len(self.state.waiting) or self.scheduler.policy.quotas:
                 moment = min(moment, max(self.arrivals[self.next_arrival].submit, self.now))
         return moment
@@ -249,14 +249,14 @@ class _Engine:
         for trainer, change in zip(plan.considered, plan.changes, strict=True):
             job = self.jobs.get(trainer.name)
             if job is None:
-                job = self.jobs[trainer.name] = Job(trainer, self.scheduler.value_of(trainer), self.now)
+                job = self.jobs[trainer.name] = SimulatedTrainer(trainer, self.scheduler.value_of(trainer), self.now)
             self.books.rescaled(job, self.now, change.after)
         self._measure()
         if self.watch is not None:
             self.watch(self.now, plan, before)
 
     def _measure(self) -> None:
-        """What holds from now on."""
+        """Record the values in force from now on."""
         self.used = sum(job.nodes for job in self.jobs.values())
         self.value = sum(job.value for job in self.jobs.values())
         self.best_value = self.best.total(self.state.admitted, len(self.state.pool))
@@ -279,18 +279,18 @@ class _Engine:
     def _all_done(self) -> bool:
         return not self.jobs and not self.state.waiting and self.next_arrival == len(self.arrivals)
 
-    def _trainer_row(self, trainer: Trainer) -> TrainerRow:
+    def _trainer_row(self, trainer: Trainer) -> TrainerSummary:
         if trainer.name in self.rows:
             return self.rows[trainer.name]
         job = self.jobs.get(trainer.name)
         if job is not None:
             return self._story(job, None)
-        return TrainerRow(trainer.name, trainer.model, trainer.submit, None, None, 0.0)
+        return TrainerSummary(trainer.name, trainer.model, trainer.submit, None, None, 0.0)
 
     @staticmethod
-    def _story(job: Job, end: float | None) -> TrainerRow:
+    def _story(job: SimulatedTrainer, end: float | None) -> TrainerSummary:
         trainer = job.trainer
-        return TrainerRow(trainer.name, trainer.model, trainer.submit, job.admitted_at, end, job.done)
+        return TrainerSummary(trainer.name, trainer.model, trainer.submit, job.admitted_at, end, job.done)
 
 
 def _check(trace: Trace, trainers: Sequence[Trainer]) -> None:

@@ -1,8 +1,8 @@
-"""The page of a simulation: figures, charts and tables in one HTML file that needs nothing else, online or off.
+"""Report page of a simulation: figures, charts and tables in one HTML file that works offline.
 
-`bftrainer simulate --report` calls `write_report` with a replay and its metrics. It looks like the live page and takes
-that page's style and drawing code in (`dashboard`), with its data as JSON; other charts are inline SVG (`charts.py`).
-Every text that comes from outside is escaped here or there.
+`bftrainer simulate --report` calls `write_report` with a replay and its metrics. The page looks like the live page and
+embeds that page's style and drawing code (`dashboard`), with its data as JSON; other charts are inline SVG
+(`charts.py`). Every text from outside is escaped, here or in `charts.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bftrainer.dashboard import files
 from bftrainer.simulate.charts import draw_breakdown, draw_efficiency, parts_of_bound, pool_data, pool_words, printed
 from bftrainer.simulate.gantt import Gantt, gantt_data, what_is_shown
 from bftrainer.simulate.metrics import Metrics
-from bftrainer.simulate.replay import Replay, TrainerRow
+from bftrainer.simulate.replay import Replay, TrainerSummary
 from bftrainer.simulate.svg import escape, shortened
 from bftrainer.traces.files import writing
 
@@ -41,7 +41,7 @@ def write_report(
     notes: Sequence[str] = (),
     idle: Trace | None = None,
 ) -> None:
-    """Write the page to `path`, whole or not at all. With the trace, `idle`, it shows when nodes were free too."""
+    """Write the page to `path`, completely or not at all. With the trace, `idle`, it also shows free times of nodes."""
     data = {
         "pool": pool_data(replay),
         "gantt": gantt_data(gantt, replay.timeline, idle) if gantt is not None and gantt.spans else None,
@@ -77,12 +77,12 @@ def write_report(
         "</body>\n</html>\n"
     )
     with writing(path, "wb") as out:
-        # A file name of the command line may hold what is no text; it must not cost the report.
+        # A file name from the command line may not be valid text; the report must be written all the same.
         out.write(page.encode("utf-8", "replace"))
 
 
 def _canvas(name: str, words: str, drawn: bool) -> str:
-    """Words, and below them the place of a picture that the page's script draws."""
+    """A description, and below it the placeholder of a chart that the page's script draws."""
     picture = (
         f'<div class="chart"><canvas id="{name}-canvas" role="img" aria-label="{escape(words)}"></canvas>'
         f'<div class="tip" hidden="hidden"></div></div>\n<ul class="legend" id="{name}-legend"></ul>\n'
@@ -145,8 +145,8 @@ def _losses(metrics: Metrics) -> str:
     return f"<p>The bound as one bar; below it its losses alone, enlarged.</p>\n{draw_breakdown(metrics)}{table}"
 
 
-def _runs(trainers: Sequence[TrainerRow]) -> str:
-    by_model: defaultdict[str, list[TrainerRow]] = defaultdict(list)
+def _runs(trainers: Sequence[TrainerSummary]) -> str:
+    by_model: defaultdict[str, list[TrainerSummary]] = defaultdict(list)
     for row in trainers:
         by_model[row.model].append(row)
     models = sorted(by_model, key=lambda model: (-len(by_model[model]), model))
@@ -160,14 +160,14 @@ def _runs(trainers: Sequence[TrainerRow]) -> str:
     )
 
 
-def _run_figures(rows: Sequence[TrainerRow]) -> tuple[str, ...]:
+def _run_figures(rows: Sequence[TrainerSummary]) -> tuple[str, ...]:
     hours = [row.run_hours for row in rows if row.run_hours is not None]
     figures = [f"{f(hours):,.2f}" for f in (fmean, median, min, max)] if hours else ["–"] * 4
     return (f"{len(rows):,}", f"{len(hours):,}", *figures)
 
 
-def _ends(trainers: Sequence[TrainerRow]) -> str:
-    """The first and the last trainers by submission; all of them when they are few."""
+def _ends(trainers: Sequence[TrainerSummary]) -> str:
+    """The first and the last trainers by submission; all of them if they are few."""
     head = ("Trainer", "model", "submitted", "started", "ended", "run h", "samples")
     cells = [
         (
@@ -207,7 +207,7 @@ def _fold(summary: str, body: str) -> str:
 def _table(
     head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable[int] = (), total: Sequence[str] = ()
 ) -> str:
-    """A table of cells that are escaped already."""
+    """A table of cells that are already escaped."""
     right = set(numbers)
 
     def line(cells: Sequence[str], tag: str) -> str:
@@ -223,7 +223,7 @@ def _table(
 
 
 def _amount(samples: float | None) -> str:
-    """A number of samples as people read it."""
+    """A number of samples in readable form."""
     if samples is None:
         return ""
     for size, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):

@@ -1,10 +1,10 @@
-"""The baseline: what a killable (scavenger) queue makes of the same idle nodes, with jobs of a fixed size.
+"""Rigid baseline: what a killable (scavenger) queue achieves on the same idle nodes, with jobs of a fixed size.
 
-A trace and a workload come in; what the jobs got done, lost and held up comes out, to set beside a replay of BFTrainer.
+A trace and a workload come in. The work that the jobs did, lost and held up comes out, for comparison with BFTrainer.
 A job starts when enough nodes are idle, dies when the main queue wants one of them back, and starts again from its
-last checkpoint. A guaranteed run time, where the queue has one, makes the main queue wait instead: that is counted.
+last checkpoint. If the queue guarantees a run time, the main queue waits instead: that delay is counted.
 
-One instant goes in this order: jobs finish, nodes leave, guarantees end, nodes join, jobs are submitted, jobs start.
+Order at one instant: jobs finish, nodes leave, guarantees end, nodes join, jobs are submitted, jobs start.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from bftrainer.core.trace import Trace
 from bftrainer.core.trainer import Trainer
 from bftrainer.errors import InputError
 
-# What happens, in the order in which things of one instant happen. A job that is done has nothing left to lose.
+# Kinds of events, in their order within one instant. Jobs finish first: a job that is done has nothing left to lose.
 _FINISH, _LEAVE, _GUARANTEE, _JOIN, _SUBMIT = range(5)
 
 
 @dataclass(frozen=True, slots=True)
 class RigidRow:
-    """What became of one trainer."""
+    """Outcome of one trainer."""
 
     name: str
     start: float | None
-    """When it first ran; None when it never did."""
+    """Time of the trainer's first run; None if it never ran."""
     end: float | None
-    """When it finished; None when it did not."""
+    """Time at which the trainer finished; None if it did not."""
     samples: float
-    """Useful ones: checkpointed, finished, or of a run still alive at the end."""
+    """Useful samples: checkpointed, finished, or of a run still alive at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class RigidRun:
-    """One run of a trainer, from its start to its finish, its death or the end of the simulation."""
+    """One run of a trainer, from its start until it finishes, is killed or the simulation ends."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -49,7 +49,7 @@ class RigidRun:
 
 @dataclass(frozen=True, slots=True)
 class RigidResult:
-    """What a killable queue made of a trace's idle nodes."""
+    """Outcome of a killable queue on a trace's idle nodes."""
 
     outcome_samples: float
     """Useful samples of all trainers."""
@@ -57,18 +57,18 @@ class RigidResult:
     """Samples done since the last checkpoint of runs that were killed."""
     completed: int
     hours: float
-    """From the opening of the trace's window to the end of the workload or of the trace."""
+    """Hours from the start of the trace's window to the end of the workload or of the trace."""
     node_seconds_held: float
-    """By jobs, start-up and delays included."""
+    """Node-seconds held by jobs, start-up and delays included."""
     node_seconds_offered: float
-    """Idle in the trace during `hours`."""
+    """Node-seconds idle in the trace during `hours`."""
     kills: int
     delayed_leaves: int
     """How often the main queue wanted a node back and had to wait for a guarantee."""
     delay_node_seconds: float
-    """How long it waited, summed over those nodes."""
+    """How long the main queue waited, summed over those nodes."""
     trainers: tuple[RigidRow, ...]
-    """One row a trainer, in the order of submission."""
+    """One row per trainer, in the order of submission."""
     runs: tuple[RigidRun, ...]
     """Every run, in the order they ended."""
 
@@ -84,9 +84,9 @@ def simulate_rigid(
 ) -> RigidResult:
     """Run `trainers` first come, first served on the idle nodes of `trace`, each on `nodes` nodes as its limits allow.
 
-    `checkpoint_s` is the producing time from one (free) checkpoint to the next, `guaranteed` the queue's steps
-    (largest job size, seconds a run of up to that size may not be killed); larger jobs have no guarantee.
-    A killed job waits again where its submission puts it, which is before every job that has not run yet.
+    `checkpoint_s` is the producing time between (free) checkpoints. `guaranteed` lists the queue's steps: (largest job
+    size, seconds for which a run of up to that size may not be killed); larger jobs have no guarantee. A killed job
+    waits again at the place of its submission, which is before every job that has not run yet.
     """
     _check(nodes, max_parallel, checkpoint_s, guaranteed)
     jobs: list[_Job] = []
@@ -114,24 +114,24 @@ def _check(nodes: int, max_parallel: int, checkpoint_s: float, guaranteed: Seque
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A trainer at its fixed size, and how far it is."""
+    """A trainer at its fixed size, and its progress."""
 
     trainer: Trainer
     rank: int
-    """Its place in the order of submission."""
+    """Index of the job in the order of submission."""
     size: int
     rate: float
     guarantee_s: float
     done: float = 0.0
-    """Samples no kill can take away."""
+    """Samples that a kill cannot lose."""
     first_start: float | None = None
     end: float | None = None
     runs: int = 0
-    """How many are over: tells the events of this run from those of an earlier one."""
+    """Number of runs that are over. Tells the events of this run from those of an earlier one."""
     start: float = 0.0
     nodes: list[int] = field(default_factory=list)
     overdue: dict[int, float] = field(default_factory=dict)
-    """Nodes kept though the main queue wants them, and since when."""
+    """Nodes kept although the main queue wants them, and since when."""
 
     @property
     def guaranteed_until(self) -> float:
@@ -139,12 +139,12 @@ class _Job:
 
     @property
     def finish(self) -> float:
-        """When the run will be done if nothing happens to it."""
+        """The time at which the run will be done if it is not killed."""
         producing_s = (self.trainer.work - self.done) / self.rate if self.rate else math.inf
         return self.start + self.trainer.up_s + producing_s
 
     def produced(self, time: float, period_s: float = 0.0) -> float:
-        """Samples of this run at `time`; with a period, those of whole periods, which is what checkpoints hold."""
+        """Samples of this run at `time`; with a period, those of whole periods, which are in checkpoints."""
         seconds = max(0.0, time - self.start - self.trainer.up_s)
         if period_s:
             # The quotient of an infinite period is 0, but 0 times infinity is not a number.
@@ -154,7 +154,7 @@ class _Job:
 
 
 class _Queue:
-    """The simulation's state: the nodes by number, the jobs by their order of submission, the events to come."""
+    """State of the simulation: the nodes by number, the jobs by order of submission, the future events."""
 
     def __init__(self, trace: Trace, jobs: list[_Job], max_parallel: int, checkpoint_s: float) -> None:
         self.trace, self.jobs = trace, jobs
@@ -165,7 +165,7 @@ class _Queue:
         self.since = [0.0] * len(trace.nodes)
         self.holder: list[_Job | None] = [None] * len(trace.nodes)
         self.idle_count = self.free_count = 0
-        # Free nodes, idle longest first. Entries of nodes that have left stay until they come up: see `_take`.
+        # Free nodes, idle longest first. Entries of nodes that have left are dropped when they come up: see `_take`.
         self.free: list[tuple[float, int]] = []
         self.events = self._known_events()
         self.completed = self.delayed_leaves = 0
@@ -173,7 +173,7 @@ class _Queue:
         self.runs: list[RigidRun] = []
 
     def _known_events(self) -> list[tuple[float, int, int, int]]:
-        """All of the trace and all submissions: time, kind, number of the node or job, number of the run."""
+        """All events of the trace and all submissions: time, kind, number of the node or job, number of the run."""
         trace, seen = self.trace, ~self.trace.open  # a node whose fragment is open was not seen to leave
         changes = (_JOIN, trace.start, trace.node), (_LEAVE, trace.end[seen], trace.node[seen])
         events = [(t, kind, n, 0) for kind, ts, ns in changes for t, n in zip(ts.tolist(), ns.tolist(), strict=True)]
@@ -262,7 +262,7 @@ class _Queue:
         heapq.heappush(self.waiting, job.rank)
 
     def _release(self, job: _Job, now: float, killed: bool) -> None:
-        """The run is over: its nodes are free, but for those the main queue was waiting for."""
+        """End a run: its nodes become free, except those that the main queue was waiting for."""
         self.running -= 1
         self.delay_s += sum(now - left for left in job.overdue.values())
         names = tuple(self.trace.nodes[node] for node in job.nodes)

@@ -1,4 +1,4 @@
-"""One simulation as people ask for it: a trace, a workload, settings in words; whole machine or logical clusters.
+"""Study: one simulation from a trace, a workload and settings as text, for a whole machine or logical clusters.
 
 `bftrainer simulate`, `tune` and the experiments of the paper call this.
 """
@@ -16,13 +16,13 @@ from bftrainer.errors import InputError
 from bftrainer.scheduler import Policy, deal_trainers, split_nodes
 from bftrainer.simulate.accounting import Accounting
 from bftrainer.simulate.metrics import Metrics, measure, static_time
-from bftrainer.simulate.replay import DecideOn, Replay, Settings, Watch, replay
+from bftrainer.simulate.replay import DecideOn, Replay, ReplaySettings, Watch, replay
 from bftrainer.simulate.rigid import simulate_rigid
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """Settings by their names, so that they can be sent to another process, stored and shown."""
+    """Settings by name, so that they can be sent to another process, stored and shown."""
 
     allocator: str = "exact"
     objective: str = "throughput"
@@ -31,17 +31,17 @@ class Study:
     accounting: Accounting = "stall"
     decide_on: DecideOn = "all"
 
-    def settings(self) -> Settings:
-        """The settings themselves."""
+    def settings(self) -> ReplaySettings:
+        """The settings as values."""
         policy = Policy(
             make_allocator(self.allocator), find_objective(self.objective), self.horizon_s, self.max_parallel
         )
-        return Settings(policy, self.accounting, self.decide_on)
+        return ReplaySettings(policy, self.accounting, self.decide_on)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """A replay and its figures."""
+    """A replay and its metrics."""
 
     replay: Replay
     metrics: Metrics
@@ -84,7 +84,7 @@ def simulate_parts(
 
 @dataclass(frozen=True, slots=True)
 class RigidFigures:
-    """What jobs of a fixed size in a killable queue get out of the same pool."""
+    """Figures of fixed-size jobs in a killable queue on the same pool."""
 
     nodes: int
     efficiency: float
@@ -99,7 +99,7 @@ class RigidFigures:
     kills: int
     delayed_leaves: int
     delay_node_seconds: float
-    """What the main queue waited for nodes that a guarantee kept from it."""
+    """Node-seconds that the main queue waited because of guarantees."""
 
 
 def rigid_baseline(

@@ -1,7 +1,7 @@
-"""Pictures as inline SVG: the few marks the simulation report is drawn with, and text made safe to stand in a page.
+"""SVG drawing for the simulation report: a few marks as inline SVG, and escaped text.
 
 Numbers come in, strings of SVG go out; `charts.py` and `gantt.py` call it. Colours are CSS variables of the page, so
-one drawing serves light and dark.
+one drawing serves light and dark mode.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _LONGEST_NAME = 120
 
 
 def escape(text: object) -> str:
-    """Text as it may stand in a page, in an attribute too."""
+    """Text escaped for a page, also in attributes."""
     return html.escape(str(text).translate(_CONTROLS))
 
 
 def shortened(name: str, most: int = _LONGEST_NAME) -> str:
-    """A name of bounded length: both its ends, since names tend to differ in either."""
+    """A name of bounded length that keeps both ends, since names tend to differ in either."""
     if len(name) <= most:
         return name
     tail = (most - 1) // 2
@@ -33,31 +33,31 @@ def shortened(name: str, most: int = _LONGEST_NAME) -> str:
 
 
 def px(value: float) -> str:
-    """A coordinate to a tenth, as short as can be: thousands of them make the size of the page."""
+    """A coordinate rounded to a tenth, as short as possible: thousands of them determine the size of the page."""
     text = f"{value:.1f}"
     return "0" if text == "-0.0" else text.removesuffix(".0")
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Where a chart over time lies, and what its axes mean."""
+    """Position of a chart over time, and the scale of its axes."""
 
     window: Window
     low: float
     high: float
     height: float
-    """Of the whole picture, axes included."""
+    """Height of the whole picture, axes included."""
     left: float = 56.0
     right: float = 12.0
     top: float = 24.0
     bottom: float = 40.0
 
     def x(self, time: float) -> float:
-        """Where a time lies."""
+        """Horizontal position of a time."""
         return self.left + (time - self.window.start) / self.window.seconds * (WIDTH - self.left - self.right)
 
     def y(self, value: float) -> float:
-        """Where a value lies."""
+        """Vertical position of a value."""
         inside = self.height - self.top - self.bottom
         return self.top + (self.high - value) / ((self.high - self.low) or 1.0) * inside
 
@@ -72,7 +72,7 @@ class Frame:
         return "".join(parts)
 
     def time_axis(self) -> str:
-        """The times below, in UTC; the date stands under the first one of each day."""
+        """The times below, in UTC; the date is written under the first time of each day."""
         floor = self.height - self.bottom
         parts = []
         day_before = ""
@@ -87,12 +87,12 @@ class Frame:
         return "".join(parts)
 
     def across(self, value: float, style: str) -> str:
-        """A level line from side to side."""
+        """A horizontal line from side to side."""
         return f'<path class="{style}" d="M{px(self.left)} {px(self.y(value))}H{px(WIDTH - self.right)}"/>'
 
 
 def picture(height: float, label: str, parts: Iterable[str], kind: str = "wide") -> str:
-    """The whole drawing, as wide as the page; `label` is for those who hear the page. A `narrow` one may shrink."""
+    """The whole drawing, as wide as the page; `label` is for screen readers. A `narrow` drawing may shrink."""
     return (
         f'<div class="{kind}"><svg viewBox="0 0 {WIDTH} {px(height)}" role="img" aria-label="{escape(label)}">'
         f"{''.join(parts)}</svg></div>\n"
@@ -100,13 +100,13 @@ def picture(height: float, label: str, parts: Iterable[str], kind: str = "wide")
 
 
 def legend(entries: Iterable[tuple[str, str]]) -> str:
-    """Colours and what they stand for."""
+    """Colours and their meaning."""
     items = (f'<li><i style="background:{colour}"></i>{escape(text)}</li>' for colour, text in entries)
     return f'<ul class="legend">{"".join(items)}</ul>\n'
 
 
 def value_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round values from `low` to `high`, at most about as many as asked for."""
+    """Round values from `low` to `high`, at most about `most` of them."""
     raw = (high - low) / most
     if not (math.isfinite(raw) and raw > 0):
         return [low]

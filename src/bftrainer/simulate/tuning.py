@@ -1,6 +1,6 @@
-"""Which horizon and max parallel suit a machine: a sweep of both over its own history, and a recommendation.
+"""Tuning: sweeps horizon and max parallel over a machine's own history, and recommends values.
 
-`bftrainer tune` calls this. Every combination is a simulation of its own; they run on all cores.
+`bftrainer tune` calls this. Every combination is a separate simulation; they run on all cores.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WORTH_WAITING = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One combination and how it did."""
+    """A combination of horizon and max parallel, and its results."""
 
     horizon_s: float
     max_parallel: int
@@ -36,13 +36,13 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What the sweep says."""
+    """Outcome of a sweep."""
 
     trials: tuple[Trial, ...]
     best: Trial
-    """The most efficient."""
+    """The most efficient trial."""
     recommended: Trial
-    """Of those nearly as efficient, the one with the shortest run times; among equals the shorter horizon."""
+    """The trial with the shortest run times among those nearly as efficient; among equals the shorter horizon."""
     reasoning: str
 
 
@@ -61,7 +61,7 @@ def sweep(
     studies = [replace(study, horizon_s=h, max_parallel=p) for h in horizons_s for p in parallels]
     workers = min(workers or os.cpu_count() or 1, len(studies))
     trials: dict[int, Trial] = {}
-    # A fresh process imports the same code and shares nothing: what it returns depends on its arguments only.
+    # A fresh process imports the same code and shares nothing: its result depends on its arguments only.
     with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_start, initargs=(trace, trainers)) as pool:
         futures = {pool.submit(_try, one): i for i, one in enumerate(studies)}
         for done in as_completed(futures):
@@ -71,7 +71,7 @@ def sweep(
 
 
 def advise(trials: Sequence[Trial]) -> Advice:
-    """What to choose, given how every combination did."""
+    """The recommendation, given the results of every combination."""
     best = max(trials, key=lambda trial: trial.efficiency)
     close = [trial for trial in trials if trial.efficiency >= best.efficiency - WORTH_WAITING]
     chosen = min(close, key=lambda t: (t.mean_run_hours or float("inf"), t.horizon_s))
@@ -95,7 +95,7 @@ _work: tuple[Trace, Sequence[Trainer]] | None = None
 
 
 def _start(trace: Trace, trainers: Sequence[Trainer]) -> None:
-    """Sent once to each process, not with every combination."""
+    """Set up a process: the trace and trainers are sent once, not with every combination."""
     global _work
     _work = (trace, trainers)
 

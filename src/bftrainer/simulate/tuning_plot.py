@@ -1,4 +1,4 @@
-"""The picture of a sweep: efficiency against run time, a line for each max parallel, a point for each horizon."""
+"""Plot of a tuning sweep: efficiency against run time, one line per max parallel, one point per horizon."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Workloads: the trainers of a simulation, from a CSV table or a YAML description.
+"""Workloads: the trainers of a simulation, read from a CSV table or a YAML description.
 
-A file comes in, checked `Trainer`s come out in order of submission; the replay and the commands call `load_workload`.
-Fields reach the checks here as text from either kind of file, so both obey one set of rules. What is particular to
-YAML, and to JSON files of curves, is in `workload_yaml`.
+A file comes in; checked `Trainer`s come out in order of submission. The replay and the commands call `load_workload`.
+Fields of either kind of file are checked here as text, so both obey one set of rules. `workload_yaml` handles what is
+particular to YAML, and to JSON files of curves.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _LONGEST_OFFSET_S = 1e9
 _NEEDED = ("name", "model", "submit", "min_nodes", "max_nodes", "scale_up_s", "scale_down_s", "samples")
 _COLUMNS = (*_NEEDED, "owner", "weight")
 _ALIASES: Mapping[str, str] = MappingProxyType({"mnasnet1": "mnasnet", "mobilenet": "mobilenets"})
-"""Words of the paper's published files for the models of its table, where case and hyphens do not make them equal."""
+"""Model names in the paper's published files that differ from its table in more than case and hyphens."""
 
 _SHORT = reprlib.Repr()
-# Values of a YAML file can share parts, so that writing one out in full may never end.
+# Values of a YAML file can share parts, so that printing one in full may never end.
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlist, _SHORT.maxdict = 2, 60, 4, 4
 
 
@@ -46,10 +46,10 @@ class Workload:
     """The trainers of one simulation."""
 
     trainers: tuple[Trainer, ...]
-    """In order of submission; those submitted together, in the order of the file."""
+    """Trainers in order of submission; those submitted together, in the order of the file."""
     name: str
     sha256: str
-    """Of the file; of the hashes of all files, one a line, when curves came from files that belong to it."""
+    """Hash of the file; or of the hashes of all files, one per line, if curves came from files that belong to it."""
 
 
 def load_workload(
@@ -57,16 +57,16 @@ def load_workload(
 ) -> Workload:
     """Read a `.csv` or `.yaml` workload. Naive times are in `zone`, times such as `+3600` count from `start`.
 
-    `curves` come before those of the paper and those a YAML file brings. Without them, a `curves.json` beside a CSV
-    file is used as if it had been given.
+    `curves` take precedence over those of the paper and those in a YAML file. Without them, a `curves.json` beside a
+    CSV file is used as if it had been given.
     """
-    # Imported here since it builds on this module.
+    # Imported here since `workload_yaml` imports this module.
     from bftrainer.simulate.workload_yaml import read_curves, read_yaml
 
     with opened(path) as source:
         text = read_text(source)
         hashes = [source.sha256()]
-        roster = Roster(Clock(zone), start)
+        roster = WorkloadReader(Clock(zone), start)
         if _is_yaml(path, text):
             hashes += read_yaml(text, path.parent, curves or {}, roster)
         else:
@@ -103,8 +103,8 @@ def find_curve(name: str, extra: Mapping[str, Curve] | None = None) -> Curve:
     raise InputError(f"model must be one of {listed}, but got {short(name)}")
 
 
-class Roster:
-    """The trainers read so far, with what is needed to read more: curves, clock, start."""
+class WorkloadReader:
+    """Collects the trainers read so far, with what is needed to read more: curves, clock, start."""
 
     def __init__(self, clock: Clock, start: float | None) -> None:
         self.curves: Mapping[str, Curve] = {}
@@ -129,7 +129,7 @@ class Roster:
             raise InputError(f"{where}: there must be at most {MOST_TRAINERS:,} trainers, but this makes them more")
 
     def add(self, trainer: Trainer, where: str) -> None:
-        """Take in one trainer under a name that is its own."""
+        """Add one trainer under a unique name."""
         self.require_room(1, where)
         if trainer.name in self.seen:
             raise InputError(f"{where}: name must be unique, but {self.seen[trainer.name]} has it already")
@@ -154,13 +154,13 @@ class Roster:
             raise InputError(f"{what} must be {rule}, but got {short(value)}") from None
 
     def require_time(self, seconds: float, where: str, got: str) -> float:
-        """A time that was reckoned, if it is one to reckon with."""
+        """Check that a computed time is valid."""
         if not 0 <= seconds <= LATEST:
             raise InputError(f"{where}: submit must be between 1970 and 2200, but got {got}")
         return seconds
 
     def trainer(self, values: Mapping[str, Any], where: str, submit: float) -> Trainer:
-        """A trainer from fields already checked one by one: are they all there, and do they fit together?"""
+        """A trainer from fields already checked one by one. Checks that all are there and fit together."""
         missing = [key for key in _NEEDED if key not in values and key != "submit"]
         if missing:
             raise InputError(f"{where}: {missing[0]} is missing")
@@ -174,37 +174,37 @@ class Roster:
 
 
 def checked(fields: Mapping[str, object], where: str) -> dict[str, Any]:
-    """The fields of a trainer (save `submit`) as values of their kind."""
+    """The fields of a trainer (except `submit`), converted to their types."""
     return {key: _CHECKS[key](value, f"{where}: {key}") for key, value in fields.items() if key in _CHECKS}
 
 
 def number(value: object, what: str, rule: str, good: Callable[[float], bool], got: object = None) -> float:
-    """A finite number written as text; `rule` says in words what `good` asks for, `got` what the person wrote."""
+    """A finite number from text; `rule` says in words what `good` requires, `got` what the user wrote."""
     if isinstance(value, str) and _is_number(value) and math.isfinite(found := float(value)) and good(found):
         return found
     raise InputError(f"{what} must be {rule}, but got {short(value if got is None else got)}")
 
 
 def whole(value: object, what: str, least: int = 1, most: int = MOST_NODES) -> int:
-    """A whole number written as text; `1e3` and `8.0` are whole numbers too."""
+    """A whole number from text; `1e3` and `8.0` are whole numbers too."""
     rule = f"a whole number, {least} to {most:,}"
     return int(number(value, what, rule, lambda n: n == int(n) and least <= n <= most))
 
 
 def word(value: object, what: str) -> str:
-    """A name that can be printed in a line."""
+    """A name that can be printed in one line."""
     if isinstance(value, str) and value and value.isprintable():
         return value
     raise InputError(f"{what} must be a printable text, but got {short(value)}")
 
 
 def short(value: object) -> str:
-    """A value as it looks in a message: one line, never long."""
+    """A value for a message: one line, never long."""
     return _SHORT.repr(value)
 
 
 def read_text(source: Source) -> str:
-    """All of a text file, refused when it is too large or not text."""
+    """The content of a text file; refused if it is too large or not text."""
     data = source.stream.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise InputError(f"must be at most {MOST_BYTES >> 20} MiB, but is more")
@@ -215,15 +215,15 @@ def read_text(source: Source) -> str:
         raise InputError(f"line {line}: must be UTF-8 text, but got the byte {data[problem.start]:#04x}") from None
 
 
-def _read_csv(text: str, roster: Roster) -> None:
-    """A table with a header line. Blank lines and lines that begin with `#` are passed over."""
+def _read_csv(text: str, roster: WorkloadReader) -> None:
+    """Read a table with a header line. Blank lines and lines that begin with `#` are skipped."""
     columns: list[str] = []
     for position, line in enumerate(text.split("\n"), 1):
         if not line.strip() or line.startswith("#"):
             continue
         where = f"line {position}"
         try:
-            # Line by line, so that a quote left open spoils its own line and not the rest of the file.
+            # Line by line, so that an unclosed quote spoils its own line and not the rest of the file.
             cells = [cell.strip() for cell in next(csv.reader([line.removesuffix("\r")], strict=True))]
         except csv.Error as problem:
             raise InputError(f"{where}: must be comma-separated values, but {problem}") from None
@@ -253,7 +253,7 @@ def _header(columns: list[str], where: str) -> list[str]:
 
 
 def _is_yaml(path: Path, text: str) -> bool:
-    """By the ending of its name or, failing that, by whether it begins with the columns of a table."""
+    """Decide by the file's suffix or else by whether the text begins with the columns of a table."""
     suffix = _plain(path).suffix.lower()
     if suffix in (".csv", ".yaml", ".yml"):
         return suffix != ".csv"

@@ -1,8 +1,8 @@
-"""The nested files of a workload: a person's own description in YAML, and curves in JSON.
+"""YAML workloads and JSON curves: reads the nested files of a workload.
 
-`workload` hands over the text and a roster to fill. Entries that stand for many trainers (`hpo`, `diverse`, `poisson`)
-are written out here. Every scalar stays text until a check asks for a number: YAML's own guesses turn `no` into false,
-`1:30` into 90 and leave `130e6` a text.
+`workload` hands over the text and a `WorkloadReader` to fill. Entries that stand for many trainers (`hpo`, `diverse`,
+`poisson`) are expanded here. Every scalar stays text until a check asks for a number: YAML's own guesses turn `no` into
+false and `1:30` into 90, and leave `130e6` as text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bftrainer.errors import InputError
 from bftrainer.simulate.workload import (
     MOST_NODES,
     MOST_TRAINERS,
-    Roster,
+    WorkloadReader,
     checked,
     number,
     read_text,
@@ -34,9 +34,10 @@ from bftrainer.simulate.workload import (
     word,
 )
 from bftrainer.traces.source import opened
+from bftrainer.util.yaml_text import TextLoader
 
 _MOST_BYTES = 4 << 20
-"""YAML is read at some hundred kB a second; a description this long takes the better part of a minute."""
+"""Largest description. YAML is read at some hundred kB a second, so this size takes most of a minute."""
 
 _TOP = ("curves", "defaults", "trainers")
 _DEFAULTS = ("model", "min_nodes", "max_nodes", "scale_up_s", "scale_down_s", "samples", "owner", "weight")
@@ -46,24 +47,12 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
     "diverse": ("models", "every_s"),
     "poisson": ("rate_per_hour", "seed"),
 }
-"""The entries that stand for many trainers, and what they say beyond what any trainer does."""
+"""Entries that stand for many trainers, and their keys beyond those of a single trainer."""
 _PREFIXES = {"hpo": "HPO", "diverse": "DIV", "poisson": "POI"}
 
 
-class _TextLoader(yaml.BaseLoader):
-    """Makes texts, lists and mappings of texts, and nothing else: safer still than `yaml.safe_load`, which expands
-    merge keys without bound. Refuses a key that hides another.
-    """
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        found = super().construct_mapping(node, deep=deep)
-        if len(found) < len(node.value):
-            raise yaml.constructor.ConstructorError(None, None, "a key is there twice", node.start_mark)
-        return found
-
-
-def read_yaml(text: str, folder: Path, given: Mapping[str, Curve], roster: Roster) -> list[str]:
-    """Fill `roster` from a description; the hashes of the files of curves it names, which lie in `folder`."""
+def read_yaml(text: str, folder: Path, given: Mapping[str, Curve], roster: WorkloadReader) -> list[str]:
+    """Fill `roster` from a description. Returns the hashes of the curve files that it names, which are in `folder`."""
     if len(text) > _MOST_BYTES:
         raise InputError(
             f"a YAML workload must be at most {_MOST_BYTES >> 20} MiB, but is {len(text) / (1 << 20):.1f} MiB; "
@@ -78,7 +67,7 @@ def read_yaml(text: str, folder: Path, given: Mapping[str, Curve], roster: Roste
     entries = top["trainers"]
     if not isinstance(entries, list):
         raise InputError(f"trainers must be a list of entries, but got {short(entries)}")
-    # Names a person chose come first; generated ones make way for them.
+    # Names chosen by the user come first; generated names avoid them.
     taken = {e["name"] for e in entries if isinstance(e, dict) and isinstance(e.get("name"), str)}
     numbers: dict[str, Iterator[int]] = defaultdict(count)
     for position, entry in enumerate(entries, 1):
@@ -90,7 +79,7 @@ def read_yaml(text: str, folder: Path, given: Mapping[str, Curve], roster: Roste
             _add_one(entry, where, defaults, roster)
             continue
         for prefix, trainer, submit in _generated(kinds[0], entry, f"{where} ({kinds[0]})", defaults, roster):
-            # Prefixes can run into each other (a1 + 0000, a + 10000), so every name is looked at.
+            # Prefixes can collide (a1 + 0000, a + 10000), so every name is checked.
             names = (f"{prefix}{n:04d}" for n in numbers[prefix])
             name = next(name for name in names if name not in taken and name not in roster.seen)
             roster.add(replace(trainer, name=name, submit=submit), where)
@@ -102,7 +91,7 @@ def read_curves(path: Path) -> tuple[dict[str, Curve], str]:
     with opened(path) as source:
         text = read_text(source)
         try:
-            # Numbers stay texts, so that they meet the same checks as those of other files.
+            # Numbers stay text, so that they pass the same checks as those of other files.
             found = json.loads(text, parse_int=str, parse_float=str, parse_constant=str, object_pairs_hook=_once)
         except ValueError as problem:
             raise InputError(f"must be JSON, but {problem}") from None
@@ -120,9 +109,9 @@ def read_curves(path: Path) -> tuple[dict[str, Curve], str]:
 
 
 def _parse(text: str) -> object:
-    """The one document in a YAML text."""
+    """Parse a YAML text that holds one document."""
     try:
-        loader = _TextLoader(text)
+        loader = TextLoader(text)
         try:
             return loader.get_single_data()
         finally:
@@ -137,8 +126,8 @@ def _parse(text: str) -> object:
         raise InputError(f"must be YAML, but {_line(problem)}") from None
 
 
-def _add_one(item: object, where: str, defaults: Mapping[str, Any], roster: Roster) -> None:
-    """A trainer of one's own."""
+def _add_one(item: object, where: str, defaults: Mapping[str, Any], roster: WorkloadReader) -> None:
+    """Add a single trainer of the description."""
     entry = _mapping(item, where, _ANY, tuple(_KINDS))
     if "name" in entry:
         where = f"{where}, trainer {short(entry['name'])}"
@@ -148,9 +137,9 @@ def _add_one(item: object, where: str, defaults: Mapping[str, Any], roster: Rost
 
 
 def _generated(
-    kind: str, item: object, where: str, defaults: Mapping[str, Any], roster: Roster
+    kind: str, item: object, where: str, defaults: Mapping[str, Any], roster: WorkloadReader
 ) -> Iterator[tuple[str, Trainer, float]]:
-    """The trainers of one entry, each with the beginning of its name and the time it is submitted."""
+    """The trainers of one entry, each with the prefix of its name and its submission time."""
     entry = _mapping(item, where, (kind, *_KINDS[kind], *(key for key in _ANY if (kind, key) != ("diverse", "model"))))
     total = whole(entry[kind], f"{where}: {kind}", most=MOST_TRAINERS)
     roster.require_room(total, where)
@@ -167,13 +156,13 @@ def _generated(
 
 
 def _regular(entry: Mapping[str, object], total: int, where: str) -> list[float]:
-    """Seconds after the first, evenly apart; all at once unless the entry says otherwise."""
+    """Evenly spaced seconds after the first; all at once unless the entry says otherwise."""
     every_s = number(entry.get("every_s", "0"), f"{where}: every_s", "a number of seconds, 0 or more", lambda n: n >= 0)
     return [i * every_s for i in range(total)]
 
 
 def _arrivals(entry: Mapping[str, object], total: int, where: str) -> list[float]:
-    """Seconds at which trainers come at random, independently of each other."""
+    """Random arrival times in seconds, independent of each other."""
     if "rate_per_hour" not in entry:
         raise InputError(f"{where}: rate_per_hour is missing")
     rate = number(entry["rate_per_hour"], f"{where}: rate_per_hour", "a number above 0", lambda n: n > 0)
@@ -189,7 +178,7 @@ def _models(names: object, where: str) -> Sequence[str]:
 
 
 def _curves(item: object, folder: Path) -> tuple[dict[str, Curve], list[str]]:
-    """The curves a description brings along, and the hashes of their files."""
+    """The curves in a description, and the hashes of their files."""
     if not isinstance(item, dict):
         raise InputError(f"curves must be a mapping of names to curves, but got {short(item)}")
     curves: dict[str, Curve] = {}
@@ -234,7 +223,7 @@ def _amdahl(spec: Mapping[str, object], where: str) -> Curve:
 
 
 def curve_through(spec: Mapping[str, object], where: str) -> Curve:
-    """A curve from lists of node counts and rates, whose numbers are texts."""
+    """A curve from lists of node counts and rates, given as text."""
     lists: list[Sequence[object]] = []
     for key in ("nodes", "samples_per_s"):
         entries = spec.get(key)
@@ -251,7 +240,7 @@ def curve_through(spec: Mapping[str, object], where: str) -> Curve:
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """A JSON object in which no key hides another."""
+    """A JSON object; duplicate keys are refused."""
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -260,7 +249,7 @@ def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _mapping(item: object, where: str, known: Sequence[str], also: Sequence[str] = ()) -> dict[str, object]:
-    """A mapping with no key but the `known` ones; `also` names others that would make it something else."""
+    """Check that a mapping has only `known` keys; `also` names others that would make it something else."""
     if not isinstance(item, dict):
         raise InputError(f"{where} must be a mapping with {', '.join(known)}, but got {short(item)}")
     for key in item:

@@ -1,1 +1,1 @@
-"""Traces: read from logs, recorded, synthesised, measured and drawn."""
+"""Traces: reading from logs, recording, synthesis, statistics and plots."""

@@ -1,7 +1,7 @@
-"""Traces as files: Parquet (the native form) or CSV with the columns node, start, end, open.
+"""Trace files: reads and writes Parquet (the native form) or CSV with the columns node, start, end, open.
 
-Nodes, window and provenance travel as file metadata. A file without them opens too: its nodes come from a `nodes.txt`
-beside it or, failing that, are those it mentions.
+Nodes, window and provenance are stored as file metadata. A file without them can be opened too: its nodes come from a
+`nodes.txt` beside it, or else are those that the file mentions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bftrainer.traces.source import Source, opened
 from bftrainer.traces.times import LATEST, Clock
 
 KEY = "bftrainer"
-"""The Parquet metadata entry, and the word after `#` in the first line of a CSV file, that hold what columns cannot."""
+"""Name of the metadata entry in Parquet, and word after `#` in the first line of a CSV file. Holds non-column data."""
 
 SUFFIXES = (".parquet", ".csv")
 COLUMNS = ("node", "start", "end", "open")
@@ -40,7 +40,7 @@ def load_trace(path: Path, zone: tzinfo = UTC) -> Trace:
 
 
 def read_trace(source: Source, zone: tzinfo = UTC) -> Trace:
-    """The trace in an open Parquet or CSV file."""
+    """Read the trace in an open Parquet or CSV file."""
     head = source.head()
     if not head:
         raise InputError("is empty")
@@ -57,7 +57,7 @@ def read_trace(source: Source, zone: tzinfo = UTC) -> Trace:
 
 
 def save_trace(trace: Trace, path: Path, provenance: Mapping[str, Any]) -> None:
-    """Write `trace` to a `.parquet` or `.csv` file, whole or not at all."""
+    """Write `trace` to a `.parquet` or `.csv` file, completely or not at all."""
     check_output(path)
     frame = pl.DataFrame(
         {
@@ -85,19 +85,19 @@ def save_trace(trace: Trace, path: Path, provenance: Mapping[str, Any]) -> None:
 
 
 def _milliseconds(seconds: Floats) -> npt.NDArray[np.int64]:
-    """Whole milliseconds: what a trace file can hold. Rounding keeps order, so a fragment stays inside its window."""
+    """Whole milliseconds, a trace file's resolution. Rounding keeps order, so a fragment stays inside its window."""
     return (seconds * 1000).round().astype(np.int64)
 
 
 def check_output(path: Path) -> None:
-    """Refuse early what could not be written later."""
+    """Refuse early an output that could not be written later."""
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path}: a trace file must end in {' or '.join(SUFFIXES)}")
     check_writable(path)
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a path whose folder is missing or closed, before any work is done."""
+    """Refuse a path whose folder is missing or not writable, before any work is done."""
     if path.is_dir():
         raise InputError(f"{path}: is a directory, not a file")
     if not path.parent.is_dir():
@@ -108,7 +108,7 @@ def check_writable(path: Path) -> None:
 
 @contextmanager
 def writing(path: Path, mode: str) -> Iterator[IO[Any]]:
-    """A file that appears under its name only when complete: written beside, then renamed."""
+    """Open a file that appears under its name only when complete: written beside, then renamed."""
     check_writable(path)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
     beside = Path(name)
@@ -125,7 +125,7 @@ def writing(path: Path, mode: str) -> Iterator[IO[Any]]:
 
 
 def read_node_names(path: Path) -> list[str]:
-    """The nodes of a machine in order, one a line; blank lines and `#` comments are passed over."""
+    """The nodes of a machine in order, one per line; blank lines and `#` comments are skipped."""
     with opened(path) as source:
         names = [name for _, line in source.lines() if (name := line.partition("#")[0].strip())]
         bad = next((name for name in names if any(c.isspace() or not c.isprintable() for c in name)), None)
@@ -138,12 +138,12 @@ def read_node_names(path: Path) -> list[str]:
 
 
 def is_parquet(head: bytes) -> bool:
-    """Parquet's magic bytes."""
+    """Whether the file begins with Parquet's magic bytes."""
     return head.startswith(b"PAR1")
 
 
 def is_csv(head: bytes) -> bool:
-    """Our metadata line, or a header with the columns of a trace."""
+    """Whether the file begins with our metadata line, or a header with the columns of a trace."""
     first, _, _rest = head.partition(b"\n")
     if first.startswith(f"# {KEY} ".encode()):
         # The metadata line names every node, so it may be longer than the head.
@@ -208,7 +208,7 @@ def _to_trace(frame: pl.DataFrame, meta: dict[str, Any], beside: Path, clock: Cl
 
 
 def _machine(node: pl.Series, meta: dict[str, Any], beside: Path) -> tuple[Sequence[str], bool]:
-    """The machine's nodes, and whether they are known to be all of them."""
+    """The machine's nodes, and whether the list is known to be complete."""
     names = meta.get("nodes")
     if names is not None:
         if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
@@ -238,7 +238,7 @@ def _window(meta: dict[str, Any]) -> Window | None:
 
 
 def _seconds(column: pl.Series, clock: Clock) -> Floats:
-    """A column of times, in whatever form, as seconds since 1970 UTC."""
+    """A column of times, in any form, as seconds since 1970 UTC."""
     if column.null_count():
         raise InputError(f"row {int(column.is_null().arg_max() or 0) + 1} has no {column.name}")
     if isinstance(column.dtype, pl.Datetime) and (column.dtype.time_zone or clock.zone is UTC):
@@ -253,7 +253,7 @@ def _seconds(column: pl.Series, clock: Clock) -> Floats:
 
 
 def _parsed(column: pl.Series, clock: Clock) -> Floats:
-    """A column of texts or naive times; our own CSV files take the fast way."""
+    """A column of texts or naive times, parsed; our own CSV files take a fast path."""
     if isinstance(column.dtype, pl.Datetime | pl.Date):
         column = column.dt.to_string("iso:strict")
     column = column.cast(pl.String)

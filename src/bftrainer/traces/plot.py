@@ -1,4 +1,4 @@
-"""The picture of a trace: how long nodes stay idle, how many are idle when, and how soon they leave."""
+"""Plot of a trace: how long nodes stay idle, how many are idle over time, and how soon they leave."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _BINS = 800
 
 
 def check_picture(path: Path) -> None:
-    """Refuse early what could not be drawn later."""
+    """Refuse early a figure that could not be drawn later."""
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path}: a picture must end in one of {', '.join(SUFFIXES)}")
     check_writable(path)
 
 
 def plot_stats(trace: Trace, window: Window, stats: IdleStats, path: Path) -> None:
-    """Draw the statistics of `trace` in `window` to a picture file."""
+    """Draw the statistics of `trace` in `window` to an image file."""
     check_picture(path)
-    # Matplotlib takes a second to import, and its default backend may look for a screen.
+    # Matplotlib takes a second to import, and its default backend may look for a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -113,7 +113,7 @@ def _draw_hazard(axes: Axes, stats: IdleStats) -> None:
 
 
 def age_label(low: float, high: float | None) -> str:
-    """A span of ages as people say it, such as `2–5 min`."""
+    """A span of ages in readable form, such as `2–5 min`."""
     unit, name = (1, "s") if (high or low) <= 60 else (60, "min") if (high or low) <= 3600 else (3600, "h")
     if high is None:
         return f"over {low / unit:g} {name}"

@@ -1,6 +1,6 @@
-"""A file to import: opened once, unpacked if gzipped, hashed and counted while it is read.
+"""Source file of an import: opened once, unpacked if gzipped, hashed and counted while it is read.
 
-Whatever goes wrong with the file itself becomes one `InputError` here, so readers see only lines or bytes.
+Every problem with the file itself becomes one `InputError` here, so readers see only lines or bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import cast
 from bftrainer.errors import InputError
 
 Progress = Callable[[int, int], None]
-"""Called now and then with the bytes read and the bytes in all (0: unknown)."""
+"""Called now and then with the bytes read and the total bytes (0: unknown)."""
 
 _BLOCK = 1 << 20
 _HEAD = 1 << 16
@@ -44,7 +44,7 @@ class _Counted(io.RawIOBase):
 
 
 class Source:
-    """The bytes of one input file. Use `opened`."""
+    """The bytes of one input file. Created by `opened`."""
 
     def __init__(self, path: Path, raw: io.FileIO, progress: Progress) -> None:
         self.path = path
@@ -66,7 +66,7 @@ class Source:
         return self._stream.peek(_HEAD)[:_HEAD]
 
     def lines(self) -> Iterator[tuple[int, str]]:
-        """The lines with their numbers from 1, without line ends; what is not UTF-8 is marked as such."""
+        """The lines with their numbers from 1, without line ends; bytes that are not UTF-8 are marked."""
         number = 0
         rest = b""
         while block := self._stream.read(_BLOCK):
@@ -80,7 +80,7 @@ class Source:
             yield number + 1, _text(rest)
 
     def sha256(self) -> str:
-        """The hash of the file as it lies on disk, after reading what is left of it."""
+        """The hash of the file on disk, after reading the rest of it."""
         while self._counted.read(_BLOCK):
             pass
         return self._counted.hash.hexdigest()

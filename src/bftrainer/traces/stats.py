@@ -1,4 +1,4 @@
-"""How much of a machine stands idle, in what pieces: the figures of the paper's Table 1 and §2.1, and more.
+"""Statistics of a trace: how much of a machine is idle, and in what pieces. Includes the paper's Table 1 and §2.1.
 
 `bftrainer trace stats` prints them, `plot.py` draws them. Window rule: `events` counts change times in [from, to];
 joins and leaves count in (from, to]; fragments with end > from are cut to the window before their lengths are measured.
@@ -27,7 +27,7 @@ LEAST_EXPOSURE = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """Idle nodes at a time, weighted by how long there were that many."""
+    """Number of idle nodes, weighted by time."""
 
     min: int
     p05: int
@@ -39,9 +39,9 @@ class PoolSize:
 
 @dataclass(frozen=True, slots=True)
 class HazardRow:
-    """For nodes idle since between `age_from_s` and `age_to_s`: the chance to leave within each time ahead.
+    """For nodes idle for between `age_from_s` and `age_to_s`: the probability of leaving within each time ahead.
 
-    None: too little of it in the trace to say.
+    None: the trace has too little data to say.
     """
 
     age_from_s: float
@@ -52,20 +52,20 @@ class HazardRow:
 
 @dataclass(frozen=True, slots=True)
 class Horizon:
-    """A forward-looking time that suits the trace, with the figures it rests on."""
+    """A forward-looking time that suits the trace, with the figures it is based on."""
 
     seconds: float | None
     mean_between_leaves_s: float | None
     leave_within: float | None
-    """The chance that some node leaves the pool within `seconds` of an event."""
+    """Probability that some node leaves the pool within `seconds` of an event."""
     node_leaves_within: float | None
-    """The chance that a given idle node leaves within `seconds`."""
+    """Probability that a given idle node leaves within `seconds`."""
     reasoning: str
 
 
 @dataclass(frozen=True, slots=True)
 class IdleStats:
-    """Everything `trace stats` knows. Field names are the JSON keys."""
+    """All figures of `trace stats`. Field names are the JSON keys."""
 
     events: int
     inc_events: int
@@ -91,12 +91,12 @@ class IdleStats:
     horizon: Horizon
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """The figures as plain values for JSON."""
         return asdict(self)
 
 
 def idle_stats(trace: Trace, window: Window | None = None) -> IdleStats:
-    """The figures of `trace` in `window`, by default all of it."""
+    """The figures of `trace` in `window`, by default the whole trace."""
     window = window or trace.window
     if window.start < trace.window.start or window.end > trace.window.end:
         raise InputError(f"the trace covers {trace.window}, not all of {window}")
@@ -163,24 +163,24 @@ def binned_pool(trace: Trace, window: Window, bins: int) -> tuple[Floats, Floats
 
 
 def hazard(trace: Trace, window: Window) -> list[HazardRow]:
-    """How likely a node is to leave soon, by how long it has been idle; exact, by integrating over every instant.
+    """The probability that a node leaves soon, by how long it has been idle; exact, by integrating over every instant.
 
-    Ages are true ages, so a fragment under way when the trace begins, whose age is unknown, is left out; and so is
-    every instant from which the time ahead reaches past the end of what is known.
+    Ages are true ages, so a fragment under way when the trace begins, whose age is unknown, is left out. So is every
+    instant from which the time ahead reaches past the end of what is known.
     """
     known = (trace.start > trace.window.start) & (trace.end > window.start) & (trace.start < window.end)
     closed, is_open = known & ~trace.open, known & trace.open
     start, end = trace.start[closed], trace.end[closed]
     rows = []
     for low, high in itertools.pairwise(HAZARD_AGES_S):
-        reaches = end - start > low  # the others are gone before that age, and before any later one
+        reaches = end - start > low  # the other fragments end before that age, and before any later one
         start, end = start[reaches], end[reaches]
         first, last = _at_age(start, end, low, high, window)
         open_first, open_last = _at_age(trace.start[is_open], trace.end[is_open], low, high, window)
         closed_s = _total(last - first)
         within: dict[str, float | None] = {}
         for ahead in HAZARD_AHEAD_S:
-            # Of a fragment still open at the end, only instants from which the time ahead can be seen count.
+            # In a fragment still open at the end, only instants whose time ahead is known count.
             exposure = closed_s + _total(np.minimum(open_last, trace.end[is_open] - ahead) - open_first)
             about_to_leave = _total(last - np.maximum(first, end - ahead))
             within[f"{ahead:.0f}"] = about_to_leave / exposure if exposure >= LEAST_EXPOSURE else None
@@ -190,18 +190,19 @@ def hazard(trace: Trace, window: Window) -> list[HazardRow]:
 
 
 def _at_age(start: Floats, end: Floats, low: float, high: float, window: Window) -> tuple[Floats, Floats]:
-    """The instants at which fragments are in the pool, in the window, at an age from `low` to `high`: from, to."""
+    """Starts and ends of the spans in which fragments are in pool and window, at an age from `low` to `high`."""
     return np.maximum(start + low, window.start), np.minimum(np.minimum(start + high, end), window.end)
 
 
 def _total(spans: Floats) -> float:
-    """The sum of those spans that are any."""
+    """The sum of the spans of positive length."""
     return float(np.maximum(spans, 0).sum())
 
 
 def _horizon(trace: Trace, window: Window, events: Floats, leaves: Floats) -> Horizon:
-    """The mean time between leaves: a decision assumes that no node leaves within the horizon, so this is how long that
-    holds on average.
+    """The mean time between leaves, as a recommended horizon.
+
+    A decision assumes that no node leaves within the horizon, and this is how long that holds on average.
     """
     if len(leaves) < 2:
         return Horizon(None, None, None, None, "fewer than two leaves in the window: nothing to go by")

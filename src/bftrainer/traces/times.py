@@ -1,6 +1,6 @@
-"""Times in scheduler logs and on the command line, turned into seconds since 1970 UTC.
+"""Times in scheduler logs and on the command line, converted to seconds since 1970 UTC.
 
-Logs write local time without saying which zone, so every reader gets a `Clock` made from `--tz`.
+Logs write local time without naming the zone, so every reader gets a `Clock` made from `--tz`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ELAPSED = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
 
 
 def time_zone(name: str) -> tzinfo:
-    """The zone called `name`, as in the tz database."""
+    """The zone called `name` in the tz database."""
     if name.upper() in ("UTC", "Z"):
         return UTC
     try:
@@ -29,18 +29,18 @@ def time_zone(name: str) -> tzinfo:
 
 
 class Clock:
-    """Reads the times of one log. Calling it raises ValueError for what is no time between 1970 and 2200."""
+    """Parses the times of one log. Calling it raises ValueError for text that is no time between 1970 and 2200."""
 
     def __init__(self, zone: tzinfo = UTC) -> None:
         self.zone = zone
         self._minutes: dict[str, float] = {}
 
     def __call__(self, text: str, *, fold: int = 0) -> float:
-        """Seconds since 1970 of `2021-02-10T20:21:15`, any other ISO form, or a number that is such seconds already.
+        """Seconds since 1970 of `2021-02-10T20:21:15`, any other ISO form, or a number of such seconds.
 
-        `fold` chooses among the two meanings of a time in the hour that repeats when summer time ends.
+        `fold` chooses between the two meanings of a time in the hour that repeats when summer time ends.
         """
-        # Logs hold millions of times, most of them in a minute seen before: read the minute once, add the seconds.
+        # Logs hold millions of times, most of them in a minute seen before: parse the minute once, add the seconds.
         if len(text) == 19 and text[16] == ":" and text[17:].isdigit() and not fold:
             minute = self._minutes.get(text[:16])
             if minute is None:
@@ -52,8 +52,10 @@ class Clock:
         return self._slow(text, fold)
 
     def span(self, start: str, end: str) -> tuple[float, float]:
-        """Both times of a job. One that ends before it starts by the clock may have lived through the end of summer
-        time, when an hour repeats; only then is the end moved.
+        """Start and end of a job in seconds.
+
+        A job whose end is before its start by the clock may have run through the end of summer time, when an hour
+        repeats; only then is the end moved.
         """
         begin, finish = self(start), self(end)
         if finish < begin:
@@ -77,8 +79,8 @@ class Clock:
 
 
 def parse_time(text: str, zone: tzinfo, what: str) -> float:
-    """A time typed by a person, for the option called `what`."""
-    # Eight digits are a date to whoever types them; as seconds they would be some day of 1970.
+    """Parse a time typed by a user, for the option called `what`."""
+    # Eight digits are meant as a date; as seconds they would be some day of 1970.
     typed = f"{text[:4]}-{text[4:6]}-{text[6:]}" if _COMPACT.fullmatch(text) else text
     try:
         return Clock(zone)(typed)
@@ -87,7 +89,7 @@ def parse_time(text: str, zone: tzinfo, what: str) -> float:
 
 
 def parse_elapsed(text: str) -> float:
-    """Seconds of Slurm's `[days-][hours:]minutes:seconds`, or of a plain number. ValueError for anything else."""
+    """Seconds of Slurm's `[days-][hours:]minutes:seconds`, or of a plain number. Raises ValueError otherwise."""
     if text.isdigit():
         return float(text)
     match = _ELAPSED.fullmatch(text)

@@ -25,10 +25,10 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bftrainer import errors
-from bftrainer.elastic.local import Coordinator, Happening, Settings
-from bftrainer.elastic.processes import Command, Launcher
+from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Happening
 from bftrainer.elastic.protocol import Failed
-from bftrainer.elastic.warm import WarmLauncher
+from bftrainer.processes.launch import Command, ProcessLauncher
+from bftrainer.processes.warm import WarmLauncher
 from jobs import PRELOAD
 from matrix.judge import faults, lines
 from matrix.registry import ROWS, Row
@@ -38,7 +38,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs/elastic.md"
 BEGIN, END = "<!-- matrix -->", "<!-- /matrix -->"
 ROW_S = 60.0
 """A row that takes longer hangs."""
-SETTINGS = Settings(silence_s=3.0, grace_s=20.0, background_start=False)
+SETTINGS = CoordinatorSettings(silence_s=3.0, grace_s=20.0, background_start=False)
 KINDS = tuple(name for name, kind in vars(errors).items() if isinstance(kind, type))
 NO_HELP = "an error that does not tell what to do"
 ALONE, PAIR, THREE = 4, 12, 20
@@ -59,7 +59,7 @@ class Verdict:
         return self.word == self.row.expect
 
 
-async def judged(row: Row, folder: Path, launcher: Launcher) -> Verdict:
+async def judged(row: Row, folder: Path, launcher: ProcessLauncher) -> Verdict:
     """Run a row. Its files are left in the folder."""
     began = time.monotonic()
     disturbed = folder / "disturbed"
@@ -82,7 +82,7 @@ async def judged(row: Row, folder: Path, launcher: Launcher) -> Verdict:
     return Verdict(row, word, sentence, time.monotonic() - began)
 
 
-async def _train_alone(row: Row, folder: Path, launcher: Launcher) -> Path | None:
+async def _train_alone(row: Row, folder: Path, launcher: ProcessLauncher) -> Path | None:
     """The same training on one rank without a manager, for comparison."""
     if not row.exact:
         return None
@@ -99,7 +99,7 @@ async def _train_alone(row: Row, folder: Path, launcher: Launcher) -> Path | Non
     return folder if list(folder.glob("final-*.pt")) else None
 
 
-async def _disturb(row: Row, folder: Path, launcher: Launcher) -> tuple[str, str]:
+async def _disturb(row: Row, folder: Path, launcher: ProcessLauncher) -> tuple[str, str]:
     """1 → 2 → 3 ranks, and one is killed: how the job ended, and what an error said."""
     refusals: list[str] = []
 

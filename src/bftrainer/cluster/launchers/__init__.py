@@ -1,29 +1,37 @@
-"""Ways to start a trainer's program: `elastic`, `torchrun` and `hosts`, behind one interface (`base.py`)."""
+"""Launchers start a trainer's program: `elastic`, `torchrun` and `hosts` share one interface (`base.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-from bftrainer.cluster.launchers.base import HEAD, Home, Launcher, Place, Traits
+from bftrainer.cluster.launchers.base import HEAD, Launcher, LauncherTraits, StateLayout, WorkerSlot
 from bftrainer.cluster.launchers.elastic import ElasticLauncher
 from bftrainer.cluster.launchers.hosts import HostsLauncher
 from bftrainer.cluster.launchers.torchrun import TorchrunLauncher
-from bftrainer.cluster.store import Store
 
-__all__ = ["HEAD", "Home", "Launcher", "Place", "Traits", "make_launchers"]
+__all__ = ["HEAD", "Launcher", "LauncherTraits", "StateLayout", "WorkerSlot", "make_launchers"]
 
 
 def make_launchers(
-    state: Path, state_id: str, host: str, store: Store, snapshot_every_s: float = 30.0
+    state: Path,
+    state_id: str,
+    host: str,
+    keep: Callable[[str, object], None],
+    kept: Callable[[str], Any],
+    snapshot_every_s: float = 30.0,
 ) -> Mapping[str, Launcher]:
-    """All of them by name. `host` is the address under which nodes reach the controller's machine."""
-    home = Home(state, state_id, snapshot_every_s)
+    """Return all launchers by name.
+
+    `host` is the address under which nodes reach the controller's machine. `keep` stores a value, `kept` returns it.
+    """
+    home = StateLayout(state, state_id, snapshot_every_s)
     return MappingProxyType(
         {
             "elastic": ElasticLauncher(home),
-            "torchrun": TorchrunLauncher(home, host, store.keep, store.kept),
+            "torchrun": TorchrunLauncher(home, host, keep, kept),
             "hosts": HostsLauncher(home),
         }
     )

@@ -1,8 +1,8 @@
-"""The seam between a trainer and the way its program learns who trains along.
+"""The launcher interface defines what runs on nodes and on the head.
 
-The cluster decides which nodes a trainer has; its launcher says what runs there and what runs beside the controller, on
-the *head*: an agent named `@head` that no pool gives or takes. Every launcher passes
-`tests/cluster/launcher_conformance.py`.
+The `Reconciler` decides which nodes a trainer has. The trainer's launcher decides which program runs there and how it
+learns about its peers. The *head* is the controller's machine; its agent is named `@head`, and no pool gives or takes
+it. Every launcher passes `tests/cluster/launcher_conformance.py`.
 """
 
 from __future__ import annotations
@@ -10,107 +10,116 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from bftrainer.cluster import wire
-from bftrainer.cluster.wire import Start
+from bftrainer.cluster.spec.trainer import TrainerSpec
+from bftrainer.cluster.wire.messages import Start
 from bftrainer.elastic import protocol
-
-if TYPE_CHECKING:
-    from bftrainer.cluster.live import Live
+from bftrainer.processes import variables
 
 HEAD = "@head"
-"""The agent on the controller's machine. It is no node: nobody decides about it, and it runs any number of workers."""
+"""The name of the agent on the controller's machine. It is not a node: it is never assigned to a trainer, and it runs
+any number of workers.
+"""
 TRAINER = "BFTRAINER_TRAINER"
-"""Environment of workers: the name of their trainer."""
+"""The environment variable that tells workers the name of their trainer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Traits:
-    """What the cluster must know of a launcher."""
+class Launch:
+    """The description of a trainer that its launcher gets."""
+
+    id: str
+    name: str
+    spec: TrainerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherTraits:
+    """The properties of a launcher that the `Reconciler` depends on."""
 
     speaks: bool = False
-    """Its workers speak `elastic.protocol`; otherwise all that is known of one is that it runs and how it ended."""
+    """Its workers speak `elastic.protocol`. Otherwise only their start and their exit status are known."""
     on_nodes: bool = True
     """There is a worker on each node."""
     on_head: bool = True
-    """There is a worker on the head, and those on nodes need it."""
+    """There is a worker on the head, and the workers on nodes need it."""
     retries: bool = False
-    """What runs on a node of a settled trainer starts a script that failed again, `max_restarts` times, then ends."""
+    """A worker on a node of a settled trainer restarts a failed script `max_restarts` times before it ends."""
     rescale_s: float | None = None
-    """What a change of the nodes costs, where nobody measures it; None: what the configuration says."""
+    """The cost of a change of nodes in seconds, where it cannot be measured; None: as configured."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a worker is to be started."""
+class WorkerSlot:
+    """The place where a worker is started, and the circumstances."""
 
     worker: str
     node: str
     host: str
     """The address of the node."""
     head: str = ""
-    """The worker on the head, if there is one."""
+    """The id of the worker on the head, if there is one."""
     background: bool = False
-    """Others train meanwhile."""
+    """Other workers of the trainer train meanwhile."""
     settled: bool = False
-    """Its program has run for a while before: what fails now may be retried on the spot."""
+    """The program has run for a while before, so a failure now may be retried on the node itself."""
 
 
 class Launcher(Protocol):
-    """One way to start trainers."""
+    """Makes the start messages for a trainer's workers and records the trainer's nodes."""
 
     @property
-    def traits(self) -> Traits:
-        """What it is like."""
+    def traits(self) -> LauncherTraits:
+        """The launcher's properties."""
 
-    def start(self, live: Live, place: Place) -> Start:
-        """The message that has a worker started, on a node or on the head."""
+    def start(self, launch: Launch, place: WorkerSlot) -> Start:
+        """Return the message that starts a worker, on a node or on the head."""
 
-    def given(self, live: Live, hosts: Sequence[str]) -> None:
-        """The trainer has nodes at these addresses from now on.
+    def given(self, launch: Launch, hosts: Sequence[str]) -> None:
+        """Record that the trainer now has nodes at these addresses.
 
         Called at every change before anything is started, and after a restart. An `OSError` fails the trainer.
         """
 
     def said(self, tail: str) -> str:
-        """Of the end of a worker's output, what the user's program printed."""
+        """Return the part of `tail`, the end of a worker's output, that the user's program printed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
-    """The state folder, as far as trainers are concerned."""
+class StateLayout:
+    """The folders of trainers within the state folder, and the environment that points to them."""
 
     state: Path
     state_id: str
     snapshot_every_s: float = 30.0
 
     def folder(self, trainer: str) -> Path:
-        """Where a trainer's snapshots, logs and host lists are."""
+        """Return the folder of a trainer's snapshots, logs and host lists."""
         return self.state / "trainers" / trainer
 
     def last_number(self) -> int:
-        """The highest number of a trainer that has a folder here, also of those that the database does not know."""
+        """Return the highest trainer number that has a folder here, even if the database does not know the trainer."""
         names = (path.name for path in (self.state / "trainers").glob("t*"))
         return max((int(name[1:]) for name in names if name[1:].isdecimal() and name.isascii()), default=0)
 
     def prepare(self, trainer: str) -> None:
-        """Make its folders."""
+        """Make the folders of a trainer."""
         (self.folder(trainer) / "snapshots").mkdir(parents=True, exist_ok=True)
         self.output(trainer).mkdir(exist_ok=True)
 
     def output(self, trainer: str) -> Path:
-        """Where a trainer's script writes what it makes."""
+        """Return the folder for the output files of a trainer's script."""
         return self.folder(trainer) / "output"
 
-    def environment(self, live: Live) -> Mapping[str, str]:
-        """What every worker of a trainer gets, what its user has set on top."""
-        snapshots = str(self.folder(live.id) / "snapshots")
+    def environment(self, launch: Launch) -> Mapping[str, str]:
+        """Return the environment of a trainer's workers. The user's own variables override the others."""
+        snapshots = str(self.folder(launch.id) / "snapshots")
         ours = {protocol.SNAPSHOTS: snapshots, protocol.SNAPSHOT_EVERY: f"{self.snapshot_every_s:g}"}
-        ours[protocol.OUTPUT] = str(self.output(live.id))
-        return {**ours, wire.STATE_ID: self.state_id, TRAINER: live.name, **live.spec.env}
+        ours[protocol.OUTPUT] = str(self.output(launch.id))
+        return {**ours, variables.STATE_ID: self.state_id, TRAINER: launch.name, **launch.spec.env}
 
 
 def last_line(tail: str) -> str:
-    """The last line with anything in it."""
+    """Return the last line that is not blank."""
     return next((line.strip() for line in reversed(tail.splitlines()) if line.strip()), "")

@@ -1,34 +1,33 @@
-"""The launcher for scripts that speak `elastic.protocol`: one worker a node, told who trains along, nothing else."""
+"""The elastic launcher starts scripts that speak `elastic.protocol`, one worker per node.
+
+The workers learn their peers from the roster. Nothing runs on the head.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from bftrainer.cluster.launchers.base import Home, Place, Traits
-from bftrainer.cluster.wire import Start
-
-if TYPE_CHECKING:
-    from bftrainer.cluster.live import Live
+from bftrainer.cluster.launchers.base import Launch, LauncherTraits, StateLayout, WorkerSlot
+from bftrainer.cluster.wire.messages import Start
 
 
 class ElasticLauncher:
-    """See `base.Launcher`."""
+    """Starts one worker per node that speaks `elastic.protocol`. See `base.Launcher`."""
 
-    traits = Traits(speaks=True, on_head=False)
+    traits = LauncherTraits(speaks=True, on_head=False)
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: StateLayout) -> None:
         self._home = home
 
-    def start(self, live: Live, place: Place) -> Start:
+    def start(self, launch: Launch, place: WorkerSlot) -> Start:
         """See `base.Launcher`."""
-        spec, env = live.spec, self._home.environment(live)
-        what = (place.worker, live.id, spec.argv, env, spec.cwd, spec.python)
-        return Start(*what, background=place.background, submitted_python=spec.submitted_python)
+        spec, env = launch.spec, self._home.environment(launch)
+        arguments = (place.worker, launch.id, spec.argv, env, spec.cwd, spec.python)
+        return Start(*arguments, background=place.background, submitted_python=spec.submitted_python)
 
-    def given(self, live: Live, hosts: Sequence[str]) -> None:
-        """See `base.Launcher`: workers are told by the roster."""
-        self._home.prepare(live.id)
+    def given(self, launch: Launch, hosts: Sequence[str]) -> None:
+        """See `base.Launcher`. The roster tells the workers about their peers."""
+        self._home.prepare(launch.id)
 
     def said(self, tail: str) -> str:
         """See `base.Launcher`."""

@@ -1,8 +1,8 @@
-"""The launcher for programs that ask a script where they may run, as `horovodrun --host-discovery-script` does.
+"""The hosts launcher runs programs that discover their hosts by a script.
 
-The user's program runs once, on the head, and starts on the nodes what it likes. Which nodes it has is in a file that
-is replaced whenever that changes, and an executable beside it prints the file: a line `HOST:SLOTS` for each host, one
-slot a node.
+`horovodrun --host-discovery-script` is an example. The user's program runs once, on the head, and itself starts its
+processes on the nodes. A file lists the trainer's nodes and is replaced whenever they change. An executable beside the
+file prints it: one line `HOST:SLOTS` per host, with one slot per node.
 """
 
 from __future__ import annotations
@@ -12,41 +12,37 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from bftrainer.cluster.launchers.base import Home, Place, Traits
-from bftrainer.cluster.wire import Start
-
-if TYPE_CHECKING:
-    from bftrainer.cluster.live import Live
+from bftrainer.cluster.launchers.base import Launch, LauncherTraits, StateLayout, WorkerSlot
+from bftrainer.cluster.wire.messages import Start
 
 SCRIPT = "BFTRAINER_HOSTS_SCRIPT"
-"""Environment of the program: an executable that prints where it may run now."""
+"""The environment variable with the path of an executable that prints the hosts on which the program may run now."""
 FILE = "BFTRAINER_HOSTS_FILE"
-"""Environment of the program: the file with what that executable prints."""
+"""The environment variable with the path of the file that this executable prints."""
 RESCALE_S = 10.0
 
 
 class HostsLauncher:
-    """See `base.Launcher`."""
+    """Starts the user's program on the head and writes its host list. See `base.Launcher`."""
 
-    traits = Traits(on_nodes=False, rescale_s=RESCALE_S)
+    traits = LauncherTraits(on_nodes=False, rescale_s=RESCALE_S)
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: StateLayout) -> None:
         self._home = home
 
-    def start(self, live: Live, place: Place) -> Start:
+    def start(self, launch: Launch, place: WorkerSlot) -> Start:
         """See `base.Launcher`."""
-        spec, folder = live.spec, self._home.folder(live.id)
-        env = {**self._home.environment(live), SCRIPT: str(folder / "hosts"), FILE: str(folder / "hosts.txt")}
+        spec, folder = launch.spec, self._home.folder(launch.id)
+        env = {**self._home.environment(launch), SCRIPT: str(folder / "hosts"), FILE: str(folder / "hosts.txt")}
         program = spec.module is None and not spec.python and _is_program(Path(spec.cwd, spec.script))
-        what = (place.worker, live.id, spec.argv, env, spec.cwd, spec.python)
-        return Start(*what, program=program, speaks=False, submitted_python=spec.submitted_python)
+        arguments = (place.worker, launch.id, spec.argv, env, spec.cwd, spec.python)
+        return Start(*arguments, program=program, speaks=False, submitted_python=spec.submitted_python)
 
-    def given(self, live: Live, hosts: Sequence[str]) -> None:
+    def given(self, launch: Launch, hosts: Sequence[str]) -> None:
         """See `base.Launcher`."""
-        self._home.prepare(live.id)
-        folder = self._home.folder(live.id)
+        self._home.prepare(launch.id)
+        folder = self._home.folder(launch.id)
         lines = [f"{host}:{slots}\n" for host, slots in Counter(hosts).items()]
         replace_file(folder / "hosts.txt", "".join(lines), 0o600)
         text = f"#!/bin/sh\nexec cat {shlex.quote(str(folder / 'hosts.txt'))}\n"
@@ -64,7 +60,7 @@ def _is_program(path: Path) -> bool:
 
 
 def replace_file(path: Path, text: str, mode: int) -> None:
-    """Write a file, so that whoever reads it finds the old text or the new one."""
+    """Replace a file atomically: a reader finds either the old text or the new one."""
     beside = path.with_name(f".{path.name}.new")
     beside.unlink(missing_ok=True)
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)

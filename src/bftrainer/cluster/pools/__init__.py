@@ -1,1 +1,1 @@
-"""Where nodes come from: one module a kind, all behind `base.Pool`."""
+"""Pools supply the nodes: one sub-package per kind, all behind `base.Pool`."""

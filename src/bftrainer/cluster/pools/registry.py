@@ -1,7 +1,8 @@
-"""The kinds of pools by name: `make_pool` turns a kind and settings, as a configuration file has them, into a pool.
+"""The registry creates a pool from its kind and settings.
 
-The controller calls it. `settings_of` gives what can be set for a kind, with a line of documentation a field, for
-`bftrainer config`. A user's own kind is a class, named `module:name`, with its settings as the attribute `Settings`.
+The controller calls `make_pool` with the settings of the configuration file. `settings_of` returns the settings of a
+kind, with one line of documentation per field, for `bftrainer config`. A user's own kind is a class, named
+`module:name`, with its settings as the attribute `Settings`.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from bftrainer.cluster.pools.base import Pool
-from bftrainer.cluster.pools.local import LocalPool, LocalSettings
-from bftrainer.cluster.pools.script import ScriptPool, ScriptSettings
-from bftrainer.cluster.pools.slurm import SlurmPool
-from bftrainer.cluster.pools.slurm_settings import SlurmSettings
+from bftrainer.cluster.pools.local.pool import LocalPool, LocalSettings
+from bftrainer.cluster.pools.script.pool import ScriptPool, ScriptSettings
+from bftrainer.cluster.pools.slurm.pool import SlurmPool
+from bftrainer.cluster.pools.slurm.settings import SlurmSettings
 from bftrainer.errors import BFTrainerError, InputError
-from bftrainer.named import find_named, is_named, said
-from bftrainer.suggest import unknown
+from bftrainer.util.plugins import find_named, is_named, said
+from bftrainer.util.suggest import unknown
 
 SETTINGS: Mapping[str, type[Any]] = {"local": LocalSettings, "script": ScriptSettings, "slurm": SlurmSettings}
-"""For each kind of ours the dataclass of its settings."""
+"""The dataclass of settings of each built-in kind."""
 
 _POOLS: Mapping[str, Any] = {"local": LocalPool, "script": ScriptPool, "slurm": SlurmPool}
 _METHODS = ("open", "pause", "resume", "close", "describe")
@@ -30,7 +31,7 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def make_pool(kind: str, settings: Mapping[str, Any], folder: Path) -> Pool:
-    """A pool of that kind, which keeps its files in `folder`."""
+    """Create a pool of a kind, which keeps its files in `folder`."""
     read = read_settings(kind, settings)
     if kind in _POOLS:
         pool: Pool = _POOLS[kind](read, folder)
@@ -39,7 +40,7 @@ def make_pool(kind: str, settings: Mapping[str, Any], folder: Path) -> Pool:
         theirs: Pool = find_named(kind, "pool")(read, folder)
     except BFTrainerError:
         raise
-    except Exception as problem:  # whatever a user's class may do wrong
+    except Exception as problem:  # a user's class may raise anything
         raise InputError(f"pool {kind!r} cannot be made: {said(problem)}") from problem
     missing = [name for name in _METHODS if not callable(getattr(theirs, name, None))]
     if missing:
@@ -48,7 +49,7 @@ def make_pool(kind: str, settings: Mapping[str, Any], folder: Path) -> Pool:
 
 
 def settings_of(kind: str) -> type[Any]:
-    """The dataclass of the settings of a kind; `field.metadata["doc"]` says what a field means."""
+    """Return the dataclass of the settings of a kind; `field.metadata["doc"]` says what a field means."""
     if kind in SETTINGS:
         return SETTINGS[kind]
     if not is_named(kind):
@@ -60,7 +61,7 @@ def settings_of(kind: str) -> type[Any]:
 
 
 def read_settings(kind: str, settings: Mapping[str, Any]) -> Any:
-    """The settings of a kind of pool, checked. Numbers may be texts, as environment variables are."""
+    """Return the checked settings of a kind. Numbers may be given as text, as in environment variables."""
     known = settings_of(kind)
     hints = get_type_hints(known)
     names = [field.name for field in fields(known)]
@@ -73,12 +74,12 @@ def read_settings(kind: str, settings: Mapping[str, Any]) -> Any:
         return known(**values)
     except InputError as problem:
         raise InputError(f"pool {kind}: {problem}") from None
-    except Exception as problem:  # one that must be given is missing, or a check of the user's own
+    except Exception as problem:  # a required setting is missing, or a check of the user's class failed
         raise InputError(f"pool {kind}: {said(problem)}") from None
 
 
 def _read(kind: str, name: str, value: Any, wanted: Any) -> Any:
-    """The value as the type that the field has."""
+    """Convert a value to the type of its field."""
     readers = {int: _integer, float: _number, bool: _truth, str: _text, tuple[str, ...]: _words}
     rules = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     try:

@@ -1,0 +1,71 @@
+"""`bftrainer doctor` checks whether a controller's state is consistent."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bftrainer.cli.common.connection import state_of
+from bftrainer.cli.common.output import print_json
+from bftrainer.cluster.doctor.doctor import DoctorFinding, examine
+
+_STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
+
+
+def doctor(
+    state: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="State folder; default: $BFTRAINER_STATE, or your own.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Check the state of a controller, running or not: its database, secrets, disk and processes.
+
+    Nothing is changed. The exit status is 0 without errors, 1 with errors, 2 if there is no database.
+    """
+    folder = state_of(state)
+    findings = examine(folder)
+    errors, warnings = (sum(finding.level == level for finding in findings) for level in ("error", "warning"))
+    if as_json:
+        print_json(
+            {
+                "state": str(folder),
+                "errors": errors,
+                "warnings": warnings,
+                "findings": [asdict(finding) for finding in findings],
+            }
+        )
+    else:
+        _show(folder, findings, errors, warnings)
+    if errors:
+        raise typer.Exit(1)
+
+
+def _show(folder: Path, findings: list[DoctorFinding], errors: int, warnings: int) -> None:
+    console = Console(highlight=False)
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold", ratio=3)
+    table.add_column(overflow="fold", ratio=2, style="dim")
+    for finding in findings:
+        table.add_row(
+            Text(finding.level, _STYLES[finding.level]), Text(_plain(finding.what)), Text(_plain(finding.advice))
+        )
+    console.print(table)
+    verdict = f"{errors} errors, {warnings} warnings" if errors or warnings else "all in order"
+    console.print(f"{_plain(str(folder))}: {verdict}", soft_wrap=True, markup=False)
+
+
+def _plain(text: str) -> str:
+    """Strip control characters that a terminal would obey: the text may hold anything from the database."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to the command line."""
+    app.command()(doctor)

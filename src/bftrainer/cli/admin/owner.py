@@ -1,0 +1,138 @@
+"""`bftrainer owner` sets users' quotas. It edits the database file directly, as the owner of the state folder.
+
+A running controller notices within a second and decides again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from bftrainer.cli.common.connection import Json, State, live_packages, printable, say, screen, state_of
+from bftrainer.cli.common.database import open_store
+from bftrainer.cli.common.output import print_json, warn
+from bftrainer.errors import InputError
+
+if TYPE_CHECKING:
+    from bftrainer.cluster.store.schema import OwnerRow
+
+NONE = "none"
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the owner, as in `bftrainer token create --owner`.")]
+
+
+def set_(
+    name: Name,
+    max_nodes: Annotated[
+        str | None, typer.Option(metavar="N|none", help="Most nodes for all of the owner's trainers together.")
+    ] = None,
+    max_trainers: Annotated[
+        str | None, typer.Option(metavar="N|none", help="Most unfinished trainers of the owner.")
+    ] = None,
+    share: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|P%|none", help="Nodes, or part of the pool, reserved for the owner while they have work."
+        ),
+    ] = None,
+    state: State = None,
+    as_json: Json = False,
+) -> None:
+    """Set an owner's limits. Limits that are not named stay as they are; `none` lifts a limit."""
+    if max_nodes is None and max_trainers is None and share is None:
+        raise InputError("say what to set: --max-nodes, --max-trainers or --share")
+    with live_packages():
+        from bftrainer.cluster.controller.owners import check_row, read_share
+        from bftrainer.cluster.store.schema import OwnerRow
+    changes: dict[str, Any] = {"changed": time.time()}
+    if max_nodes is not None:
+        changes["max_nodes"] = _whole(max_nodes, "--max-nodes")
+    if max_trainers is not None:
+        changes["max_trainers"] = _whole(max_trainers, "--max-trainers")
+    if share is not None:
+        changes["share_nodes"], changes["share_percent"] = (None, None) if share == NONE else read_share(share)
+    with open_store(state_of(state), make=True) as store, store.transaction():
+        known = {row.owner: row for row in store.owners()}
+        row = check_row(replace(known.get(name, OwnerRow(name)), **changes))
+        store.put_owner(row)
+        percent = sum(one.share_percent or 0.0 for one in {**known, name: row}.values())
+    if percent > 100:
+        warn(f"the shares of all owners are {percent:g}% of the pool: when all have work, each gets less than its own")
+    if as_json:
+        print_json(_shown(row))
+    else:
+        say(f"{printable(name)}: {_said(row)}")
+
+
+def list_(state: State = None, as_json: Json = False) -> None:
+    """List owners that have limits or trainers, with their limits and current use."""
+    with open_store(state_of(state), make=False) as store:
+        rows = {row.owner: row for row in store.owners()}
+        held: dict[str, int] = {}
+        for trainer in store.trainers(unfinished=True):
+            held[trainer.owner] = held.get(trainer.owner, 0) + 1
+    from bftrainer.cluster.store.schema import OwnerRow
+
+    shown = [
+        {**_shown(rows.get(owner, OwnerRow(owner))), "trainers": held.get(owner, 0)} for owner in sorted({*rows, *held})
+    ]
+    if as_json:
+        print_json({"owners": shown})
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("owner", "max nodes", "share", "max trainers", "trainers"):
+        table.add_column(title, no_wrap=True, overflow="ellipsis")
+    for row in shown:
+        limits = ("" if row[key] is None else str(row[key]) for key in ("max_nodes", "share", "max_trainers"))
+        table.add_row(Text(printable(row["owner"])), *limits, str(row["trainers"]))
+    screen().print(table if shown else Text("no owners", style="dim"))
+
+
+def remove(name: Name, state: State = None, as_json: Json = False) -> None:
+    """Lift all limits of an owner. Their trainers and tokens stay."""
+    with open_store(state_of(state), make=False) as store:
+        if not store.remove_owner(name):
+            raise InputError(f"nothing is set for an owner {name!r}: see `bftrainer owner list`")
+    if as_json:
+        print_json({"removed": name})
+    else:
+        say(f"{printable(name)}: no limits")
+
+
+def _whole(text: str, option: str) -> int | None:
+    if text == NONE:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise InputError(f"{option} must be a whole number, 0 or more, or none, but got {text!r:.80}")
+    return int(text)
+
+
+def _shown(row: OwnerRow) -> dict[str, Any]:
+    from bftrainer.cluster.controller.owners import share_as_text
+
+    found = asdict(row)
+    return {key: found[key] for key in ("owner", "max_nodes", "max_trainers")} | {"share": share_as_text(row)}
+
+
+def _said(row: OwnerRow) -> str:
+    shown = _shown(row)
+    parts = [
+        f"at most {shown['max_nodes']} nodes" if shown["max_nodes"] is not None else "",
+        f"at most {shown['max_trainers']} trainers" if shown["max_trainers"] is not None else "",
+        f"a share of {shown['share']}{'' if '%' in shown['share'] else ' nodes'}" if shown["share"] else "",
+    ]
+    return ", ".join(part for part in parts if part) or "no limits"
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    group = typer.Typer(help="Manage owners' limits and shares.", no_args_is_help=True)
+    group.command("set")(set_)
+    group.command("list")(list_)
+    group.command("remove")(remove)
+    app.add_typer(group, name="owner")

@@ -1,0 +1,102 @@
+"""`bftrainer token` manages access to the controller. It edits the database, as owner of the state folder."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from bftrainer.cli.common.connection import Json, State, live_packages, printable, say, screen, state_of
+from bftrainer.cli.common.database import open_store
+from bftrainer.cli.common.output import print_json
+from bftrainer.cli.live.show_trainers import moment
+from bftrainer.errors import InputError
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the token.")]
+
+
+def create(
+    name: Name,
+    owner: Annotated[
+        str | None, typer.Option(metavar="USER", help="Owner of the trainers submitted with the token; default: you.")
+    ] = None,
+    role: Annotated[
+        str,
+        typer.Option(
+            metavar="user|admin|monitor", help="Users control their own trainers, admins all; monitors read /metrics."
+        ),
+    ] = "user",
+    state: State = None,
+    as_json: Json = False,
+) -> None:
+    """Create a token and print it, this once. Users set BFTRAINER_TOKEN to it."""
+    with live_packages():
+        from bftrainer.cluster.store.schema import LOCAL_TOKEN, ROLES
+    owner = owner or _user()
+    for what, text in (("NAME", name), ("--owner", owner)):
+        if not text.strip() or not text.isprintable() or len(text) > 200:
+            raise InputError(f"{what} must be a word in one line, but got {text!r:.80}")
+    if name == LOCAL_TOKEN:
+        raise InputError(f"NAME must not be {name}, which `bftrainer serve` makes and replaces: choose another")
+    if role not in ROLES:
+        raise InputError(f"--role must be one of {', '.join(ROLES)}, but got {role!r}")
+    with open_store(state_of(state), make=True) as store:
+        token = store.create_token(name=name, owner=owner, role=role, time=time.time())
+    if as_json:
+        print_json({"name": name, "owner": owner, "role": role, "token": token})
+    else:
+        say(token)
+
+
+def list_(state: State = None, as_json: Json = False) -> None:
+    """List the tokens, without their secret values."""
+    with open_store(state_of(state), make=False) as store:
+        rows = [_shown(row) for row in store.tokens()]
+    if as_json:
+        print_json({"tokens": rows})
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("name", "owner", "role", "created", "last used", "revoked"):
+        table.add_column(title, no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        times = ("" if row.get(key) is None else moment(row[key]) for key in ("created", "last_used", "revoked"))
+        names = (Text(printable(row[key])) for key in ("name", "owner", "role"))
+        table.add_row(*names, *times, style="dim" if row.get("revoked") is not None else "")
+    screen().print(table if rows else Text("no tokens", style="dim"))
+
+
+def revoke(name: Name, state: State = None, as_json: Json = False) -> None:
+    """Revoke a token, effective at once."""
+    with open_store(state_of(state), make=False) as store:
+        if not store.revoke_token(name, time.time()):
+            raise InputError(f"no token is called {name!r}: see `bftrainer token list`")
+    if as_json:
+        print_json({"revoked": name})
+    else:
+        say(f"revoked {printable(name)}")
+
+
+def _shown(row: Any) -> dict[str, Any]:
+    """A row without the hash, which is never shown."""
+    return {key: value for key, value in asdict(row).items() if key != "hash"}
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without an entry, as in containers
+        raise InputError("--owner must be given, since this user has no name here") from None
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    group = typer.Typer(help="Manage access to the controller.", no_args_is_help=True)
+    group.command("create")(create)
+    group.command("list")(list_)
+    group.command("revoke")(revoke)
+    app.add_typer(group, name="token")

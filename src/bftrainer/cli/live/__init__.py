@@ -1,0 +1,1 @@
+"""Commands of the live system for its users."""

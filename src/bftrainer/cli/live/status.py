@@ -1,0 +1,195 @@
+"""`bftrainer status`, `nodes` and `events` show the controller's state and what happened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from bftrainer.cli.common.connection import (
+    Json,
+    JsonLines,
+    Patient,
+    State,
+    Url,
+    connect,
+    printable,
+    say,
+    say_json,
+    screen,
+)
+from bftrainer.cli.common.output import print_json
+from bftrainer.cli.live.show_groups import folded, group_of, groups_table, members_table
+from bftrainer.cli.live.show_trainers import detail, duration, figure, header, nodes_table, pool_problem, trainers_table
+from bftrainer.errors import InputError
+
+_MOST_EVENTS = 1000
+
+
+def status(
+    ref: Annotated[
+        str | None, typer.Argument(metavar="[REF]", help="Id or name of a trainer to show in detail.")
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Show the trainers of a sweep or study, with the values chosen for each."),
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Include trainers that finished long ago.")] = False,
+    url: Url = None,
+    state: State = None,
+    as_json: Json = False,
+) -> None:
+    """Show the pool and the trainers, or one trainer in detail with its learned curve."""
+    if ref is not None and (all_ or group is not None):
+        what = "--all shows all trainers" if all_ else "--group shows the trainers of a group"
+        raise InputError(f"{what}; leave out REF")
+    with connect(url, state) as client:
+        found = client.status() if ref is None else client.trainer(ref)
+        if ref is None and group is None and not as_json and any(group_of(row) for row in found["trainers"]):
+            # A group's line counts all its members, even those that finished long ago.
+            here, those = {row["id"] for row in found["trainers"]}, {group_of(row) for row in found["trainers"]} - {""}
+            rows = [row for row in client.trainers(all=True) if row["id"] in here or group_of(row) in those]
+            found = {**found, "trainers": rows}
+        if all_:
+            found = {**found, "trainers": client.trainers(all=True)}
+        if group is not None:
+            # A group includes all its members, even those that finished long ago.
+            rows = [row for row in client.trainers(all=True) if group_of(row) == group]
+            if not rows:
+                raise InputError(f"there is no group {group!r:.80}: `bftrainer status` lists those there are")
+            found = {**found, "trainers": rows}
+    if as_json:
+        print_json(found)
+        return
+    console = screen()
+    if group is not None:
+        console.print(groups_table(found["trainers"], console))
+        console.print()
+        console.print(members_table(found["trainers"]))
+        return
+    if ref is not None:
+        console.print(detail(found, console))
+        return
+    console.print(header(found, console), soft_wrap=True)
+    if (problem := pool_problem(found)) is not None:
+        console.print(problem, soft_wrap=True)
+    console.print()
+    shown = folded(found["trainers"])
+    if any(group_of(row) for row in found["trainers"]):
+        console.print(groups_table(found["trainers"], console))
+        console.print()
+    if shown or not found["trainers"]:
+        console.print(trainers_table(shown, console))
+    totals, last = found.get("totals") or {}, found.get("last_decision")
+    if totals:
+        share = totals["used_node_seconds"] / totals["node_seconds"] if totals.get("node_seconds") else 0.0
+        hours = totals.get("node_seconds", 0) / 3600
+        used = "of them used" if totals.get("owner") is None else "of them yours"
+        line = f"{figure(totals.get('samples', 0))} samples in {hours:,.2f} node-hours, {share:.0%} {used}; "
+        line += f"rescales: {totals.get('rescales', 0):,}, decisions: {totals.get('decisions', 0):,}"
+        console.print()
+        console.print(Text(line, style="dim"))
+    if last:
+        age = duration(found.get("now", time.time()) - last["time"])
+        reasons = "; ".join(map(printable, last.get("reasons") or ())) or "nothing to change"
+        console.print(Text(f"last decision {age} ago: {reasons}", style="dim"))
+
+
+def nodes(url: Url = None, state: State = None, as_json: Json = False) -> None:
+    """List the nodes of the pool and what they do."""
+    with connect(url, state) as client:
+        found = client.nodes()
+    if as_json:
+        print_json({"nodes": found})
+    else:
+        screen().print(nodes_table(found, time.time()))
+
+
+def events(
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Keep printing new events.")] = False,
+    trainer: Annotated[str, typer.Option(metavar="REF", help="Only events of this trainer.")] = "",
+    kind: Annotated[
+        str, typer.Option(metavar="KIND", help="Only events of this kind, such as decision or node.left.")
+    ] = "",
+    after: Annotated[
+        int | None, typer.Option(metavar="SEQ", min=0, help="Only events after this sequence number.")
+    ] = None,
+    limit: Annotated[int, typer.Option("-n", "--limit", metavar="N", min=1, help="Most events to print.")] = 50,
+    url: Url = None,
+    state: State = None,
+    as_json: JsonLines = False,
+) -> None:
+    """Show what happened: joins, leaves, decisions with their reasons, rescales, changes of state."""
+    with Patient(url, state) as controller:
+
+        def ask(after: int | None, limit: int) -> dict[str, Any]:
+            most = min(limit, _MOST_EVENTS)
+            return controller.ask(lambda c: c.events(after=after, limit=most, trainer=trainer, kind=kind))
+
+        found = ask(after, limit)
+        rows = list(found["events"])
+        while after is not None and found["events"] and len(rows) < limit:
+            found = ask(rows[-1]["seq"], limit - len(rows))
+            rows += found["events"]
+        if as_json and not follow:
+            print_json({"events": rows, "last": found["last"]})
+            return
+        _print_events(rows, as_json)
+        seen = rows[-1]["seq"] if rows else after if after is not None else found["last"]
+        while follow:
+            controller.rest()
+            rows = ask(seen, _MOST_EVENTS)["events"]
+            _print_events(rows, as_json)
+            seen = rows[-1]["seq"] if rows else seen
+
+
+def _print_events(rows: list[dict[str, Any]], as_json: bool) -> None:
+    for row in rows:
+        if as_json:
+            say_json(row)
+        else:
+            say(event_line(row))
+
+
+def event_line(row: Mapping[str, Any]) -> str:
+    """An event as one line of text."""
+    at = datetime.fromtimestamp(row["time"], UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return f"{at}  {row['kind']:<17} {_told(row)}".rstrip()
+
+
+def _told(row: Mapping[str, Any]) -> str:
+    kind, data = row["kind"], row.get("data") or {}
+    trainer, node = printable(row.get("trainer") or ""), printable(row.get("node") or "")
+    if kind == "decision":
+        return "; ".join(map(printable, data.get("reasons") or ())) or "nothing to change"
+    if kind == "trainer.state":
+        reason = f" ({printable(data['reason'])})" if data.get("reason") else ""
+        return f"{trainer}: {data.get('from') or 'new'} -> {data.get('to')}{reason}"
+    if kind == "rescale":
+        pause = "" if data.get("pause_s") is None else f", pause {data['pause_s']:.3g} s"
+        sizes = f"{data.get('world_before', '?')} -> {data.get('world', '?')} nodes"
+        return f"{trainer}: {sizes} ({data.get('why', '?')}){pause}"
+    if kind == "trainer.submitted":
+        spec = data.get("spec") or data
+        return f"{trainer} {printable(spec.get('name') or '')} {printable(spec.get('script') or '')}".rstrip()
+    if kind == "trainer.learned":
+        learned = data.get("trainer") or data
+        costs = [f"{key} {learned[key]:.3g}" for key in ("up_s", "down_s") if isinstance(learned.get(key), int | float)]
+        return f"{trainer}: {', '.join(costs)}".rstrip(": ")
+    if kind == "node.left":
+        return f"{node} {printable(data.get('reason') or '')}".rstrip()
+    if kind == "node.leaving":
+        return f"{node} in {data.get('grace_s', 0):g} s"
+    rest = " ".join(f"{printable(k)}={printable(v)}" for k, v in data.items() if isinstance(v, str | int | float))
+    return " ".join(part for part in (trainer, node, rest[:200]) if part)
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    app.command("status")(status)
+    app.command("nodes")(nodes)
+    app.command("events")(events)

@@ -1,0 +1,249 @@
+"""`bftrainer submit` queues a script, or a file of trainers. Everything is checked before it is queued."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from bftrainer.cli.common.connection import Json, Patient, State, Url, connect, live_packages, printable, say
+from bftrainer.cli.common.output import print_json, warn
+from bftrainer.cli.live.control import follow
+from bftrainer.cluster.spec.states import FINISHED
+from bftrainer.errors import BFTrainerError, InputError
+
+if TYPE_CHECKING:
+    from bftrainer.client.api import ApiClient
+    from bftrainer.cluster.spec.trainer import TrainerSpec
+
+
+class _LikePython(TyperCommand):
+    """Command whose options end at the script, or at `-m`. The rest belongs to the script, as with `python`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep `-m` and everything after it from being parsed as options."""
+        at = self._module_at(args)
+        return super().parse_args(ctx, args if at is None else [*args[:at], "--", *args[at:]])
+
+    def _module_at(self, args: Sequence[str]) -> int | None:
+        flags = {name for p in self.params if getattr(p, "is_flag", False) for name in (*p.opts, *p.secondary_opts)}
+        flags |= {"-h", "--help"}
+        at = 0
+        while at < len(args) and args[at].startswith("-") and args[at] != "--":
+            if args[at] == "-m":
+                return at
+            takes_next = args[at] not in flags and "=" not in args[at]
+            at += 2 if takes_next else 1
+        return None
+
+
+def submit(
+    script: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SCRIPT [ARGS]", help="Training script, or -m MODULE; everything after it is passed on."
+        ),
+    ] = None,
+    spec: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File of trainers, .toml or .yaml, instead of a script.")
+    ] = None,
+    array: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Sweep file, .toml or .yaml: one trainer per combination of its values."),
+    ] = None,
+    nodes: Annotated[str | None, typer.Option(metavar="N|A-B", help="Number of nodes: exactly N, or A to B.")] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name; default: derived from the script.")] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Group; default for a sweep: the file's name.")
+    ] = None,
+    weight: Annotated[float | None, typer.Option(metavar="W", help="Priority; default: 1.")] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="K=V|K",
+            help="Environment variable to set; K alone copies its value, which keeps secrets out of sight.",
+        ),
+    ] = None,
+    cwd: Annotated[str | None, typer.Option(metavar="DIR", help="Working directory; default: the current one.")] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(metavar="EXE", help="Python interpreter; default: this command's, on nodes that have it."),
+    ] = None,
+    launcher: Annotated[
+        str | None,
+        typer.Option(metavar="elastic|torchrun|hosts", help="How the script is started and told about its peers."),
+    ] = None,
+    curve: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Scaling curve, .csv or .json as `profile` writes it.")
+    ] = None,
+    up_s: Annotated[float | None, typer.Option(metavar="S", help="Cost of growing, in seconds.")] = None,
+    down_s: Annotated[float | None, typer.Option(metavar="S", help="Cost of shrinking, in seconds.")] = None,
+    work: Annotated[
+        int | None,
+        typer.Option(metavar="SAMPLES", help="Total samples to train on, if the script does not report them."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="LABEL", help="Label of the trained model.")] = None,
+    max_restarts: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of restarts allowed after failures; default: 5.")
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until the trainer is finished; exit status 1 if it failed.")
+    ] = False,
+    url: Url = None,
+    state: State = None,
+    as_json: Json = False,
+) -> None:
+    """Queue a training script. Options of submit come before the script, as they do for python.
+
+    \b
+    bftrainer submit --nodes 1-8 train.py --epochs 3
+    bftrainer submit --array grid.yaml
+    """
+    given: dict[str, Any] = {"nodes": nodes, "name": name, "weight": weight, "env": env or None, "cwd": cwd}
+    given |= {"python": python, "launcher": launcher, "curve": curve, "up_s": up_s, "down_s": down_s}
+    given |= {"work": work, "model": model, "max_restarts": max_restarts, "group": group}
+    said = {key: value for key, value in given.items() if value is not None}
+    with live_packages():
+        from bftrainer.cluster.spec.files import check_here, load_spec
+    if array is not None:
+        specs = _from_array(array, spec, script or [], said)
+    elif (spec is None) == (not script):
+        raise InputError("submit needs either a script or --spec FILE, or --array FILE (see: bftrainer submit --help)")
+    elif spec is not None:
+        if said:
+            option = next(iter(said)).replace("_", "-")
+            raise InputError(f"--{option} belongs into {spec}: beside --spec there are only --wait and --json")
+        specs = load_spec(spec)
+    else:
+        specs = [_from_options(script or [], said)]
+    # Trainers of a sweep differ only in arguments that the script must check.
+    for one in specs[:1] if array is not None else specs:
+        check_here(one)
+    if any(not one.python for one in specs):
+        _compare_environments()
+    rows = _queue(specs, url, state, quiet=as_json)
+    failed = False
+    if wait:
+        with Patient(url, state) as controller:
+            rows = follow(controller, [row["id"] for row in rows], quiet=as_json)
+        failed = any(row["state"] != "done" for row in rows)
+    if as_json:
+        print_json(rows[0] if spec is None and array is None else {"trainers": rows})
+    if failed:
+        raise typer.Exit(1)
+
+
+def _compare_environments() -> None:
+    """Warn if the active environment is not the one of this command: the script would not find its own packages."""
+    active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
+    if active and os.path.realpath(active) != os.path.realpath(sys.prefix):
+        warn(
+            f"the environment {active} is active, but this command runs in {sys.prefix}: the script runs under the "
+            f"latter where nodes have it. Give --python {Path(active) / 'bin' / 'python'} to use the active one"
+        )
+
+
+def _from_array(path: Path, spec: Path | None, words: Sequence[str], said: dict[str, Any]) -> list[TrainerSpec]:
+    """The trainers of a sweep. The script may be named in the file or on the command line."""
+    from bftrainer.cluster.spec.sweep import load_sweep
+
+    if spec is not None:
+        raise InputError("--spec and --array both describe all that is submitted: give one of them")
+    if "name" in said:
+        raise InputError("--name is for one trainer: name a sweep with --group")
+    return load_sweep(path, _values(words, said), Path.cwd())
+
+
+def _from_options(words: Sequence[str], said: dict[str, Any]) -> TrainerSpec:
+    """The spec that a command line describes."""
+    from bftrainer.cluster.spec.files import located
+    from bftrainer.cluster.spec.trainer import parse_spec
+
+    # The script's path is relative to the current folder, as in a shell; `cwd` is where it will run.
+    return located(parse_spec(_values(words, said)), Path.cwd())
+
+
+def _values(words: Sequence[str], said: dict[str, Any]) -> dict[str, Any]:
+    """The options of a command line, as keys of a trainer file."""
+    from bftrainer.cluster.spec.files import load_curve
+
+    values = dict(said)
+    if words and words[0] == "-m":
+        if len(words) < 2:
+            raise InputError("-m must be followed by the name of a module")
+        values |= {"script": f"-m {words[1]}", "args": list(words[2:])}
+    elif words:
+        values |= {"script": words[0], "args": list(words[1:])}
+    if "env" in said:
+        values["env"] = dict(_variable(text) for text in said["env"])
+    if "curve" in said:
+        values["curve"] = load_curve(said["curve"], said.get("model", "")).model_dump()
+    return values
+
+
+def _variable(text: str) -> tuple[str, str]:
+    """Parse `K=V`, or `K` with its value in this environment."""
+    name, equals, value = text.partition("=")
+    if equals:
+        return name, value
+    if name not in os.environ:
+        raise InputError(f"--env {name}: must be NAME=VALUE or a variable that is set, but {name!r} is not set")
+    return name, os.environ[name]
+
+
+def _queue(specs: Sequence[TrainerSpec], url: str | None, state: Path | None, *, quiet: bool) -> list[dict[str, Any]]:
+    """Submit the trainers in order and return their rows."""
+    rows: list[dict[str, Any]] = []
+    with connect(url, state) as client:
+        if any(spec.params for spec in specs):
+            _check_free(client, specs)
+        for spec in specs:
+            try:
+                row = client.submit(spec.as_json())
+            except BFTrainerError as problem:
+                if not rows:
+                    raise
+                done = (
+                    ", ".join(row["id"] for row in rows) if len(rows) < 10 else f"{rows[0]['id']} to {rows[-1]['id']}"
+                )
+                told = BFTrainerError(f"{spec.name or spec.script}: {problem}; submitted before it: {done}")
+                raise told from None
+            rows.append(row)
+            if not quiet:
+                chosen = " ".join(f"{name}={printable(value)}" for name, value in spec.params.items())
+                say(f"submitted {row['id']} {printable(row['name'])} {chosen}".rstrip())
+    return rows
+
+
+def _check_free(client: ApiClient, specs: Sequence[TrainerSpec]) -> None:
+    """Check the names of a sweep first, so that either all of its trainers are queued or none."""
+    me = client.me()
+    most, have = me["limits"]["max_trainers"], me["use"]["trainers"]
+    if most is not None and have + len(specs) > most:
+        raise InputError(
+            f"{me['owner']} may have {most} trainers that are not finished, and has {have}: {len(specs)} are too many"
+        )
+    mine = [row for row in client.trainers(all=True) if row["owner"] == me["owner"]]
+    group = specs[0].group
+    if earlier := sum(row.get("group") == group for row in mine):
+        raise InputError(
+            f"{earlier} trainers of a group {group!r} are there already, of an earlier sweep: give this one a name of "
+            f"its own, such as --group {group}-again"
+        )
+    taken = {row["name"] for row in mine if row["state"] not in FINISHED}
+    clash = [spec for spec in specs if spec.name in taken]
+    if clash:
+        what = f"{len(clash)} of {len(specs)} names are those of trainers that are not finished"
+        how = "give this sweep another --group, or end those with `bftrainer cancel`"
+        raise InputError(f"{what}, such as {clash[0].name!r}: {how}")
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to the command line."""
+    settings = {"allow_interspersed_args": False}
+    app.command("submit", cls=_LikePython, context_settings=settings)(submit)

@@ -1,0 +1,20 @@
+"""Clients of a running controller: `Client`, and `AsyncClient` for asyncio."""
+
+from bftrainer.client.api import RefusedError, UnreachableError
+from bftrainer.client.client import AsyncClient, Client, TrainerFailedError, describe
+from bftrainer.client.polling import LogLine, Moment, Point, Row
+from bftrainer.client.session import ClosedError
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "ClosedError",
+    "LogLine",
+    "Moment",
+    "Point",
+    "RefusedError",
+    "Row",
+    "TrainerFailedError",
+    "UnreachableError",
+    "describe",
+]

@@ -1,0 +1,273 @@
+"""HTTP API client with one method per endpoint of the controller; answers are plain JSON.
+
+The commands use it, and users' programs may too. `find_controller` looks up the controller's address. Every failure is
+raised as a `BFTrainerError` with a one-line message.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import httpx
+
+from bftrainer.cluster.config.load import CLIENT_FILE
+from bftrainer.cluster.wire import tls
+from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.processes import variables
+
+TOKEN = variables.TOKEN
+"""Environment variable with the user's token."""
+
+_REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_CONNECT_S = 5.0
+_ANSWER_S = 30.0
+
+
+class UnreachableError(BFTrainerError):
+    """Raised when no controller answers for now: one that is being restarted may answer later."""
+
+
+class UntrustedError(BFTrainerError):
+    """Raised when a server answers but cannot prove that it is the controller."""
+
+
+class RefusedError(BFTrainerError):
+    """Raised when the controller answered and refused the request."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.exit_code = 2 if 400 <= status < 500 else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """URL of a controller, and the credentials for it."""
+
+    url: str
+    token: str = field(default="", repr=False)
+    source: str = ""
+    """Where the URL came from, for messages."""
+    authority: str = ""
+    """File of certificates to verify the controller with over https; empty: the system's certificates."""
+
+    def verification(self) -> ssl.SSLContext | bool:
+        """httpx's `verify`: how to check the controller's certificate."""
+        return tls.client_context(self.authority, tls.CA) if self.url.startswith("https:") else True
+
+
+def find_controller(
+    state: Path, url: str | None = None, token: str | None = None, env: Mapping[str, str] | None = None
+) -> Address:
+    """Find a controller: from the arguments, else the environment, else `client.json` in the state folder.
+
+    A token from `client.json` is sent only to the controller of `client.json`, whatever other URL is given.
+    """
+    env = os.environ if env is None else env
+    chosen, source = (url, "--url") if url else (env.get(variables.URL), f"${variables.URL}")
+    token = token or env.get(TOKEN) or ""
+    authority = env.get(tls.CA) or ""
+    path = state / CLIENT_FILE
+    if chosen and token and (authority or not chosen.startswith("https:")):
+        return Address(_checked(chosen, source), token, source, authority)
+    try:
+        found = json.loads(path.read_text())
+        file_url, file_token, file_authority = found["url"], found["token"], found.get("authority", "")
+        if not (isinstance(file_url, str) and isinstance(file_token, str) and isinstance(file_authority, str)):
+            raise TypeError
+    except FileNotFoundError:
+        if not chosen:
+            raise UnreachableError(
+                f"no controller is known in {state}: start one with `bftrainer serve`, or say where it is with --url "
+                f"or --state"
+            ) from None
+        return Address(_checked(chosen, source), token, source, authority)
+    except OSError as problem:
+        if chosen:
+            return Address(_checked(chosen, source), token, source, authority)
+        raise BFTrainerError(f"{path}: {problem.strerror or problem}; is it another user's?") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        if chosen and token:
+            return Address(_checked(chosen, source), token, source, authority)
+        raise BFTrainerError(f"{path}: is damaged: remove it and restart `bftrainer serve`, which writes it") from None
+    if not chosen or chosen.rstrip("/") == file_url.rstrip("/"):
+        return Address(_checked(file_url, str(path)), token or file_token, str(path), authority or file_authority)
+    return Address(_checked(chosen, source), token, source, authority)
+
+
+def _checked(url: str, source: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc or not url.isascii() or not url.isprintable():
+        raise InputError(f"{source}: must be a URL such as http://127.0.0.1:8765, but got {url!r:.80}")
+    return url.rstrip("/")
+
+
+class ApiClient:
+    """A connection to a controller. Close it, or use it in a `with`."""
+
+    def __init__(self, address: Address, timeout_s: float = _ANSWER_S) -> None:
+        self.address = address
+        headers = {"Authorization": f"Bearer {address.token}"} if address.token else {}
+        if not address.token.isascii() or not address.token.isprintable():
+            raise InputError(f"{TOKEN}: must be a token as `bftrainer token create` prints it")
+        try:
+            # Proxies are for external hosts; a controller is on this machine or in this cluster.
+            self._http = httpx.Client(
+                base_url=address.url,
+                headers=headers,
+                timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S),
+                trust_env=False,
+                verify=address.verification(),
+                follow_redirects=False,
+            )
+        except (httpx.InvalidURL, ValueError) as problem:
+            raise InputError(f"{address.source or 'url'}: must be a URL, but got {address.url!r}: {problem}") from None
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def __enter__(self) -> ApiClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def health(self) -> dict[str, Any]:
+        """Whether the controller is up, and its version."""
+        return self._ask("GET", "/v1/health")
+
+    def status(self) -> dict[str, Any]:
+        """The pool, the policy, the trainers and the totals."""
+        return self._ask("GET", "/v1/status")
+
+    def me(self) -> dict[str, Any]:
+        """The caller's identity, limits and current use."""
+        return self._ask("GET", "/v1/me")
+
+    def trainers(self, *, state: str = "", all: bool = False) -> list[dict[str, Any]]:  # noqa: A002 - the API's word
+        """Rows of trainers that are unfinished or finished within the last hour; with `all`, of all trainers ever."""
+        found = self._ask("GET", "/v1/trainers", {"state": state or None, "all": "true" if all else None})
+        return _rows(found, "trainers")
+
+    def trainer(self, ref: str) -> dict[str, Any]:
+        """One trainer in detail, by id or name."""
+        return self._ask("GET", f"/v1/trainers/{_ref(ref)}")
+
+    def history(self, ref: str) -> dict[str, Any]:
+        """A trainer's reports over time, and its newest rescales."""
+        return self._ask("GET", f"/v1/trainers/{_ref(ref)}/history")
+
+    def submit(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        """Queue a trainer, described as by `TrainerSpec.as_json`, and return its row."""
+        try:
+            return self._ask("POST", "/v1/trainers", body=spec)
+        except RefusedError as refused:
+            if "submitted_python" not in spec or "submitted_python" not in str(refused):
+                raise
+        # A controller of version 0.1.0 knows only the agents' interpreter or `python`.
+        return self.submit({key: value for key, value in spec.items() if key != "submitted_python"})
+
+    def cancel(self, ref: str) -> dict[str, Any]:
+        """End a trainer and return its row. A trainer that has ended stays as it is."""
+        return self._ask("POST", f"/v1/trainers/{_ref(ref)}/cancel")
+
+    def logs(
+        self, ref: str, *, offset: int | None = None, limit: int | None = None, tail: int | None = None
+    ) -> dict[str, Any]:
+        """Lines of a trainer's log from a byte offset on, or its last `tail` lines, and the next offset."""
+        return self._ask("GET", f"/v1/trainers/{_ref(ref)}/logs", {"offset": offset, "limit": limit, "tail": tail})
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """The nodes in the pool."""
+        return _rows(self._ask("GET", "/v1/nodes"), "nodes")
+
+    def events(
+        self, *, after: int | None = None, limit: int = 100, trainer: str = "", kind: str = ""
+    ) -> dict[str, Any]:
+        """Events after a sequence number, or the newest ones; and the last sequence number."""
+        ref = _ref(trainer) if trainer else None
+        return self._ask("GET", "/v1/events", {"after": after, "limit": limit, "trainer": ref, "kind": kind or None})
+
+    def pause(self) -> dict[str, Any]:
+        """Stop harvesting: all nodes are given back at once."""
+        return self._ask("POST", "/v1/pause")
+
+    def resume(self) -> dict[str, Any]:
+        """Resume harvesting after `pause`."""
+        return self._ask("POST", "/v1/resume")
+
+    def drain(self) -> dict[str, Any]:
+        """Make the controller exit together with all of its agents."""
+        return self._ask("POST", "/v1/drain")
+
+    def _ask(
+        self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        params = {key: value for key, value in (query or {}).items() if value is not None}
+        try:
+            answer = self._http.request(method, path, params=params, json=body)
+        except httpx.TimeoutException:
+            raise UnreachableError(
+                f"the controller at {self._where()} does not answer in time: is it overloaded?"
+            ) from None
+        except httpx.TransportError as problem:
+            raise self._nobody(problem) from None
+        except UnicodeEncodeError:
+            raise InputError("what is sent must be valid Unicode") from None
+        return self._read(answer)
+
+    def _nobody(self, problem: httpx.TransportError) -> BFTrainerError:
+        if wrong := tls.untrusted(problem):
+            return UntrustedError(
+                f"the certificate of the controller at {self._where()} is not to be trusted: {wrong}; set {tls.CA} to "
+                "the file of its authority (api.authority)"
+            )
+        what = "" if isinstance(problem, httpx.ConnectError) else f" ({' '.join(str(problem).split())[:120]})"
+        return UnreachableError(f"no controller answers at {self._where()}{what}: start one with `bftrainer serve`")
+
+    def _where(self) -> str:
+        source = self.address.source
+        return self.address.url + (f" (from {source})" if source and source != "--url" else "")
+
+    def _read(self, answer: httpx.Response) -> dict[str, Any]:
+        try:
+            found = answer.json(parse_constant=lambda _: None)  # NaN is not JSON, and could not be printed as JSON
+        except ValueError:
+            found = None
+        if answer.status_code == 401:
+            hint = f"set {TOKEN} to one from `bftrainer token create`"
+            what = "does not know this token" if self.address.token else "wants a token"
+            raise RefusedError(401, f"the controller at {self._where()} {what}: {hint}")
+        if answer.status_code >= 500 and not isinstance(found, dict):
+            raise RefusedError(
+                answer.status_code,
+                f"the controller at {self._where()} failed (HTTP status {answer.status_code}): see its serve.log",
+            )
+        if not isinstance(found, dict):
+            raise RefusedError(502, f"what answers at {self._where()} is not a BFTrainer controller")
+        if answer.is_success:
+            return cast(dict[str, Any], found)
+        said = found.get("error") or found.get("detail") or f"HTTP status {answer.status_code}"
+        raise RefusedError(answer.status_code, " ".join(str(said).split())[:2000])
+
+
+def _ref(ref: str) -> str:
+    if not _REF.fullmatch(ref):
+        raise InputError(f"a trainer must be named by its id or its name, but got {ref!r:.80}")
+    return ref
+
+
+def _rows(found: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    return cast(list[dict[str, Any]], found.get(key, []))

@@ -1,0 +1,64 @@
+"""The agent's private folder holds its socket and its workers' output.
+
+The agent removes its folder when it ends. The folder of an agent that was killed is removed by a later agent: a living
+agent holds the lock in its folder, and a lock does not outlive its process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+PREFIX = "bft-agent-"
+YOUNG_S = 60.0
+"""Folders younger than this are not removed: a folder that has just been made may not be locked yet."""
+_MOST_PATH = 80
+"""The longest path of the folder. The path of a Unix socket may have only about a hundred characters."""
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """Make a folder of mode 0700 with a short path, lock it, and remove it at the end."""
+    base = Path(tempfile.gettempdir())
+    if len(str(base)) + len(PREFIX) > _MOST_PATH:
+        base = Path("/tmp")  # noqa: S108 - the folder in it is private
+    sweep(base)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def sweep(base: Path) -> None:
+    """Remove the folders that this user's killed agents left in `base`."""
+    for folder in base.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            facts = folder.lstat()
+            old = time.time() - facts.st_mtime > YOUNG_S
+            if old and stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and _is_left(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_left(folder: Path) -> bool:
+    try:
+        lock = os.open(folder / "lock", os.O_RDWR)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True

@@ -1,0 +1,123 @@
+"""Agent options are resolved from the command line, else from the environment.
+
+A pool passes URL, secret and node in the environment, or as lines on standard input where a remote shell does not pass
+variables on.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable, MutableMapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from bftrainer.cluster.wire import messages, tls
+from bftrainer.errors import InputError
+from bftrainer.processes import variables
+
+_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """The options as given on the command line; None: not given."""
+
+    url: str | None = None
+    node: str | None = None
+    host: str | None = None
+    secret_file: Path | None = None
+    folder: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedAgent:
+    """An agent's settings, complete and checked."""
+
+    url: str
+    """The address of the websocket to connect to."""
+    node: str
+    host: str
+    """The address under which other nodes reach this one."""
+    secret: str = field(repr=False)
+    folder: Path | None = None
+    """The folder for the workers' output; None: a private folder that is removed at the end."""
+    authority: str = ""
+    """A file of certificates to verify the controller with; empty: the system's."""
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether the node's address is a loopback address. If so, the other nodes are on this machine, too."""
+        return _is_loopback(self.host)
+
+
+def resolve(options: AgentOptions, environment: MutableMapping[str, str]) -> ResolvedAgent:
+    """Return the settings of an agent.
+
+    The secret is removed from the environment, so that processes started by the agent do not see it.
+    """
+    secret = environment.pop(variables.SECRET, "")
+    environment.pop(
+        variables.TOKEN, None
+    )  # the user's own token, from the shell that started the controller or this agent: workers do not need it
+    if options.secret_file is not None:
+        try:
+            secret = options.secret_file.read_text().strip()
+        except (OSError, ValueError) as problem:
+            reason = problem.strerror if isinstance(problem, OSError) else "it is not text"
+            raise InputError(f"cannot read the secret: {options.secret_file}: {reason}") from None
+    if not secret:
+        raise InputError(f"there is no secret to join with: give --secret-file or set {variables.SECRET}")
+    if not (secret.isascii() and secret.isprintable()) or " " in secret:
+        raise InputError("the secret must be one word of ASCII characters, but it has others")
+    url, loopback = _websocket(options.url or environment.get(variables.URL) or "")
+    node = options.node or environment.get(variables.NODE) or socket.gethostname()
+    if not node.isprintable() or len(node) > 255 or node != node.strip():
+        raise InputError(f"`--node` must be a name of at most 255 printable characters, but got {node[:300]!r}")
+    host = options.host or ("127.0.0.1" if loopback else socket.gethostname())
+    folder = options.folder.absolute() if options.folder is not None else None
+    if folder is not None:
+        _make_private(folder)
+    return ResolvedAgent(url, node, host, secret, folder, environment.get(tls.CA, ""))
+
+
+def read_environment(lines: Iterable[str], environment: MutableMapping[str, str]) -> None:
+    """Read variables from lines `NAME=value`, up to an empty line, into `environment`."""
+    for line in lines:
+        text = line.rstrip("\r\n")
+        if not text:
+            return
+        name, equals, value = text.partition("=")
+        if not (equals and name.isidentifier()) or "\0" in value:
+            raise InputError("standard input must have lines NAME=value and then an empty one, but one is not so")
+        environment[name] = value
+
+
+def _websocket(url: str) -> tuple[str, bool]:
+    """Return the websocket address for a controller's URL, and whether it is on this machine."""
+    if not url:
+        raise InputError(f"where is the controller? Give --url or set {variables.URL}, such as http://127.0.0.1:8765")
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 - raises if it is no number
+        scheme, host = _SCHEMES[parts.scheme], parts.hostname or ""
+    except (KeyError, ValueError):
+        scheme, host = "", ""
+    if not host:
+        raise InputError(f"`--url` must be such as http://127.0.0.1:8765, but got {url!r}")
+    return f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}{messages.PATH}", _is_loopback(host)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _make_private(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as problem:
+        raise InputError(f"`--folder` must be a folder to write to: {folder}: {problem.strerror}") from None

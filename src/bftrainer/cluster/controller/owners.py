@@ -1,0 +1,135 @@
+"""Owner limits restrict the nodes and trainers that each owner may have.
+
+`bftrainer owner` writes them to the store. The controller reads them (`OwnerLimits.read`), passes their quotas to the
+scheduler, refuses trainers that exceed them (`OwnerLimits.check`), and shows limits and current use in the API.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from bftrainer.allocate.quotas import Quota
+from bftrainer.cluster.spec.states import FINISHED
+from bftrainer.cluster.store.schema import OwnerRow
+from bftrainer.errors import InputError
+
+if TYPE_CHECKING:
+    from bftrainer.cluster.controller.reconciler import Reconciler
+    from bftrainer.cluster.spec.trainer import TrainerSpec
+    from bftrainer.cluster.store.store import Store
+
+MOST_TRAINERS = 1_000_000
+MOST_NAME = 200
+
+_PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%")
+
+
+class QuotaError(InputError):
+    """A trainer would exceed its owner's limits."""
+
+
+def quota_of(row: OwnerRow) -> Quota:
+    """Return the part of an owner's limits that the scheduler enforces."""
+    return Quota(row.max_nodes, row.share_nodes, row.share_percent)
+
+
+def check_row(row: OwnerRow) -> OwnerRow:
+    """Return the row if it is valid. Raises `InputError` otherwise."""
+    if not row.owner.strip() or not row.owner.isprintable() or len(row.owner) > MOST_NAME:
+        raise InputError(f"an owner must be a word in one line, but got {row.owner!r:.80}")
+    if row.max_trainers is not None and not 0 <= row.max_trainers <= MOST_TRAINERS:
+        raise InputError(f"max trainers must be from 0 to {MOST_TRAINERS:,}, but got {row.max_trainers}")
+    quota_of(row)
+    return row
+
+
+def read_share(text: str) -> tuple[int | None, float | None]:
+    """Parse a share: `4` is four nodes, `25%` a quarter of the pool. Returns nodes and percent, one of them None.
+
+    Raises `InputError`.
+    """
+    percent = _PERCENT.fullmatch(text.strip())
+    if percent is not None:
+        return None, float(percent[1])
+    if not re.fullmatch(r"\d{1,9}", text.strip()):
+        raise InputError(
+            f"a share must be a number of nodes such as 4, or a part of the pool such as 25%, not {text!r}"
+        )
+    return int(text), None
+
+
+def share_as_text(row: OwnerRow) -> str | None:
+    """Return a row's share as text: the inverse of `read_share`. None without a share."""
+    if row.share_percent is not None:
+        return f"{row.share_percent:g}%"
+    return None if row.share_nodes is None else str(row.share_nodes)
+
+
+class OwnerLimits:
+    """The limits of all owners, as read last from the store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._rows: Mapping[str, OwnerRow] = MappingProxyType({})
+        self.read()
+
+    def read(self) -> None:
+        """Read the limits again: a command may have changed them."""
+        self._rows = MappingProxyType({row.owner: row for row in self._store.owners()})
+
+    def of(self, owner: str) -> OwnerRow:
+        """Return the limits of one owner."""
+        return self._rows.get(owner) or OwnerRow(owner)
+
+    @property
+    def rows(self) -> tuple[OwnerRow, ...]:
+        """The limits of all owners that have any."""
+        return tuple(self._rows.values())
+
+    @property
+    def quotas(self) -> Mapping[str, Quota]:
+        """The quotas for the scheduler, by owner."""
+        quotas = {}
+        for owner, row in self._rows.items():
+            with suppress(InputError):  # a wrong row, edited by hand, must not stop training
+                if quota := quota_of(row):
+                    quotas[owner] = quota
+        return MappingProxyType(quotas)
+
+    def check(self, owner: str, spec: TrainerSpec, unfinished: int) -> None:
+        """Raise `QuotaError` if the owner has too many unfinished trainers, or if this one could never run."""
+        row = self.of(owner)
+        if row.max_trainers is not None and unfinished >= row.max_trainers:
+            raise QuotaError(
+                f"{owner} may have {row.max_trainers} trainers that are not finished, and has {unfinished}: "
+                "wait for one to end, or cancel one"
+            )
+        if row.max_nodes is not None and spec.min_nodes > row.max_nodes:
+            raise QuotaError(
+                f"min_nodes is {spec.min_nodes}, and {owner} may have {row.max_nodes} nodes: it could never run"
+            )
+
+
+def as_json(owner: str, cluster: Reconciler, past: Mapping[str, tuple[int, float, int]], now: float) -> dict[str, Any]:
+    """Return an owner's limits and current use.
+
+    `past` has, by owner, the count, node-seconds and samples of finished trainers, from the store.
+    """
+    row = cluster.rules.of(owner)
+    finished, node_seconds, samples = past.get(owner, (0, 0.0, 0))
+    mine = [live for live in cluster.trainers.values() if live.owner == owner and live.state not in FINISHED]
+    return {
+        "owner": owner,
+        "limits": {"max_nodes": row.max_nodes, "max_trainers": row.max_trainers, "share": share_as_text(row)},
+        "use": {
+            "nodes": sum(len(cluster.state.assigned.get(live.id, ())) for live in mine),
+            "trainers": len(mine),
+            "trainers_finished": finished,
+            "node_seconds": node_seconds + sum(live.held(now) for live in mine),
+            "samples": samples + sum(live.job.progress.samples for live in mine),
+        },
+    }

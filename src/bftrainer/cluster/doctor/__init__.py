@@ -1,0 +1,1 @@
+"""The doctor checks a state folder and a running system for errors."""

@@ -1,0 +1,230 @@
+"""The doctor examines a state folder: database, secrets, disk, controller and orphaned processes.
+
+`examine` only reads, so it can run beside a controller or on the folder of a killed one. `bftrainer doctor` prints its
+findings.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bftrainer.cluster.doctor.invariants import (
+    EVENT_KINDS,
+    DoctorFinding,
+    history,
+    log_is_whole,
+    summed,
+    trainers_agree,
+    workers_agree,
+)
+from bftrainer.cluster.store import schema
+from bftrainer.cluster.store.schema import NodeRow, WorkerRow
+from bftrainer.cluster.store.store import FILE, Store
+from bftrainer.elastic.protocol import WORKER
+from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.processes.variables import STATE_ID
+
+__all__ = ["STATE_ID", "DoctorFinding", "controller_runs", "examine", "worker_processes"]
+
+KEPT_STATE_ID = "state_id"
+LOCK = "serve.lock"
+"""Lock file, held (`flock`) by the controller for as long as it lives."""
+
+ENOUGH_BYTES = 1_000_000_000
+
+_SECRETS = ("client.json", "agent-secret")
+_PROC = Path("/proc")
+_OUTPUT = re.compile(r"/(t[0-9]+-[0-9]+)\.log(?: \(deleted\))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A process whose environment says that it is a worker of this state folder."""
+
+    pid: int
+    worker: str
+
+
+def examine(state_folder: Path) -> list[DoctorFinding]:
+    """Return all findings about a state folder, good and bad. `InputError` if there is no database."""
+    path = state_folder / FILE
+    if not path.is_file():
+        raise InputError(
+            f"{state_folder}: there is no {FILE} here; name the state folder of a controller with --state "
+            "(or start one: bftrainer serve)"
+        )
+    findings = summed("only its owner can read the state folder and its secrets", _modes(state_folder))
+    findings += summed("there is room on the disk", _room(state_folder))
+    alive = controller_runs(state_folder)
+    findings.append(
+        DoctorFinding("ok", "a controller runs on this state" if alive else "no controller runs on this state")
+    )
+    try:
+        with Store.open(path, read_only=True) as store:
+            findings += _database(store, alive)
+    except BFTrainerError as problem:
+        findings.append(DoctorFinding("error", str(problem)))
+    return findings
+
+
+def controller_runs(state_folder: Path) -> bool:
+    """Return whether a controller holds the lock of the folder."""
+    try:
+        descriptor = os.open(state_folder / LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        # A shared lock, so that two doctors do not take each other for a controller. It is released at once.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _database(store: Store, alive: bool) -> Iterator[DoctorFinding]:
+    def checked(good: str, check: Callable[[], Iterable[DoctorFinding]]) -> list[DoctorFinding]:
+        try:
+            return summed(good, check())
+        except BFTrainerError as problem:  # a damaged page or invalid JSON: the other checks may still work
+            return [DoctorFinding("error", str(problem), "stop the controller and put a back-up in its place")]
+
+    # Processes are read before rows: a process that is a worker by now has its row by then.
+    state_id = store.kept(KEPT_STATE_ID)
+    processes = list(worker_processes(str(state_id))) if state_id else []
+    with store.transaction():
+        yield DoctorFinding("ok", f"the schema version is {len(schema.MIGRATIONS)}, the newest")
+        yield from checked(
+            "the database file is sound",
+            lambda: (DoctorFinding("error", what, "put a back-up in its place") for what in store.problems()),
+        )
+        try:
+            trainers, workers, here = store.trainers(), store.workers(), store.nodes()
+            span, newest = store.event_span(), store.events(limit=1)
+        except BFTrainerError as problem:
+            yield DoctorFinding("error", str(problem), "stop the controller and put a back-up in its place")
+            return
+        now = time.time() if alive or not newest else newest[0].time
+        yield from summed(f"{len(trainers)} trainers make sense", trainers_agree(trainers))
+        running = [worker for worker in workers if worker.ended is None]
+        yield from summed(
+            f"{len(running)} running workers have a trainer and a node each",
+            workers_agree(trainers, workers, here, now),
+        )
+        yield from summed(f"{span.count} events are without a gap", log_is_whole(span))
+        yield from checked(
+            "the events agree with one another and with what is stored",
+            lambda: history(store.all_events(EVENT_KINDS), trainers, trimmed=span.trimmed > 0),
+        )
+        yield from checked("the last controller ended in order, or runs", lambda: _ending(store, alive, running))
+    if state_id:
+        yield from summed("no process is left over", orphans(processes, running, here, alive))
+
+
+def _ending(store: Store, alive: bool, running: Sequence[WorkerRow]) -> Iterator[DoctorFinding]:
+    if alive:
+        return
+    advice = "start `bftrainer serve`: it goes on where that one stopped"
+    started, stopped = store.events(kind="serve.started", limit=1), store.events(kind="serve.stopped", limit=1)
+    if started and not (stopped and stopped[0].seq > started[0].seq):
+        yield DoctorFinding("warning", f"the last controller was killed: its {LOCK} is stale", advice)
+    if running:
+        yield DoctorFinding("warning", f"{len(running)} workers ran when the controller ended", advice)
+
+
+def _modes(folder: Path) -> Iterator[DoctorFinding]:
+    for path in (folder, folder / FILE, *(folder / name for name in _SECRETS)):
+        try:
+            mode = path.stat().st_mode & 0o777
+        except OSError:
+            continue
+        if mode & 0o077:
+            secret = path.name in _SECRETS
+            wanted = 0o700 if path == folder else 0o600
+            advice = f"chmod {wanted:o} {path}" + (", and replace what it holds: others may know it" if secret else "")
+            yield DoctorFinding("error" if secret else "warning", f"{path} is open to others (mode {mode:o})", advice)
+
+
+def _room(folder: Path) -> Iterator[DoctorFinding]:
+    free = shutil.disk_usage(folder).free
+    if free < ENOUGH_BYTES:
+        yield DoctorFinding(
+            "warning",
+            f"the disk of {folder} has {free / 1e6:,.0f} MB left",
+            "free some space: a controller cannot store anything on a full disk",
+        )
+
+
+def orphans(
+    processes: Iterable[Found], running: Sequence[WorkerRow], here: Sequence[NodeRow], controller: bool
+) -> Iterator[DoctorFinding]:
+    """Yield worker processes that are not known to run, or that no controller and no agent is left to end."""
+    node_of = {worker.worker: worker.node for worker in running}
+    agents = {node.node: node.pid for node in here}
+    for process in processes:
+        if process.worker not in node_of:
+            why = "is not known to run"
+        elif controller or _lives(agents.get(node_of[process.worker], 0)):
+            continue
+        else:
+            why = "has neither a controller nor an agent any more"
+        if _worker_of(process.pid) == process.worker:  # the process may have ended meanwhile
+            yield DoctorFinding(
+                "warning", f"process {process.pid} is worker {process.worker}, which {why}", f"kill {process.pid}"
+            )
+
+
+def worker_processes(state_id: str) -> Iterator[Found]:
+    """Yield the worker processes of this user and of one state folder on this machine."""
+    for entry in _PROC.iterdir() if _PROC.is_dir() else ():
+        if not entry.name.isdigit():
+            continue
+        pid = int(entry.name)
+        if pid != os.getpid() and _environment(pid).get(STATE_ID) == state_id and (worker := _worker_of(pid)):
+            yield Found(pid, worker)
+
+
+def _worker_of(pid: int) -> str:
+    """Return the id of the worker that a process is, or belongs to; empty if there is none."""
+    try:
+        output = _OUTPUT.search(str((_PROC / str(pid) / "fd" / "1").readlink()))
+        if output:
+            return output[1]
+        forked = b".forker" in (_PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return ""
+    # Linux shows the environment that a process was started with. A forked worker shows that of the warm parent, as
+    # does the parent itself; only the target of its output distinguishes them.
+    return "" if forked else _environment(pid).get(WORKER, "")
+
+
+def _environment(pid: int) -> dict[str, str]:
+    try:
+        if (_PROC / str(pid)).stat().st_uid != os.getuid():
+            return {}
+        block = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (entry.decode(errors="replace").partition("=") for entry in block.split(b"\0"))
+    return {name: value for name, _, value in pairs}
+
+
+def _lives(pid: int) -> bool:
+    """Return whether a process exists and is not a zombie. A process whose id is unknown is assumed to live."""
+    if pid <= 0:
+        return True
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")

@@ -1,0 +1,142 @@
+"""The decision list shows each decision with the nodes lost before it.
+
+A decision event holds each trainer's size before and after it. Nodes lost since the previous decision appear only in
+the node events. This module combines both, so that the sizes add up. It only reads, on its own connection, as in
+`queries.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from bftrainer.cluster.store.database import Database
+
+MOST_DECISIONS = 200
+MOST_LOOKED_AT = 2000
+"""Limit of decisions that one request reads: each holds the nodes of every trainer."""
+_CHUNK = 100
+
+_DECISIONS = """
+SELECT seq, time, json_extract(data, '$.pool'), json_extract(data, '$.horizon_s'), json_extract(data, '$.changes'),
+    json_extract(data, '$.reasons'), json_extract(data, '$.waiting'), json_extract(data, '$.ms')
+FROM events WHERE kind = 'decision' AND seq < ? ORDER BY seq DESC LIMIT ?
+"""
+_GONE = """
+SELECT seq, time, node FROM events WHERE kind IN ('node.leaving', 'node.left') AND seq > ? AND seq < ? ORDER BY seq
+"""
+_HOLDERS = """
+SELECT holder.key, json_array_length(holder.value), node.value
+FROM events, json_each(data, '$.nodes') AS holder, json_each(holder.value) AS node
+WHERE seq = ? AND node.value IN (SELECT value FROM json_each(?))
+"""
+_TRAINER = "SELECT name, owner, json_extract(spec, '$.min_nodes'), ended FROM trainers WHERE number = ?"
+
+
+class _Known(NamedTuple):
+    name: str
+    owner: str
+    min_nodes: int
+    ended: float | None
+
+
+def read_decisions(db: Database, before: int, limit: int, owner: str | None) -> tuple[list[dict[str, Any]], int | None]:
+    """Return decisions that changed something or followed a loss, newest first.
+
+    With an `owner`, they contain only what concerns that owner's trainers. At most `MOST_LOOKED_AT` decisions are read,
+    however few match. The second value is the `before` of the next page, or None if there is no more.
+    """
+    found: list[dict[str, Any]] = []
+    known: dict[str, _Known] = {}
+    at, looked = before, 0
+    with db.transaction():
+        while looked < MOST_LOOKED_AT:
+            rows = db.rows(_DECISIONS, (at, _CHUNK + 1))
+            gone = _gone(db, rows)
+            for row, earlier in pairwise([*rows, None] if len(rows) <= _CHUNK else rows):
+                assert row is not None
+                at, looked = row[0], looked + 1
+                lost = _lost(db, earlier[0], gone[at], known) if earlier is not None and at in gone else []
+                one = _decision(db, row, lost, known, owner)
+                if one["changes"] or one["lost"]:
+                    found.append(one)
+                if len(found) == limit:
+                    return found, at if earlier is not None else None
+            if len(rows) <= _CHUNK:
+                return found, None
+    return found, at
+
+
+def _gone(db: Database, rows: list[tuple[Any, ...]]) -> dict[int, list[tuple[float, str]]]:
+    """Return times and names of nodes that left, by the number of the decision that followed.
+
+    A node that announced its departure before it left counts once.
+    """
+    found: defaultdict[int, list[tuple[float, str]]] = defaultdict(list)
+    if len(rows) < 2:
+        return found
+    following = sorted(row[0] for row in rows)
+    place = 1
+    for seq, time, node in db.rows(_GONE, (following[0], following[-1])):
+        while following[place] < seq:
+            place += 1
+        if all(node != other for _, other in found[following[place]]):
+            found[following[place]].append((time, node))
+    return found
+
+
+def _lost(db: Database, earlier: int, gone: list[tuple[float, str]], known: dict[str, _Known]) -> list[dict[str, Any]]:
+    """Return the nodes that trainers lost out of those that the previous decision gave them.
+
+    A trainer below its minimum has stopped.
+    """
+    times = {node: time for time, node in gone}
+    taken: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
+    for trainer, held, node in db.rows(_HOLDERS, (earlier, json.dumps(list(times)))):
+        ended = _about(db, trainer, known).ended
+        if ended is None or ended > times[node]:
+            taken[trainer, held].append(node)
+    return [
+        {
+            "trainer": trainer,
+            "time": max(times[node] for node in nodes),
+            "nodes": sorted(nodes),
+            "before": held,
+            "after": left if (left := held - len(nodes)) >= known[trainer].min_nodes else 0,
+            "min_nodes": known[trainer].min_nodes,
+        }
+        for (trainer, held), nodes in taken.items()
+    ]
+
+
+def _about(db: Database, trainer: str, known: dict[str, _Known]) -> _Known:
+    if trainer not in known:
+        row = db.row(_TRAINER, (int(trainer[1:]),)) if trainer[1:].isdigit() else None
+        known[trainer] = (
+            _Known(row[0], row[1], row[2] or 1, row[3]) if row is not None else _Known(trainer, "", 1, None)
+        )
+    return known[trainer]
+
+
+def _decision(
+    db: Database, row: tuple[Any, ...], lost: list[dict[str, Any]], known: dict[str, _Known], owner: str | None
+) -> dict[str, Any]:
+    seq, time, pool, horizon_s, changes, reasons, waiting, ms = row
+
+    def visible(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        about = [(one, _about(db, one["trainer"], known)) for one in found]
+        return [{**one, "name": trainer.name} for one, trainer in about if owner is None or trainer.owner == owner]
+
+    told = zip(json.loads(changes or "[]"), json.loads(reasons or "[]"), strict=False)
+    return {
+        "seq": seq,
+        "time": time,
+        "pool": pool,
+        "horizon_s": horizon_s,
+        "changes": visible([{**change, "reason": reason} for change, reason in told]),
+        "lost": visible(lost),
+        "waiting": waiting if owner is None else None,
+        "ms": ms,
+    }

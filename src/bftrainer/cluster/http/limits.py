@@ -1,0 +1,214 @@
+"""Request limits in front of the HTTP API protect memory, connections and time.
+
+`RequestLimits` wraps the application: it bounds the size of a body and the time to receive it. It rejects a request
+with a body but without a valid token before it reads the body. `TimedH11Protocol` extends uvicorn's protocol: it closes
+a connection that does not send the header of a request in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import h11
+from fastapi import HTTPException
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+MOST_BODY_BYTES = 1 << 20
+BODY_S = 20.0
+"""Seconds within which a body must have arrived."""
+REQUEST_S = 20.0
+"""Seconds, from the first byte or from the connection, within which a request's header must be complete."""
+UNREAD_S = 60.0
+"""Seconds within which the client must have read part of a response that exceeds the network's buffers."""
+KEEP_ALIVE_S = 30
+"""Seconds that a connection may be idle between two requests."""
+MOST_HEADER_BYTES = 32 << 10
+MOST_FILES = 16_384
+SPARE_FILES = 256
+"""Descriptors reserved for other uses than connections: the database, logs, pipes of processes."""
+
+_CLOSE = {"Connection": "close"}
+_SAFE = {"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer"}
+
+
+class RequestLimits:
+    """ASGI application that limits requests to another one. `known` tells whether a bearer token is valid."""
+
+    def __init__(self, app: ASGIApp, known: Callable[[str], bool]) -> None:
+        self._app = app
+        self._known = known
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _SAFE.items():
+                    headers.setdefault(name, value)
+                if scope["path"].startswith("/v1/"):
+                    headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await refusal(scope, receive, safely)
+            return
+        await self._app(scope, _Body(receive).receive, safely)
+
+    def _refusal(self, scope: Scope) -> JSONResponse | None:
+        """Return the refusal of a request that must be rejected before its body is read, else None."""
+        headers = Headers(scope=scope)
+        length = headers.get("content-length", "0")
+        if not (length.isascii() and length.isdigit() and len(length) <= 18) or int(length) > MOST_BODY_BYTES:
+            return _refused(413, _TOO_LARGE)
+        has_body = int(length) > 0 or "transfer-encoding" in headers
+        if has_body and not self._known(bearer(headers.get("authorization"))):
+            return _refused(401, NO_TOKEN)
+        return None
+
+
+NO_TOKEN = "the token is missing, wrong or revoked (BFTRAINER_TOKEN or client.json)"  # noqa: S105 - a message
+_TOO_LARGE = f"a request may have {MOST_BODY_BYTES:,} bytes"
+
+
+def bearer(header: str | None) -> str:
+    """Return the token of an Authorization header, or an empty text if there is none."""
+    kind, _, token = (header or "").partition(" ")
+    return token.strip() if kind.lower() == "bearer" else ""
+
+
+class _Body:
+    """A request body that is counted and timed while it arrives."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._size = 0
+        self._until: float | None = None
+        self._over = False
+
+    async def receive(self) -> Message:
+        """See ASGI. After the end of the body there is no time-out: the call waits until the client disconnects."""
+        if self._over:
+            return await self._receive()
+        now = asyncio.get_running_loop().time()
+        self._until = now + BODY_S if self._until is None else self._until
+        try:
+            async with asyncio.timeout_at(self._until):
+                message = await self._receive()
+        except TimeoutError:
+            raise HTTPException(408, f"the request was not here within {BODY_S:g} s", _CLOSE) from None
+        self._size += len(message.get("body", b""))
+        if self._size > MOST_BODY_BYTES:
+            raise HTTPException(413, _TOO_LARGE, _CLOSE)
+        self._over = not message.get("more_body", False)
+        return message
+
+
+def _refused(status: int, message: str) -> JSONResponse:
+    headers = _CLOSE | ({"WWW-Authenticate": "Bearer"} if status == 401 else {})
+    return JSONResponse({"error": message}, status, headers)
+
+
+class TimedH11Protocol(H11Protocol):
+    """HTTP connection with a deadline for each request.
+
+    A client that sends nothing, or sends the header byte by byte, is disconnected when the time is up.
+    """
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._waiting: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._stop_waiting()
+        self._go_on_reading()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`. A client that does not read its response is disconnected after `UNREAD_S`."""
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self.loop.call_later(UNREAD_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._go_on_reading()
+        super().resume_writing()
+
+    def _go_on_reading(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Hand the connection over to the websocket protocol and stop all timers."""
+        super().handle_websocket_upgrade(event)
+        self._stop_waiting()
+        self._go_on_reading()
+
+    def _watch(self) -> None:
+        """Start or stop the request timer.
+
+        The timer runs while no request is being processed and the next request, or the rest of an answered one, is
+        awaited.
+        """
+        if self.transport.get_protocol() is not self or self._busy:
+            self._stop_waiting()
+        elif self._waiting is None:
+            self._waiting = self.loop.call_later(REQUEST_S, self._too_late)
+
+    @property
+    def _busy(self) -> bool:
+        cycle: Any = self.cycle  # None before the first request
+        return self.conn.their_state is not h11.IDLE and cycle is not None and not cycle.response_complete
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _too_late(self) -> None:
+        self._waiting = None
+        if not self._busy:
+            self.transport.abort()
+
+
+def most_connections() -> int:
+    """Return how many connections may be open. Raises the soft limit of file descriptors first, if it can."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in _wanted(soft, hard):
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError):
+            continue
+        soft = wanted
+        break
+    return max(soft - SPARE_FILES, 64) if soft != resource.RLIM_INFINITY else MOST_FILES
+
+
+def _wanted(soft: int, hard: int) -> Iterator[int]:
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        yield most

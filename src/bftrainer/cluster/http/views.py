@@ -1,0 +1,173 @@
+"""JSON views turn rows and live values into API responses.
+
+Pure translation; the keys are a contract.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bftrainer.cluster.controller.active import ActiveTrainer, NodeState
+from bftrainer.cluster.controller.reconciler import Reconciler
+from bftrainer.cluster.jobs.learning import Learned, Prior
+from bftrainer.cluster.launchers.base import HEAD
+from bftrainer.cluster.spec.states import FINISHED
+from bftrainer.cluster.spec.trainer import TrainerSpec
+from bftrainer.cluster.store.schema import TrainerRow
+from bftrainer.core.curve import Curve
+
+HIDDEN = "(hidden)"
+"""Replaces the values of a trainer's environment, because people put passwords there."""
+
+
+def trainer(row: TrainerRow, live: ActiveTrainer | None, now: float, waits: str = "") -> dict[str, Any]:
+    """Return one trainer in short.
+
+    `live` has the newest figures while the trainer is not finished; `waits` is why it has no nodes.
+    """
+    spec = row.spec
+    job = live.job if live is not None else None
+    progress = job.progress if job is not None else None
+    samples = progress.samples if progress is not None else row.samples
+    total = progress.total if progress is not None and progress.total is not None else row.total
+    state = job.state if job is not None else row.state
+    rate = _rate(live) if live is not None and state == "running" else 0.0
+    share = min(samples / total, 1.0) if total else None
+    left = total - samples if total else None
+    return {
+        "id": row.id,
+        "name": row.name,
+        "owner": row.owner,
+        "group": spec.get("group", ""),
+        "params": spec.get("params", {}),
+        "state": state,
+        "reason": (job.reason if job is not None else row.reason) or waits,
+        "script": spec.get("script", ""),
+        "launcher": spec.get("launcher", "elastic"),
+        "min_nodes": spec.get("min_nodes"),
+        "max_nodes": spec.get("max_nodes"),
+        "weight": spec.get("weight", 1.0),
+        "submitted": row.submitted,
+        "started": live.started if live is not None else row.started,
+        "ended": row.ended,
+        "nodes": _nodes(live) if live is not None else [],
+        "samples": samples,
+        "total": total,
+        "progress": 1.0 if state == "done" and share is None else share,
+        "rate": rate,
+        "eta_s": left / rate if left is not None and rate > 0 and state not in FINISHED else None,
+        "metrics": progress.metrics if progress is not None else row.metrics,
+        "metrics_at": _places(progress.noted.at if progress is not None else row.metrics_at),
+        "epoch": progress.epoch if progress is not None else row.epoch,
+        "step": progress.step if progress is not None else row.step,
+        "rescales": live.rescales if live is not None else row.rescales,
+        "preemptions": live.preemptions if live is not None else row.preemptions,
+        "failures": job.failures_in_all if job is not None else row.failures,
+        "samples_redone": progress.redone if progress is not None else row.samples_redone,
+        "node_seconds": live.held(now) if live is not None else row.node_seconds,
+    }
+
+
+def trainer_in_detail(
+    row: TrainerRow, live: ActiveTrainer | None, now: float, log_tail: list[str], waits: str = "", output: str = ""
+) -> dict[str, Any]:
+    """Return one trainer with everything that is known of it. `output` is the folder that its script writes to."""
+    spec = TrainerSpec.model_validate(row.spec)
+    prior = Prior(spec.prior_curve(), spec.up_s, spec.down_s)
+    learned = live.learned if live is not None else Learned.from_json(row.learned or {}, prior)
+    curve = learned.curve(spec.min_nodes, spec.max_nodes, 1.0)
+    workers = live.job.workers.values() if live is not None else ()
+    return {
+        **trainer(row, live, now, waits),
+        "spec": {**row.spec, "env": dict.fromkeys(row.spec.get("env", ()), HIDDEN)},
+        "curve": {
+            **_points(curve),
+            "measured": {str(size): rate for size, rate in learned.measured.items()},
+            "prior": _points(learned.prior.curve) if learned.prior.curve is not None else None,
+        },
+        "up_s": learned.up_s,
+        "down_s": learned.down_s,
+        "pauses": dict(learned.pauses()),
+        "snapshots": _snapshots(live) if live is not None else None,
+        "workers": [
+            {
+                "worker": worker.id,
+                "node": worker.node,
+                "state": "leaving" if worker.leave_by else "training" if worker.formed else "starting",
+                "pid": worker.pid,
+            }
+            for worker in workers
+        ],
+        "error": live.job.error if live is not None else row.error,
+        "traceback": live.job.traceback if live is not None else row.traceback,
+        "log_tail": log_tail,
+        "output": output,
+    }
+
+
+def node(view: NodeState, cluster: Reconciler, now: float) -> dict[str, Any]:
+    """Return one node that is in the pool."""
+    live, worker = cluster.on(view.name)
+    return {
+        "node": view.name,
+        "host": view.host,
+        "state": "leaving" if view.leave_by is not None else "awaited" if not view.here else _use(view, live),
+        "trainer": live.name if live is not None else None,
+        "owner": live.owner if live is not None else None,
+        "worker": worker,
+        "since": view.joined,
+        "agent_pid": view.pid,
+        "heard_s": round(now - view.heard, 3),
+    }
+
+
+def pool(cluster: Reconciler) -> dict[str, Any]:
+    """Return the size of the pool and the number of its nodes in use."""
+    return {"size": len(cluster.state.pool), "used": sum(len(nodes) for nodes in cluster.state.assigned.values())}
+
+
+def _use(view: NodeState, live: ActiveTrainer | None) -> str:
+    if view.name == HEAD:
+        return "head"
+    return "assigned" if live is not None else "free"
+
+
+def _nodes(live: ActiveTrainer) -> list[str]:
+    """Return the nodes on which a trainer trains or will train."""
+    running = {worker.node for worker in live.job.workers.values()} - {HEAD}
+    return sorted(running | set(live.job.nodes), key=_by_number)
+
+
+def _rate(live: ActiveTrainer) -> float:
+    """Return the samples per second at the present size."""
+    world = live.job.world
+    found = live.job.progress.rates.get(world) or live.learned.measured.get(world)
+    return found if found is not None and math.isfinite(found) else 0.0
+
+
+def _snapshots(live: ActiveTrainer) -> dict[str, Any] | None:
+    """Return the present snapshot interval and the cost of a snapshot; None before the workers report them."""
+    progress = live.job.progress
+    if progress.snapshot_every_s is None:
+        return None
+    return {
+        "step": progress.snapshot_step,
+        "every_s": progress.snapshot_every_s,
+        "stall_s": progress.snapshot_stall_s,
+    }
+
+
+def _places(found: Mapping[str, Sequence[int]]) -> dict[str, dict[str, int]]:
+    """Return the position (epoch, step, samples) that each metric belongs to."""
+    return {name: dict(zip(("epoch", "step", "samples"), at, strict=True)) for name, at in found.items()}
+
+
+def _points(curve: Curve) -> dict[str, Any]:
+    return {"nodes": list(curve.nodes), "rates": list(curve.rates)}
+
+
+def _by_number(name: str) -> tuple[str, int]:
+    stem = name.rstrip("0123456789")
+    return stem, int(name[len(stem) :] or 0)

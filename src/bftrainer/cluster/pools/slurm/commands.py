@@ -1,0 +1,220 @@
+"""`Slurm` runs Slurm's commands for the `slurm` pool, each with a time-out and an output limit.
+
+None of them blocks the event loop. Every failure, and output that cannot be parsed, is a `SlurmCommandError`. This
+module also submits pilots: their options, their script, and the file with the secret that only the owner can read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from bftrainer.cluster.pools.script.discovery import DiscoveryError, run
+from bftrainer.cluster.pools.slurm.decide import (
+    PILOT_FIELDS,
+    PREFIX,
+    QUEUE_FORMAT,
+    Pilot,
+    SlurmNode,
+    WaitingJob,
+    read_layout,
+    read_nodes,
+    read_pilots,
+    read_queue,
+)
+from bftrainer.cluster.pools.slurm.settings import SlurmSettings
+from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.processes import variables
+from bftrainer.traces.recorder.record import SINFO
+
+PROGRAMS = ("sinfo", "squeue", "sbatch", "scancel")
+ENVIRONMENT_FILE = "agent-environment"
+SCRIPT_FILE = "pilot.sh"
+_HAVE_ENDED = ("Invalid job id", "already completing")
+"""Messages of scancel when it fails because jobs have ended in the meantime."""
+_DRAIN_STEP_S = 0.2
+_AT_ONCE = 500
+"""Largest number of jobs cancelled by one command."""
+_OURS = ("SBATCH_", "SLURM_", "SQUEUE_", "SINFO_", "SCANCEL_", "SALLOC_", "SRUN_")
+_KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
+_SECRET = (variables.SECRET, variables.TOKEN)
+
+_Read = TypeVar("_Read")
+
+
+class SlurmCommandError(BFTrainerError):
+    """A Slurm command failed, took too long, or printed what cannot be parsed."""
+
+
+class Slurm:
+    """Runs Slurm commands for the pilots of one controller."""
+
+    def __init__(self, settings: SlurmSettings, folder: Path, state_id: str, mark: str) -> None:
+        """Keep the environment and the output of pilots in `folder`, which the nodes must see."""
+        self.name = PREFIX + state_id
+        self.mark = mark
+        self._settings = settings
+        self._folder = folder
+        self._environment = command_environment(os.environ)
+
+    async def nodes(self) -> dict[str, SlurmNode]:
+        """Return the nodes of the partition, by name."""
+        form = "%N %f %T" if self._settings.constraint else SINFO[-1]
+        return await self._ask((*SINFO[:-1], form, "-p", self._settings.partition), read_nodes)
+
+    async def layout(self) -> dict[str, frozenset[str]]:
+        """Return the nodes of every partition."""
+        return await self._ask(("sinfo", "-a", "-h", "-o", "%R|%N"), read_layout)
+
+    async def pilots(self) -> tuple[Pilot, ...]:
+        """Return our jobs, including those that ended a moment ago."""
+        form = ",".join(f"{name}:|" for name in PILOT_FIELDS)
+        words = ("squeue", "-a", f"--user={os.getuid()}", f"--name={self.name}", "--states=all", "-O", form)
+        return await self._ask(words, read_pilots)
+
+    async def queue(self) -> tuple[WaitingJob, ...]:
+        """Return the jobs of others that wait for nodes."""
+        return await self._ask(("squeue", "-a", "--states=PENDING", "-o", QUEUE_FORMAT), read_queue)
+
+    async def submit(self, node: str, *, short: bool) -> int:
+        """Submit the pilot of a node and return its job id.
+
+        Even after a `SlurmCommandError` it may have been submitted.
+        """
+        settings = self._settings
+        argv = submission(settings, self._folder, node, self.name, self.mark, short=short)
+        return await self._ask(argv, lambda text: int(text.strip().partition(";")[0]))
+
+    async def cancel(self, jobs: Sequence[int], *, only_waiting: bool = False) -> None:
+        """Cancel jobs; with `only_waiting`, only those that have not started."""
+        for begin in range(0, len(jobs), _AT_ONCE):
+            ids = [str(job) for job in jobs[begin : begin + _AT_ONCE]]
+            state = ["--state=PENDING"] if only_waiting else []
+            try:
+                await self._ask(("scancel", "-Q", *state, *ids), lambda text: None)
+            except SlurmCommandError as problem:
+                if not any(words in str(problem) for words in _HAVE_ENDED):
+                    raise
+
+    async def drain(self, patience_s: float) -> tuple[list[int], str]:
+        """Cancel all our jobs and wait until none is left.
+
+        Returns the jobs that are left nevertheless, and the last problem.
+        """
+        left, problem = list[int](), ""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                while True:
+                    try:
+                        pilots = [pilot for pilot in await self.pilots() if pilot.state != "ended"]
+                        left, problem = [pilot.job for pilot in pilots], ""
+                        if not left:
+                            return [], ""
+                        await self.cancel([pilot.job for pilot in pilots if pilot.state != "ending"])
+                    except SlurmCommandError as failure:
+                        problem = str(failure)
+                    await asyncio.sleep(_DRAIN_STEP_S)
+        return left, problem or "they do not end"
+
+    async def _ask(self, argv: Sequence[str], read: Callable[[str], _Read]) -> _Read:
+        try:
+            output = await run(argv, self._settings.command_timeout_s, self._environment)
+            return read(output.decode())
+        except (DiscoveryError, InputError, OSError) as problem:
+            raise SlurmCommandError(f"{argv[0]}: {problem}") from None
+        except ValueError as problem:  # this includes output that is not text
+            raise SlurmCommandError(f"{argv[0]} printed what cannot be understood: {str(problem)[:200]}") from None
+
+
+def missing_programs() -> tuple[str, ...]:
+    """Return the Slurm commands that are not on the PATH."""
+    return tuple(name for name in PROGRAMS if shutil.which(name) is None)
+
+
+def command_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of Slurm commands, and so of pilots, without Slurm defaults and secrets.
+
+    The defaults are those of the user. A controller that runs in a job itself must not pass on that job's variables.
+    """
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if name in _KEPT or not (name.startswith(_OURS) or name in _SECRET)
+    }
+    return kept | {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
+
+
+def submission(
+    settings: SlurmSettings, folder: Path, node: str, name: str, mark: str, *, short: bool = False
+) -> tuple[str, ...]:
+    """Return the command that submits the pilot of a node.
+
+    The time of a `short` pilot may be cut down to fit before the next planned job.
+    """
+    state_id = name.removeprefix(PREFIX)
+    optional = (("account", settings.account), ("qos", settings.qos), ("constraint", settings.constraint))
+    return (
+        "sbatch",
+        "--parsable",
+        "--nodes=1",
+        f"--nodelist={node}",
+        f"--partition={settings.partition}",
+        *(f"--{option}={value}" for option, value in optional if value),
+        f"--time={settings.time_limit}",
+        *((f"--time-min={settings.time_min}",) if short and settings.time_min else ()),
+        # At preemption Slurm sends the signal to the batch script, which is the agent; else only job steps would
+        # receive it.
+        "--signal=B:TERM@1",
+        "--no-requeue",
+        "--exclusive",
+        "--mem=0",
+        f"--job-name={name}",
+        f"--comment=bftrainer:{state_id}:{node}:{mark}",
+        f"--chdir={folder}",
+        f"--output={str(folder).replace('%', '%%')}/{node}.log",
+        "--open-mode=truncate",
+        *settings.options,
+        str(folder / SCRIPT_FILE),
+    )
+
+
+def pilot_script(settings: SlurmSettings, folder: Path) -> str:
+    """Return the script of a pilot. It becomes the agent: a shell in between would have to forward the signal.
+
+    All users may read it, so it only contains the path of the secret.
+    """
+    command = shlex.join((settings.python or sys.executable, *settings.agent))
+    return (
+        "#!/bin/sh\n"
+        f". {shlex.quote(str(folder / ENVIRONMENT_FILE))}\n"
+        f'export {variables.NODE}="$SLURMD_NODENAME"\n'
+        f"exec {command}\n"
+    )
+
+
+def write_files(settings: SlurmSettings, folder: Path, agent_environment: Mapping[str, str]) -> None:
+    """Write the files that pilots read, each completely or not at all."""
+    lines = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(agent_environment.items()))
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _write(folder / ENVIRONMENT_FILE, lines)
+        _write(folder / SCRIPT_FILE, pilot_script(settings, folder))
+    except OSError as problem:
+        raise BFTrainerError(f"cannot write what pilots need to {folder}: {problem.strerror}") from None
+
+
+def _write(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)

@@ -1,0 +1,130 @@
+"""`SlurmSettings` holds the settings of the `slurm` pool, checked before any Slurm command runs.
+
+`registry.py` creates a `SlurmSettings` from the section `[pool]`; `pool.py` and `commands.py` use it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from bftrainer.core.hostlist import expand
+from bftrainer.errors import InputError
+
+AGENT = ("-m", "bftrainer.cluster.agent")
+_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@:/-]*")
+_FEATURES = re.compile(rf"{_WORD.pattern}([&|]{_WORD.pattern})*")
+_TIME = re.compile(r"(?:(\d{1,4})-)?(\d{1,9})(?::(\d{1,2}))?(?::(\d{1,2}))?", re.ASCII)
+
+
+def _key(default: Any, doc: str) -> Any:
+    return field(default=default, metadata={"doc": doc})
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmSettings:
+    """Settings of the `slurm` pool."""
+
+    partition: str = _key("", "the preemptible partition that pilots are submitted to; needed")
+    account: str = _key("", "the account that pilots are charged to; empty: Slurm's default")
+    qos: str = _key("", "the quality of service of pilots, where that is what makes them preemptible; empty: none")
+    constraint: str = _key("", "only nodes with these features, such as gpu or a100|h100 or gpu&nvme")
+    exclude: tuple[str, ...] = _key((), "nodes never to use, names or host lists such as n[1-4]")
+    nodelist: tuple[str, ...] = _key((), "the only nodes to use, names or host lists; empty: all of the partition")
+    reserve: int = _key(0, "how many idle nodes are always left alone")
+    max_pilots: int = _key(0, "how many pilots there are at most, pending and running; 0: no limit")
+    max_pending: int = _key(50, "how many pilots are pending at most")
+    submit_rate: float = _key(10.0, "how many pilots are submitted a second at most")
+    time_limit: str = _key("4:00:00", "time limit of a pilot, as sbatch takes it")
+    time_min: str = _key("0:05:00", "a pilot that Slurm cannot start at once may be cut down to this; empty: never")
+    planned: bool = _key(False, "also ask for nodes that are planned for a later job, for as long as they are free")
+    interval_s: float = _key(2.0, "how often Slurm is asked")
+    command_timeout_s: float = _key(5.0, "how long a command of Slurm may take; then it is killed")
+    renew_s: float = _key(60.0, "so long before its time limit a pilot makes room for the next one")
+    grace_s: float = _key(20.0, "how long a worker then has to leave at a step boundary")
+    join_s: float = _key(180.0, "a pilot whose agent has not joined for so long is cancelled")
+    watch_partition: tuple[str, ...] = _key((), "partitions whose waiting jobs go first; empty: all of them")
+    options: tuple[str, ...] = _key((), "more options for sbatch, such as --gres=gpu:4")
+    python: str = _key("", "the Python that runs agents, on the nodes; empty: the one that runs the controller")
+    agent: tuple[str, ...] = _key(AGENT, "what that Python runs")
+
+    def __post_init__(self) -> None:
+        if not _WORD.fullmatch(self.partition):
+            raise InputError(
+                f"`partition` must name the preemptible partition for pilots, but got {self.partition!r}; "
+                "`sinfo -s` lists the partitions"
+            )
+        for name in ("account", "qos"):
+            if getattr(self, name) and not _WORD.fullmatch(getattr(self, name)):
+                raise InputError(f"`{name}` must be a name, but got {getattr(self, name)!r}")
+        if self.constraint and not _FEATURES.fullmatch(self.constraint):
+            raise InputError(f"`constraint` must be features joined by & or |, but got {self.constraint!r}")
+        for name in ("interval_s", "command_timeout_s", "submit_rate", "join_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InputError(f"`{name}` must be more than 0, but got {getattr(self, name)}")
+        for name in ("reserve", "max_pilots", "renew_s", "grace_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"`{name}` must be 0 or more, but got {getattr(self, name)}")
+        if self.max_pending < 1:
+            raise InputError(f"`max_pending` must be 1 or more, but got {self.max_pending}")
+        if not self.agent:
+            raise InputError("`agent` must be what Python runs on a node, but got nothing")
+        self._check_times()
+        for name in ("exclude", "nodelist"):
+            _names(name, getattr(self, name))
+        for word in self.options:
+            if not word.startswith("-") or "\0" in word or "\n" in word:
+                raise InputError(f"`options` must be options of sbatch such as --gres=gpu:4, but got {word!r}")
+
+    def _check_times(self) -> None:
+        longest = _seconds("time_limit", self.time_limit)
+        if self.time_min and not _seconds("time_min", self.time_min) <= longest:
+            raise InputError(f"`time_min` must be at most `time_limit`, {self.time_limit}, but got {self.time_min}")
+        if not self.grace_s <= self.renew_s < longest:
+            raise InputError(
+                f"`renew_s` must be at least `grace_s`, {self.grace_s:g}, and less than `time_limit`, "
+                f"but got {self.renew_s:g}"
+            )
+
+    @property
+    def only(self) -> frozenset[str]:
+        """The names in `nodelist`."""
+        return _names("nodelist", self.nodelist)
+
+    @property
+    def never(self) -> frozenset[str]:
+        """The names in `exclude`."""
+        return _names("exclude", self.exclude)
+
+
+def read_duration(text: str) -> float:
+    """Return the seconds of a time limit as Slurm accepts and prints it. ValueError if it is invalid.
+
+    Forms: `minutes`, `minutes:seconds`, `hours:minutes:seconds`; after `days-` the hours come first.
+    """
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise ValueError(f"not a time limit: {text[:60]!r}")
+    days, *rest = found.groups()
+    numbers = [int(number) for number in rest if number is not None]
+    if days is not None:
+        hours, minutes, seconds = [*numbers, 0, 0][:3]
+        return ((int(days) * 24.0 + hours) * 60 + minutes) * 60 + seconds
+    hours, minutes, seconds = numbers if len(numbers) == 3 else [0, *numbers, 0][:3]
+    return (hours * 60.0 + minutes) * 60 + seconds
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        return read_duration(text)
+    except ValueError:
+        raise InputError(f"`{name}` must be a time such as 4:00:00 or 1-12:00:00, but got {text!r}") from None
+
+
+def _names(name: str, lists: tuple[str, ...]) -> frozenset[str]:
+    try:
+        return frozenset(node for text in lists for node in expand(text))
+    except ValueError as problem:
+        raise InputError(f"`{name}` must be node names or host lists such as n[1-4], but {problem}") from None

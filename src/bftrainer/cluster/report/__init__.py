@@ -1,0 +1,1 @@
+"""Reports describe usage, lost samples and efficiency of a live run."""

@@ -1,0 +1,149 @@
+"""Lost samples measure what preemptions and rescales cost, read from the event log.
+
+Lost samples are those that were not made because nodes were taken or trainers rescaled. `daily.py` computes them for
+the last day, in a separate process. Each loss is a time without training times the rate measured at the size before it.
+Samples that had to be made again are not included: they are counted only for a whole training, and the time at which
+they were lost is not known.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from bftrainer.cluster.spec.states import FINISHED
+from bftrainer.cluster.store.database import Database
+
+STANDS = ("queued", "starting", "waiting")
+"""States in which an unfinished trainer does not train."""
+_PAGE = 20_000
+_EVENTS = """
+SELECT seq, time, kind, trainer, node, json_extract(data, '$.to'), json_extract(data, '$.why'),
+    json_extract(data, '$.world_before'), json_extract(data, '$.world'), json_extract(data, '$.pause_s')
+FROM events WHERE seq > ? AND time <= ?
+    AND +kind IN ('worker.started', 'worker.ended', 'node.leaving', 'node.left', 'trainer.state', 'rescale')
+ORDER BY seq LIMIT ?
+"""  # the `+` keeps SQLite from using the index on kind and sorting all events for every page
+
+
+def read_costs(db: Database, start: float, end: float) -> dict[str, float]:
+    """Return the cost of preemptions and of rescales from `start` to `end`, in samples."""
+    with db.transaction():
+        rates = {
+            f"t{number}": {int(size): float(rate) for size, rate in json.loads(in_use or "{}").items()}
+            for number, in_use in db.rows("SELECT number, json_extract(learned, '$.in_use') FROM trainers")
+        }
+        book = _LossBook(start, end, rates)
+        for event in _events(db, end):
+            book.take(*event)
+    return book.close()
+
+
+def _events(db: Database, end: float) -> Iterator[tuple[Any, ...]]:
+    """Yield events from the beginning of the log: a trainer that lost nodes before the window may have none in it."""
+    at = 0
+    while rows := db.rows(_EVENTS, (at, end, _PAGE)):
+        at = rows[-1][0]
+        yield from (row[1:] for row in rows)
+
+
+@dataclass(slots=True)
+class _Story:
+    """State of a trainer since its members last formed a generation."""
+
+    size: int = 0
+    """Size at which it trained last; 0: it never has."""
+    stands_since: float | None = None
+    robbed_at: float | None = None
+    """Time when a node with a worker of this trainer was taken, or announced to be taken."""
+
+
+@dataclass(slots=True)
+class _LossBook:
+    start: float
+    end: float
+    rates: dict[str, dict[int, float]]
+    costs: dict[str, float] = field(default_factory=lambda: {"preemption": 0.0, "rescale": 0.0})
+    stories: defaultdict[str, _Story] = field(default_factory=lambda: defaultdict(_Story))
+    on: dict[str, str] = field(default_factory=dict)
+    """Trainer by node."""
+    leaving: set[str] = field(default_factory=set)
+
+    def take(
+        self,
+        time: float,
+        kind: str,
+        trainer: str,
+        node: str,
+        to: str,
+        why: str,
+        before: int,
+        world: int,
+        pause_s: float,
+    ) -> None:
+        """Apply one event."""
+        match kind:
+            case "worker.started":
+                self.on[node] = trainer
+            case "worker.ended":
+                if self.on.get(node) == trainer:
+                    del self.on[node]
+            case "node.leaving":
+                self.leaving.add(node)
+                self._rob(node, time)
+            case "node.left":
+                if node not in self.leaving:
+                    self._rob(node, time)
+                self.leaving.discard(node)
+                self.on.pop(node, None)
+            case "trainer.state":
+                story = self.stories[trainer]
+                if to in STANDS and story.size and story.stands_since is None:
+                    story.stands_since = time
+                elif to in FINISHED:
+                    self._stood(trainer, time)
+                    del self.stories[trainer]
+            case "rescale":
+                self._formed(time, trainer, why or "", int(before or 0), int(world or 0), pause_s or 0.0)
+
+    def close(self) -> dict[str, float]:
+        """End the window: a trainer that lost nodes and still does not train has lost all the time up to the end."""
+        for trainer in self.stories:
+            self._stood(trainer, self.end)
+        return self.costs
+
+    def _rob(self, node: str, time: float) -> None:
+        trainer = self.on.get(node)
+        if trainer is not None and self.stories[trainer].robbed_at is None:
+            self.stories[trainer].robbed_at = time
+
+    def _formed(self, time: float, trainer: str, why: str, before: int, world: int, pause_s: float) -> None:
+        story = self.stories[trainer]
+        if why == "start" or not before:
+            self._stood(trainer, time)
+        elif time >= self.start:
+            # An announced departure is logged as a shrink (or a move), but it is a preemption all the same.
+            taken = why == "preempt" or (why != "grow" and story.robbed_at is not None)
+            self.costs["preemption" if taken else "rescale"] += pause_s * self._rate(trainer, before)
+        self.stories[trainer] = _Story(world)
+
+    def _stood(self, trainer: str, until: float) -> None:
+        """Count the time up to `until` in which a trainer did not train.
+
+        It is a loss only if nodes were taken from the trainer before. It is none if the script failed or the nodes were
+        given to other trainers.
+        """
+        story = self.stories[trainer]
+        if story.stands_since is not None and story.robbed_at is not None:
+            seconds = max(0.0, min(until, self.end) - max(story.stands_since, self.start))
+            self.costs["preemption"] += seconds * self._rate(trainer, story.size)
+
+    def _rate(self, trainer: str, size: int) -> float:
+        rates = self.rates.get(trainer, {})
+        if size in rates:
+            return rates[size]
+        near = min(rates, key=lambda other: abs(other - size), default=None)
+        return rates[near] * size / near if near else 0.0

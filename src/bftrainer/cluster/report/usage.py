@@ -1,0 +1,394 @@
+"""A usage report counts node time and samples by trainer and owner, from the event log.
+
+The report covers a span of time. Node time is counted as held, used and computing. `bftrainer report` asks for a
+`UsageReport`. Times are whole microseconds here, so that sums are exact: the node time of all owners plus the unused
+node time equals the node time of the pool, to the last digit.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from bftrainer.cluster.spec.states import FINISHED
+from bftrainer.cluster.store.schema import EventRow, TrainerRow
+from bftrainer.cluster.store.store import Store
+from bftrainer.core.trace import Window, utc
+from bftrainer.errors import InputError
+
+KINDS = ("node.joined", "node.leaving", "node.left", "trainer.state", "decision", "rescale")
+_POOL = ("node.joined", "node.leaving", "node.left")
+_STANDS = ("queued", "starting", "waiting", *FINISHED)
+"""States in which a trainer does not compute."""
+_MICRO = 1_000_000
+_BACK = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Usage of one trainer within the window."""
+
+    trainer: str
+    name: str
+    owner: str
+    state: str
+    """State now, not at the end of the window."""
+    used_us: int
+    """Node time that was assigned to the trainer."""
+    computing_us: int
+    """Part of it in which its members trained. In the rest they started, loaded or waited for each other."""
+    samples: float
+    """Counted where the counts are known, else distributed in proportion to computing node time."""
+    rescales: int
+    preemptions: int
+    finished: bool
+    """True if the trainer ended within the window."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerUsage:
+    """Usage of all trainers of one owner."""
+
+    owner: str
+    trainers: int
+    finished: int
+    used_us: int
+    computing_us: int
+    samples: float
+    rescales: int
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReport:
+    """Usage of the pool and of all trainers within a window."""
+
+    window: Window
+    """The part of the requested window that the log covers."""
+    pool_us: int
+    """Node time of the pool."""
+    unused_us: int
+    """Part of it that was assigned to no trainer."""
+    most_nodes: int
+    joined: int
+    left: int
+    decisions: int
+    trainers: tuple[Usage, ...]
+    """Trainers that had nodes, or ended, within the window."""
+    notes: tuple[str, ...] = ()
+    """Remarks for the reader of the report."""
+
+    @property
+    def used_us(self) -> int:
+        """Node time that was assigned to trainers."""
+        return sum(one.used_us for one in self.trainers)
+
+    @property
+    def computing_us(self) -> int:
+        """Node time in which trainers trained."""
+        return sum(one.computing_us for one in self.trainers)
+
+    @property
+    def samples(self) -> float:
+        """Samples that trainers made."""
+        return sum(one.samples for one in self.trainers)
+
+    def owners(self) -> list[OwnerUsage]:
+        """Return the usage by owner, the largest first."""
+        mine: dict[str, list[Usage]] = {}
+        for one in self.trainers:
+            mine.setdefault(one.owner, []).append(one)
+        shares = [
+            OwnerUsage(
+                owner,
+                len(rows),
+                sum(row.finished for row in rows),
+                sum(row.used_us for row in rows),
+                sum(row.computing_us for row in rows),
+                sum(row.samples for row in rows),
+                sum(row.rescales for row in rows),
+                sum(row.preemptions for row in rows),
+            )
+            for owner, rows in mine.items()
+        ]
+        return sorted(shares, key=lambda share: (-share.used_us, share.owner))
+
+
+def account(
+    store: Store, start: float | None = None, end: float | None = None, *, now: float | None = None
+) -> UsageReport:
+    """Read the log and return the usage from `start` to `end`.
+
+    `now` is when the present nodes were last seen, if a controller runs; without it, the log ends with its last event.
+    """
+    with store.transaction():  # one consistent view, whatever is written meanwhile
+        span = store.event_span()
+        ends = [*store.events(after=span.first - 1, limit=1), *store.events(limit=1)]
+        until = max([now or 0.0, *(one.time for one in ends)])
+        if not ends or until <= ends[0].time:
+            raise InputError("nothing has happened yet: there is nothing to report")
+        first = ends[0]
+        asked = (first.time if start is None else start, until if end is None else end)
+        if asked[1] <= asked[0]:
+            raise InputError(f"the end of a report must be after its start, but got {utc(asked[0])} to {utc(asked[1])}")
+        if asked[0] >= until or asked[1] <= first.time:
+            raise InputError("the log has nothing of that time; see `bftrainer events`, or leave --from and --to out")
+        window = Window(max(asked[0], first.time), min(asked[1], until))
+        notes = []
+        if start is not None and start < first.time:
+            dropped = ", and older ones were dropped (trainers.keep_events)" if span.trimmed else ""
+            notes.append(f"the log begins later than asked for{dropped}")
+        if end is not None and end > until:
+            notes.append(f"the log ends before what was asked for, at {utc(until)} UTC")
+        book = _UsageBook(_us(window.start), _us(window.end))
+        if span.trimmed:
+            if window.start == first.time:
+                notes.append("of trainers that began before the log does, samples are an estimate")
+            book.begin(_us(first.time), _here_at_the_cut(store, first.time))
+        lost = _lost_while_away(store)
+        for event in store.all_events(KINDS):
+            book.take(event, lost)
+        book.close(_us(until))
+        rows = store.trainers(brief=True)
+        points = {row.id: store.points(row.id) for row in rows if book.straddles(row)}
+    used = [book.usage(row, points.get(row.id, ()), until) for row in rows]
+    shown = tuple(one for one in used if one.used_us or one.samples or one.finished)
+    return UsageReport(
+        window, book.pool_us, book.unused_us, book.most, book.joined, book.left, book.decisions, shown, tuple(notes)
+    )
+
+
+@dataclass(slots=True)
+class _Steps:
+    """A step function of time: from `times[i]` on, its value is `values[i]`."""
+
+    times: list[int] = field(default_factory=lambda: [-(1 << 62)])
+    values: list[int] = field(default_factory=lambda: [0])
+
+    def set(self, time: int, value: int) -> None:
+        if value == self.values[-1]:
+            return
+        if time == self.times[-1]:
+            self.values[-1] = value
+            return
+        self.times.append(time)
+        self.values.append(value)
+
+    def stand_still(self, start: int, end: int) -> None:
+        """Set the function to 0 from `start` to `end`; after `end` it has its newest value again."""
+        value, at = self.values[-1], bisect_right(self.times, start)
+        if start >= end:
+            return
+        del self.times[at:], self.values[at:]
+        self.set(start, 0)
+        self.set(end, value)
+
+    def until(self, start: int, end: int) -> int:
+        """Return the integral from `start` to `end`."""
+        at = max(bisect_right(self.times, start) - 1, 0)
+        total = 0
+        for i in range(at, len(self.times)):
+            if self.times[i] >= end:
+                break
+            after = self.times[i + 1] if i + 1 < len(self.times) else end
+            total += self.values[i] * max(0, min(after, end) - max(self.times[i], start))
+        return total
+
+
+@dataclass(slots=True)
+class _Trainer:
+    given: _Steps = field(default_factory=_Steps)
+    computing: _Steps = field(default_factory=_Steps)
+    nodes: set[str] = field(default_factory=set)
+    world: int = 0
+    rescales: int = 0
+    preemptions: int = 0
+
+
+class _UsageBook:
+    """Reads the log from its beginning and adds up node time and samples within a window."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start, self.end = start, end
+        self.pool_us = self.unused_us = self.most = self.joined = self.left = self.decisions = 0
+        self._now = 0
+        self._here: set[str] = set()
+        self._user: dict[str, str] = {}
+        """Trainer by node, for nodes that are in the pool."""
+        self._of: dict[str, _Trainer] = {}
+        self._done: set[str] = set()
+
+    def begin(self, time: int, here: Iterable[str]) -> None:
+        """Set the nodes that were in the pool where a trimmed log begins."""
+        self._now = time
+        self._here = set(here)
+
+    def take(self, event: EventRow, lost: dict[str, list[int]]) -> None:
+        """Apply one event. `lost` holds the times of nodes that left while no controller ran."""
+        time = max(_us(event.time), self._now)  # a clock may be set back
+        for node in [node for node in lost if node in self._here]:
+            if lost[node] and lost[node][0] <= time:
+                self._pass(max(lost[node].pop(0), self._now))
+                self._leave(node)
+        self._pass(time)
+        within = self.start <= time <= self.end
+        match event.kind:
+            case "node.joined":
+                # An absence before this time is void: the node had left by announcement.
+                lost[event.node] = [at for at in lost.get(event.node, ()) if at >= time]
+                if event.data.get("agent") != "none":  # a dry run holds nothing
+                    self._here.add(event.node)
+                    self.joined += within
+            case "node.leaving" | "node.left":
+                if event.node in self._here:
+                    self.left += within
+                    self._leave(event.node, preempted=within)
+            case "decision":
+                self.decisions += within
+                self._assign(event.data.get("nodes") or {})
+            case "rescale":
+                one = self._of.setdefault(event.trainer, _Trainer())
+                one.rescales += within and event.data.get("why") != "start"
+                paused = min(_us(float(event.data.get("pause_s") or 0.0)), time)
+                one.computing.stand_still(time - paused, time)
+                one.world = int(event.data.get("world") or 0)
+                self._count(one)
+            case "trainer.state":
+                self._moved(event.trainer, str(event.data.get("to")))
+
+    def close(self, time: int) -> None:
+        """End the log at `time`."""
+        self._pass(max(time, self._now))
+
+    def straddles(self, row: TrainerRow) -> bool:
+        """Return whether only part of the trainer's samples may lie within the window."""
+        starts, ends = _us(row.submitted) < self.start, row.ended is None or _us(row.ended) > self.end
+        return row.id in self._of and (starts or ends)
+
+    def usage(self, row: TrainerRow, points: Sequence[tuple[float, int]], until: float) -> Usage:
+        """Return the usage of one trainer within the window."""
+        one = self._of.get(row.id) or _Trainer()
+        finished = row.ended is not None and self.start <= _us(row.ended) <= self.end
+        ended = row.ended if row.ended is not None else until
+        # Samples that a loss took back do not count, not even in the window in which they were first made.
+        known = [(0.0, 0), *((at, min(made, row.samples)) for at, made in points if at < ended), (ended, row.samples)]
+        counted = list(zip((_us(at) for at, _ in known), accumulate((m for _, m in known), max), strict=True))
+        made = _made(one, counted, self.end) - _made(one, counted, self.start)
+        return Usage(
+            row.id,
+            row.name,
+            row.owner,
+            row.state,
+            one.given.until(self.start, self.end),
+            one.computing.until(self.start, self.end),
+            made if abs(made - round(made)) > 1e-6 else round(made),
+            one.rescales,
+            one.preemptions,
+            finished,
+        )
+
+    def _pass(self, time: int) -> None:
+        """Add up node time until `time`."""
+        span = min(time, self.end) - max(self._now, self.start)
+        if span > 0:
+            self.most = max(self.most, len(self._here))
+            self.pool_us += len(self._here) * span
+            self.unused_us += (len(self._here) - len(self._user)) * span
+        self._now = max(self._now, time)
+
+    def _leave(self, node: str, *, preempted: bool = False) -> None:
+        self._here.discard(node)
+        trainer = self._user.pop(node, None)
+        if trainer is not None:
+            one = self._of[trainer]
+            one.nodes.discard(node)
+            one.preemptions += preempted
+            self._count(one)
+
+    def _assign(self, nodes: Mapping[str, Sequence[str]]) -> None:
+        changed: dict[str, set[str]] = {trainer: set() for trainer in set(self._user.values()) - nodes.keys()}
+        for trainer, given in nodes.items():
+            one = self._of.setdefault(trainer, _Trainer())
+            same = len(given) == len(one.nodes) and one.nodes.issuperset(given)
+            if not same and trainer not in self._done:
+                changed[trainer] = self._here.intersection(given)
+        for trainer in changed:  # all nodes are given up before any is taken
+            for node in self._of[trainer].nodes:
+                del self._user[node]
+        for trainer, mine in changed.items():
+            self._of[trainer].nodes = mine
+            self._user |= dict.fromkeys(mine, trainer)
+            self._count(self._of[trainer])
+
+    def _moved(self, trainer: str, state: str) -> None:
+        one = self._of.get(trainer)
+        if state in FINISHED:
+            self._done.add(trainer)
+        if one is None or state not in _STANDS:
+            return
+        one.world = 0
+        if state in FINISHED:
+            for node in one.nodes:
+                self._user.pop(node, None)
+            one.nodes = set()
+        self._count(one)
+
+    def _count(self, one: _Trainer) -> None:
+        one.given.set(self._now, len(one.nodes))
+        one.computing.set(self._now, min(one.world, len(one.nodes)))
+
+
+def _made(one: _Trainer, known: Sequence[tuple[int, int]], time: int) -> float:
+    """Return the samples made up to a time.
+
+    They are known at some times; in between they are distributed in proportion to computing node time.
+    """
+    after = bisect_right(known, time, key=lambda point: point[0])
+    if after == len(known):
+        return float(known[-1][1])
+    (start, before), (end, most) = known[after - 1], known[after]
+    # Scripts that do not report their members: in proportion to the assigned node time.
+    steps = one.computing if one.computing.until(start, end) else one.given
+    whole = steps.until(start, end)
+    return before + (most - before) * (steps.until(start, time) / whole if whole else 0.0)
+
+
+def _here_at_the_cut(store: Store, first: float) -> set[str]:
+    """Return the nodes that were in the pool at the beginning of a log whose older part was dropped."""
+    met: set[str] = set()
+    here: set[str] = set()
+    for event in store.all_events(_POOL):
+        if event.node not in met:
+            met.add(event.node)
+            if event.kind != "node.joined":
+                here.add(event.node)
+    still = {row.node for row in store.nodes(here=True) if row.joined <= first and row.leaving is None}
+    return here | (still - met)
+
+
+def _lost_while_away(store: Store) -> dict[str, list[int]]:
+    """Return the times at which nodes left while no controller ran, by node.
+
+    Such a time is that of the last event before the restart.
+    """
+    lost: dict[str, list[int]] = {}
+    away = 0
+    for event in store.all_events(("serve.restored", "node.left")):
+        if event.kind == "serve.restored":
+            # Events of the same time belong to the restart: they tell the trainers' states that it found.
+            before = store.events(after=max(0, event.seq - _BACK), limit=_BACK - 1)
+            away = _us(max((one.time for one in before if one.time < event.time), default=event.time))
+        elif event.data.get("reason") == "did not come back":
+            lost.setdefault(event.node, []).append(away)
+    return lost
+
+
+def _us(time: float) -> int:
+    return round(time * _MICRO)
+
+
+def hours(micro: int) -> float:
+    """Convert microseconds of node time to node-hours."""
+    return micro / (3600 * _MICRO)

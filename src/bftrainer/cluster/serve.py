@@ -1,0 +1,332 @@
+"""`bftrainer serve` prepares the state folder and runs the controller.
+
+It takes the folder's lock, reads or makes the secrets, opens the socket, and runs the controller until a signal or a
+`drain` request. Everything that must be right before the first node is requested is checked here. A problem is reported
+in one line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import functools
+import getpass
+import ipaddress
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from bftrainer.cluster.config.keys import Config
+from bftrainer.cluster.config.load import CLIENT_FILE
+from bftrainer.cluster.config.policy import policy_of
+from bftrainer.cluster.controller.active import ControllerSettings
+from bftrainer.cluster.controller.controller import Controller
+from bftrainer.cluster.controller.logbook import Logbook
+from bftrainer.cluster.controller.reconciler import Reconciler
+from bftrainer.cluster.http.app import build
+from bftrainer.cluster.http.limits import KEEP_ALIVE_S, MOST_HEADER_BYTES, REQUEST_S, TimedH11Protocol, most_connections
+from bftrainer.cluster.http.listener import LimitedListener
+from bftrainer.cluster.jobs.worker import JobSettings
+from bftrainer.cluster.launchers import make_launchers
+from bftrainer.cluster.launchers.base import StateLayout
+from bftrainer.cluster.pools.registry import make_pool
+from bftrainer.cluster.store import event_logging
+from bftrainer.cluster.store.schema import LOCAL_TOKEN
+from bftrainer.cluster.store.store import FILE, Store
+from bftrainer.cluster.wire import tls
+from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.processes import variables
+from bftrainer.scheduler import Scheduler
+
+LOCK_FILE = "serve.lock"
+SECRET_FILE = "agent-secret"  # noqa: S105 - the name of a file
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A running controller, as reported to its starter."""
+
+    url: str
+    pool: str
+    state: Path
+
+
+async def serve(
+    config: Config,
+    *,
+    dry_run: bool = False,
+    drain: bool | None = None,
+    up: Callable[[Running], None] = lambda running: None,
+) -> None:
+    """Run a controller until SIGTERM, SIGINT or a `drain` request.
+
+    `drain`: give all nodes back at the end; None: only if they are virtual nodes of this machine. `up` is called once
+    the controller runs.
+    """
+    folder = prepare_folder(config.state)
+    with _locked(folder), event_logging.to_file(config.log, folder), Store.open(folder / FILE) as store:
+        listening = _listen(config, store)
+        with listening:
+            host, port = listening.getsockname()[:2]
+            name = config.api.name or _in_url(host)
+            identity = tls.identity_of(config.api.certificate, config.api.key, config.api.authority, name)
+            if identity is None and not is_loopback(host):
+                complain(f"without TLS, tokens can be read on the way to {host}: set api.certificate and api.key")
+            url = f"{'http' if identity is None else 'https'}://{name}:{port}"
+            secret = _secret(folder / SECRET_FILE)
+            authority = identity.authority if identity is not None else ""
+            token = _make_client_file(folder, store, url, authority)
+            event_logging.hidden.hide(secret, token)
+            store.keep("port", port)
+            state_id = store.kept("state_id") or secrets.token_hex(8)
+            store.keep("state_id", state_id)
+            store.number_after(StateLayout(folder, state_id).last_number())
+            every_s = config.trainers.snapshot_every_s
+            launchers = make_launchers(folder, state_id, _in_url(host).strip("[]"), store.keep, store.kept, every_s)
+            settings = ControllerSettings(
+                reattach_s=config.agents.reattach_s,
+                silence_s=config.agents.silence_s,
+                default_up_s=config.trainers.default_up_s,
+                default_down_s=config.trainers.default_down_s,
+                dry_run=dry_run,
+                job=JobSettings(
+                    leave_grace_s=config.agents.leave_grace_s,
+                    finish_grace_s=config.trainers.finish_grace_s,
+                    stuck_after_s=config.trainers.stuck_after_s,
+                    most_breaks=config.trainers.max_broken_groups,
+                    restart_backoff_s=config.trainers.restart_backoff_s,
+                ),
+            )
+            cluster = Reconciler(store, Scheduler(policy_of(config)), settings, launchers)
+            pool = make_pool(config.pool.kind, config.pool.settings, folder)
+
+            def logbook(trainer: str) -> Logbook:
+                return Logbook(StateLayout(folder, state_id).folder(trainer), config.trainers.max_log_mb << 20)
+
+            agents = {variables.URL: url, variables.SECRET: secret, variables.STATE_ID: state_id}
+            agents |= {tls.CA: authority} if authority else {}
+            controller = Controller(cluster, pool, config, logbook, agents)
+            app = build(controller, secret)
+            server = _Server(
+                uvicorn.Config(
+                    app,
+                    ssl_certfile=identity.certificate if identity is not None else None,
+                    ssl_keyfile=identity.key if identity is not None else None,
+                    log_config=None,
+                    access_log=False,
+                    lifespan="off",
+                    ws="websockets-sansio",
+                    ws_ping_interval=None,
+                    ws_max_size=16 << 20,
+                    http=TimedH11Protocol,
+                    timeout_keep_alive=KEEP_ALIVE_S,
+                    h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+                    timeout_graceful_shutdown=1,
+                )
+            )
+            listening.set_inheritable(False)
+            listening.most = most_connections()
+            web = asyncio.create_task(server.serve(sockets=[listening]))
+            stop = _on_signals()
+            try:
+                await controller.start()
+                app.state.readiness.opened = True
+                up(Running(url, config.pool.kind, folder))
+                await _until(stop, controller, web)
+                store.trim_events(config.trainers.keep_events)
+            finally:
+                app.state.ending = True  # streams end before the server stops waiting for their clients
+                wants = controller.draining or (config.pool.kind == "local" if drain is None else drain)
+                await controller.stop(drain=wants and not controller.failed.done())
+                server.should_exit = True
+                await asyncio.gather(web, return_exceptions=True)
+            if controller.failed.done() and (problem := controller.failed.exception()) is not None:
+                raise problem
+
+
+async def _until(stop: asyncio.Event, controller: Controller, web: asyncio.Task[None]) -> None:
+    """Wait for a reason to end: a signal, a failure, the end of the web server, or a `drain` request."""
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        while not controller.draining:
+            reasons: set[asyncio.Future[Any]] = {stopping, web, controller.failed}
+            done, _ = await asyncio.wait(reasons, timeout=0.2, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return
+    finally:
+        stopping.cancel()
+
+
+def _on_signals() -> asyncio.Event:
+    """Return an event that the first signal sets. The second signal ends the process."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def asked(signum: int) -> None:
+        if stop.is_set():
+            os._exit(128 + signum)
+        stop.set()
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, asked, signum)
+    return stop
+
+
+class _Server(uvicorn.Server):
+    """A web server that does not handle signals and has a short timeout for TLS handshakes."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn. It has no setting for the handshake timeout, which is a minute in asyncio."""
+        loop = asyncio.get_running_loop()
+        if self.config.is_ssl:
+            patient = functools.partial(loop.create_server, ssl_handshake_timeout=REQUEST_S)
+            loop.create_server = patient  # type: ignore[method-assign]
+        try:
+            await super().startup(sockets)
+        finally:
+            vars(loop).pop("create_server", None)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def prepare_folder(folder: Path) -> Path:
+    """Make the state folder, readable only by its owner, and return its resolved path."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = folder.resolve()
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "not writable", str(folder))
+        if folder.stat().st_uid == os.getuid():
+            folder.chmod(0o700)
+    except OSError as problem:
+        raise BFTrainerError(
+            f"state folder {folder}: {problem.strerror}. Choose another one by --state or BFTRAINER_STATE."
+        ) from None
+    return folder
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    path = folder / LOCK_FILE
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        # `doctor` holds the lock for an instant, so try more than once.
+        if not any(_try_lock(descriptor, wait_s) for wait_s in (0.0, 0.1, 0.2)):
+            pid = os.read(descriptor, 32).decode(errors="replace").strip() or "?"
+            raise BFTrainerError(f"a controller (pid {pid}) runs with the state folder {folder} already")
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int, wait_s: float) -> bool:
+    time.sleep(wait_s)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as problem:
+        raise InputError(
+            f"the state folder cannot be locked: {problem.strerror}. Its file system must have flock (Lustre: mount it "
+            "with -o flock), or choose another folder by --state or BFTRAINER_STATE."
+        ) from None
+    return True
+
+
+def _listen(config: Config, store: Store) -> LimitedListener:
+    host, port = config.server.host, config.server.port
+    if not is_loopback(host) and not any(t.name != LOCAL_TOKEN and t.revoked is None for t in store.tokens()):
+        raise InputError(
+            f"refusing to listen on {host}, where others can reach it, without tokens: make one with "
+            "`bftrainer token create NAME`, or set server.host to 127.0.0.1"
+        )
+    # Agents of an earlier controller look for a controller at its port.
+    for wanted in dict.fromkeys((port or int(store.kept("port", 0)), port)):
+        try:
+            family, _, _, _, address = socket.getaddrinfo(host, wanted, type=socket.SOCK_STREAM)[0]
+            # With an explicit protocol, asyncio sends small answers at once, without waiting for an acknowledgement.
+            listening = LimitedListener(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        except OSError as problem:
+            raise BFTrainerError(f"cannot listen on {host}: {problem.strerror}") from None
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind(address)
+            listening.listen(1024)
+            listening.setblocking(False)
+        except OSError as problem:
+            listening.close()
+            if problem.errno == errno.EADDRINUSE and wanted != port:
+                continue
+            why = "is in use: choose another by --port" if problem.errno == errno.EADDRINUSE else problem.strerror
+            raise BFTrainerError(f"port {wanted} of {host} {why}") from None
+        return listening
+    raise AssertionError
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _in_url(host: str) -> str:
+    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        return socket.getfqdn()
+    return f"[{host}]" if ":" in host else host
+
+
+def _secret(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        secret = secrets.token_urlsafe(32)
+        write_private(path, secret + "\n")
+        return secret
+
+
+def _make_client_file(folder: Path, store: Store, url: str, authority: str) -> str:
+    """Write the file by which commands on this machine find the controller, and return the token that they use."""
+    path = folder / CLIENT_FILE
+    token = ""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        token = str(json.loads(path.read_text()).get("token", ""))
+    if not token or store.check_token(token) is None:
+        token = "bft_" + secrets.token_urlsafe(32)
+        store.adopt_token(token, name=LOCAL_TOKEN, owner=getpass.getuser(), role="admin", time=time.time())
+    known_by = {"authority": authority} if authority else {}
+    write_private(path, json.dumps({"url": url, "token": token, **known_by}) + "\n")
+    return token
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner can read. It is written completely or not at all."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def complain(message: str) -> None:
+    """Print a warning for the user who started the controller."""
+    print(f"bftrainer: {message}", file=sys.stderr, flush=True)

@@ -1,0 +1,471 @@
+"""The store keeps trainers, workers, nodes, tokens and events in one SQLite file.
+
+The controller calls it from the thread of its event loop, with one `transaction` for each thing that happens. So the
+current state and the event log change together, and a kill at any instant leaves them consistent. `bftrainer doctor`
+reads it beside a running controller.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+import secrets
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from bftrainer.cluster.spec.states import FINISHED, STATES
+from bftrainer.cluster.store import event_logging
+from bftrainer.cluster.store.database import Database
+from bftrainer.cluster.store.json_columns import decoded, decoded_object, encoded, plain
+from bftrainer.cluster.store.schema import (
+    REFUSE_DELETE,
+    REFUSE_UPDATE,
+    ROLES,
+    EventRow,
+    EventSpan,
+    NodeRow,
+    OwnerRow,
+    Sums,
+    TokenRow,
+    TrainerRow,
+    WorkerRow,
+)
+from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.util.text import text
+
+FILE = "bftrainer.db"
+"""Name of the file in the state folder."""
+
+LEAST_TOKEN = 32
+"""Shortest token in characters. Shorter ones could be guessed."""
+
+USED_EVERY_S = 60.0
+"""Seconds between two records of a token's use: to write at every request would cost more than the request."""
+
+_TRIMMED = "store.events_trimmed"
+_PAGE = 1000
+ID = _ID = re.compile(r"t([1-9][0-9]{0,17})")
+_UNFINISHED = f"state NOT IN {FINISHED}"
+
+
+def _columns(row: type[Any]) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(row))
+
+
+_TRAINER = _columns(TrainerRow)[1:]
+_TRAINER_SQL = f"SELECT number, {', '.join(_TRAINER)} FROM trainers"  # noqa: S608 - names from this program
+_BRIEF_SQL = _TRAINER_SQL.replace(" learned,", " '{}',")
+_TRAINER_JSON = tuple(_TRAINER.index(name) + 1 for name in ("metrics", "metrics_at", "learned"))
+_TRAINER_SPEC = _TRAINER.index("spec") + 1
+_WORKER_SQL = f"SELECT {', '.join(_columns(WorkerRow))} FROM workers"  # noqa: S608
+_NODE = _columns(NodeRow)
+_NODE_SQL = f"SELECT {', '.join(_NODE)} FROM nodes"  # noqa: S608
+_EVENT_SQL = f"SELECT {', '.join(_columns(EventRow))} FROM events"  # noqa: S608
+_USE_SQL = (
+    # total(), not sum(): workers may report absurd counts, and an overflow would be an error for every owner.
+    "SELECT owner, count(*), total(node_seconds), CAST(total(samples) AS INTEGER) FROM trainers "  # noqa: S608
+    f"WHERE NOT ({_UNFINISHED})"
+)
+_OWNER = _columns(OwnerRow)
+_OWNER_SQL = f"SELECT {', '.join(_OWNER)} FROM owners ORDER BY owner"  # noqa: S608
+_TOKEN_SQL = f"SELECT {', '.join(_columns(TokenRow))} FROM tokens"  # noqa: S608
+
+
+class Store:
+    """Reads and writes the controller's database. A change outside of a `transaction` is one of its own."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    @classmethod
+    def open(cls, path: Path, *, read_only: bool = False) -> Store:
+        """Open the file at `path`; unless it is only read, create it or migrate it to the newest version first."""
+        return cls(Database.open(path, read_only=read_only))
+
+    @property
+    def path(self) -> Path:
+        """Path of the file."""
+        return self._db.path
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Run a block as one transaction, committed completely or not at all; see `Database.transaction`."""
+        return self._db.transaction()
+
+    def problems(self) -> list[str]:
+        """Return the problems that SQLite finds in the file."""
+        return self._db.problems()
+
+    def backup(self, path: Path) -> None:
+        """Write a copy as one plain file, completely or not at all. It blocks; a second process may do it meanwhile."""
+        self._db.copy_to(path)
+
+    # Events.
+
+    def log(
+        self, time: float, kind: str, *, trainer: str = "", node: str = "", data: Mapping[str, Any] | None = None
+    ) -> int:
+        """Add an event and return its number."""
+        event_logging.event(kind, trainer, node, data)
+        done = self._db.run(
+            "INSERT INTO events (time, kind, trainer, node, data) VALUES (?, ?, ?, ?, ?)",
+            (time, text(kind), text(trainer), text(node), encoded(data or {})),
+        )
+        return int(done.lastrowid or 0)
+
+    def events(
+        self, *, after: int | None = None, limit: int = 100, trainer: str = "", kind: str = ""
+    ) -> list[EventRow]:
+        """Return events in order: those after number `after`, or the newest; at most `limit`."""
+        wanted: list[tuple[str, Any]] = [("trainer = ?", text(trainer))] if trainer else []
+        wanted += [("kind = ?", text(kind))] if kind else []
+        wanted += [("seq > ?", plain(after))] if after is not None else []
+        where = f"WHERE {' AND '.join(sql for sql, _ in wanted)}" if wanted else ""
+        order = "DESC" if after is None else "ASC"
+        rows = self._db.rows(
+            f"{_EVENT_SQL} {where} ORDER BY seq {order} LIMIT ?",
+            (*(value for _, value in wanted), plain(max(0, limit))),
+        )
+        return [_event(row) for row in (reversed(rows) if after is None else rows)]
+
+    def all_events(self, kinds: Collection[str] = ()) -> Iterator[EventRow]:
+        """Yield every event up to now, in order, or those of some kinds. Only one page is held in memory."""
+        # The `+` keeps SQLite from using the index on kind and sorting all events for every page.
+        among = f"AND +kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
+        sql = f"{_EVENT_SQL} WHERE seq > ? AND seq <= ? {among} ORDER BY seq LIMIT {_PAGE}"
+        at, last = 0, self.event_span().last
+        while rows := self._db.rows(sql, (at, last, *kinds)):
+            at = rows[-1][0]
+            for row in rows:
+                yield _event(row)
+
+    def event_span(self) -> EventSpan:
+        """Return the range of the events."""
+        ((first, last, count),) = self._db.rows("SELECT min(seq), max(seq), count(*) FROM events")
+        ever = self._db.row("SELECT seq FROM sqlite_sequence WHERE name = 'events'")
+        return EventSpan(first or 0, last or 0, count, ever[0] if ever else 0, int(self.kept(_TRIMMED, 0)))
+
+    def trim_events(self, keep_newest: int) -> int:
+        """Drop all but the newest events and return how many were dropped. The log is append-only otherwise."""
+        if keep_newest < 0:
+            raise InputError(f"`keep_newest` must be 0 or more, but got {keep_newest}")
+        with self.transaction():
+            ((first, last),) = self._db.rows("SELECT min(seq), max(seq) FROM events")
+            if first is None or first > last - keep_newest:
+                return 0
+            self._db.run("DROP TRIGGER events_refuse_delete")
+            self._db.run("DROP TRIGGER events_refuse_update")
+            gone = self._db.run("DELETE FROM events WHERE seq <= ?", (last - keep_newest,)).rowcount
+            self._db.run(REFUSE_UPDATE)
+            self._db.run(REFUSE_DELETE)
+            self.keep(_TRIMMED, last - keep_newest)
+        return gone
+
+    # Trainers.
+
+    def add_trainer(self, *, name: str, owner: str, spec: Mapping[str, Any], time: float) -> TrainerRow:
+        """Add a trainer to the queue."""
+        with self.transaction():
+            known = (text(owner), text(name))
+            if found := self._db.row(f"{_TRAINER_SQL} WHERE owner = ? AND name = ? AND {_UNFINISHED}", known):
+                raise InputError(f"the name {name!r} is taken by trainer t{found[0]}, which is not finished yet")
+            done = self._db.run(
+                "INSERT INTO trainers (name, owner, spec, submitted) VALUES (?, ?, ?, ?)",
+                (text(name), text(owner), encoded(spec), time),
+            )
+            (row,) = self._db.rows(f"{_TRAINER_SQL} WHERE number = ?", (done.lastrowid,))
+        return _trainer(row)
+
+    def number_after(self, number: int) -> None:
+        """Give no trainer a number up to this one: a database restored from a copy has forgotten later numbers."""
+        with self.transaction():
+            if self._db.row("SELECT 1 FROM sqlite_sequence WHERE name = 'trainers'") is None:
+                self._db.run("INSERT INTO sqlite_sequence (name, seq) VALUES ('trainers', 0)")
+            self._db.run("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'trainers'", (plain(number),))
+
+    def update_trainer(self, id: str, **columns: Any) -> None:  # noqa: A002 - the name used everywhere
+        """Change columns of a trainer."""
+        if columns.get("state", "queued") not in STATES:
+            raise BFTrainerError(
+                f"trainer {id}: state must be one of {', '.join(STATES)}, but got {columns['state']!r}"
+            )
+        for name in ("spec", "metrics", "metrics_at", "learned"):
+            if name in columns:
+                columns[name] = encoded(columns[name])
+        self._update("trainers", _TRAINER, "number", _number(id), columns, f"trainer {id}")
+
+    def trainer(self, ref: str, owner: str | None = None) -> TrainerRow | None:
+        """Return the trainer with that id, or the newest with that name; with an `owner`, among that owner's."""
+        row = None
+        mine, whose = ("", ()) if owner is None else ("AND owner = ?", (text(owner),))
+        if _ID.fullmatch(ref):
+            row = self._db.row(f"{_TRAINER_SQL} WHERE number = ? {mine}", (_number(ref), *whose))
+        if row is None:
+            sql = f"{_TRAINER_SQL} WHERE name = ? {mine} ORDER BY number DESC LIMIT 1"
+            row = self._db.row(sql, (text(ref), *whose))
+        return None if row is None else _trainer(row)
+
+    def trainers(
+        self,
+        *,
+        unfinished: bool = False,
+        ended_after: float | None = None,
+        brief: bool = False,
+        owner: str | None = None,
+    ) -> list[TrainerRow]:
+        """Return trainers in order of submission: all, the unfinished, or these and those ended after a time.
+
+        `brief`: without the learned values, which are most of the data. `owner`: only that owner's.
+        """
+        where, values = list[str](), list[Any]()
+        if ended_after is not None:
+            where.append("(ended IS NULL OR ended > ?)")
+            values.append(ended_after)
+        elif unfinished:
+            where.append(f"({_UNFINISHED})")
+        if owner is not None:
+            where.append("owner = ?")
+            values.append(text(owner))
+        only = f"WHERE {' AND '.join(where)}" if where else ""
+        sql = f"{_BRIEF_SQL if brief else _TRAINER_SQL} {only} ORDER BY number"
+        return [_trainer(row) for row in self._db.rows(sql, tuple(values))]
+
+    # Values that trainers reported over time; see `MetricHistory`.
+
+    def add_point(
+        self, trainer: str, time: float, samples: int, metrics: Mapping[str, float], at: Mapping[str, Any]
+    ) -> None:
+        """Store what a trainer reported at a time."""
+        sql = "INSERT OR REPLACE INTO points (trainer, time, samples, metrics, metrics_at) VALUES (?, ?, ?, ?, ?)"
+        self._db.run(sql, (_number(trainer), time, plain(samples), encoded(metrics), encoded(at)))
+
+    def point_span(self, trainer: str) -> tuple[int, float, float]:
+        """Return the number of points, and the times of the first and the last."""
+        sql = "SELECT count(*), ifnull(min(time), 0.0), ifnull(max(time), 0.0) FROM points WHERE trainer = ?"
+        ((count, first, last),) = self._db.rows(sql, (_number(trainer),))
+        return count, first, last
+
+    def thin_points(self, trainer: str) -> int:
+        """Drop every second point and return how many are left."""
+        self._db.run(
+            "DELETE FROM points WHERE trainer = ?1 AND time IN (SELECT time FROM (SELECT time, row_number() "
+            "OVER (ORDER BY time) AS place FROM points WHERE trainer = ?1) WHERE place % 2 = 0)",
+            (_number(trainer),),
+        )
+        return self.point_span(trainer)[0]
+
+    def points(self, trainer: str) -> list[tuple[float, int]]:
+        """Return the samples that a trainer had made at some times, in order."""
+        sql = "SELECT time, samples FROM points WHERE trainer = ? ORDER BY time"
+        return [(time, samples) for time, samples in self._db.rows(sql, (_number(trainer),))]
+
+    def sums(self) -> list[Sums]:
+        """Return sums over trainers by owner and state, in order of the owners' first trainers."""
+        rows = self._db.rows(
+            "SELECT owner, state, count(*), CAST(total(samples) AS INTEGER), total(node_seconds), sum(rescales), "
+            "sum(preemptions), sum(failures), CAST(total(samples_redone) AS INTEGER) "
+            "FROM trainers GROUP BY owner, state ORDER BY min(number)"
+        )
+        return [Sums(*row) for row in rows]
+
+    def ended_sums(self, after: float, upto: float) -> list[tuple[str, int, float, int]]:
+        """Return samples, node-seconds and rescales by owner, of trainers that ended after a time and up to another."""
+        return self._db.rows(
+            "SELECT owner, CAST(total(samples) AS INTEGER), total(node_seconds), sum(rescales) FROM trainers "
+            "WHERE ended > ? AND ended <= ? GROUP BY owner",
+            (after, upto),
+        )
+
+    # Workers and nodes.
+
+    def put_worker(self, worker: str, *, trainer: str, node: str, agent: str, started: float) -> None:
+        """Add a worker that is started. Its id must be new; its trainer and its node must be known."""
+        self._db.run(
+            "INSERT INTO workers (worker, trainer, node, agent, started) VALUES (?, ?, ?, ?, ?)",
+            (text(worker), _number(trainer), text(node), text(agent), started),
+        )
+
+    def end_worker(self, worker: str, *, ended: float, status: int | None, outcome: str) -> None:
+        """Record the end of a worker. The first record stays."""
+        self._db.run(
+            "UPDATE workers SET ended = ?, status = ?, outcome = ? WHERE worker = ? AND ended IS NULL",
+            (ended, status, text(outcome), text(worker)),
+        )
+
+    def workers(self, *, running: bool = False, trainer: str = "") -> list[WorkerRow]:
+        """Return workers in the order in which they were started."""
+        where = ["ended IS NULL"] if running else []
+        where += ["trainer = ?"] if trainer else []
+        sql = f"{_WORKER_SQL} {'WHERE ' + ' AND '.join(where) if where else ''} ORDER BY rowid"
+        rows = self._db.rows(sql, (_number(trainer),) if trainer else ())
+        return [WorkerRow(row[0], f"t{row[1]}", *row[2:]) for row in rows]
+
+    def put_node(self, node: str, *, host: str, agent: str, pid: int, joined: float) -> None:
+        """Add a node that has joined, for the first time or again."""
+        self._db.run(
+            "INSERT INTO nodes (node, host, agent, pid, joined) VALUES (?, ?, ?, ?, ?) "
+            "ON CONFLICT (node) DO UPDATE SET host = excluded.host, "
+            "agent = excluded.agent, pid = excluded.pid, joined = excluded.joined, "
+            "left = NULL, leaving = NULL",
+            (text(node), text(host), text(agent), pid, joined),
+        )
+
+    def update_node(self, node: str, **columns: Any) -> None:
+        """Change columns of a node: `left` when it has gone, `leaving` when it will go."""
+        self._update("nodes", _NODE[1:], "node", text(node), columns, f"node {node}")
+
+    def nodes(self, *, here: bool = True) -> list[NodeRow]:
+        """Return the nodes in the pool by name; with `here=False`, also those that have left."""
+        return [
+            NodeRow(*row) for row in self._db.rows(f"{_NODE_SQL} {'WHERE left IS NULL' if here else ''} ORDER BY node")
+        ]
+
+    # Owners.
+
+    def put_owner(self, row: OwnerRow) -> None:
+        """Set the limits of an owner, in place of earlier ones."""
+        self._db.run(
+            f"INSERT OR REPLACE INTO owners ({', '.join(_OWNER)}) VALUES ({', '.join('?' * len(_OWNER))})",  # noqa: S608
+            (text(row.owner), *(plain(getattr(row, name)) for name in _OWNER[1:])),
+        )
+
+    def remove_owner(self, owner: str) -> bool:
+        """Remove the limits of an owner; False if there are none."""
+        return self._db.run("DELETE FROM owners WHERE owner = ?", (text(owner),)).rowcount > 0
+
+    def owners(self) -> list[OwnerRow]:
+        """Return the owners that have limits set, by name."""
+        return [OwnerRow(*row) for row in self._db.rows(_OWNER_SQL)]
+
+    def past_use(self, owner: str | None = None) -> dict[str, tuple[int, float, int]]:
+        """Return number, node-seconds and samples of finished trainers by owner, or of one owner."""
+        only = "" if owner is None else "AND owner = ?"
+        rows = self._db.rows(f"{_USE_SQL} {only} GROUP BY owner", () if owner is None else (text(owner),))
+        return {owner: (count, seconds, samples) for owner, count, seconds, samples in rows}
+
+    # Values by key.
+
+    def keep(self, key: str, value: Any) -> None:
+        """Store a JSON value by key."""
+        self._db.run(
+            "INSERT INTO kept (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+            (text(key), encoded(value)),
+        )
+
+    def kept(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key."""
+        row = self._db.row("SELECT value FROM kept WHERE key = ?", (text(key),))
+        return default if row is None else decoded(row[0])
+
+    # Tokens. Only hashes are stored. A salt and a slow hash protect passwords, which people choose from few. A token is
+    # 256 random bits, so there is no list of likely ones to try.
+
+    def create_token(self, *, name: str, owner: str, role: str, time: float) -> str:
+        """Create a token and return it. It cannot be read again later."""
+        token = f"bft_{secrets.token_urlsafe(32)}"
+        with self.transaction():
+            if self._db.row("SELECT 1 FROM tokens WHERE name = ? AND revoked IS NULL", (text(name),)):
+                raise InputError(f"there is a token named {name!r} already; revoke it first, or choose another name")
+            self._insert_token(token, name, owner, role, time)
+        return token
+
+    def adopt_token(self, token: str, *, name: str, owner: str, role: str, time: float) -> bool:
+        """Make a given token valid, in place of an older one of that name; False if it was revoked before."""
+        if len(token) < LEAST_TOKEN:
+            raise InputError(f"a token must have {LEAST_TOKEN} characters or more, but got {len(token)}")
+        with self.transaction():
+            known = self._db.row("SELECT revoked FROM tokens WHERE hash = ?", (_hash(token),))
+            if known:
+                return known[0] is None
+            self._db.run("UPDATE tokens SET revoked = ? WHERE name = ? AND revoked IS NULL", (time, text(name)))
+            self._insert_token(token, name, owner, role, time)
+        return True
+
+    def check_token(self, token: str, time: float | None = None) -> TokenRow | None:
+        """Return the row of a token; None if it is unknown or revoked. With a `time`, its use is recorded at intervals.
+
+        The token is looked up by its hash, so the time of the lookup reveals nothing that helps to guess a token.
+        """
+        row = self._db.row(f"{_TOKEN_SQL} WHERE hash = ? AND revoked IS NULL", (_hash(token),))
+        if row is None:
+            return None
+        found = TokenRow(*row)
+        if time is not None and (found.last_used is None or time - found.last_used >= USED_EVERY_S):
+            self._db.run("UPDATE tokens SET last_used = ? WHERE id = ?", (time, found.id))
+        return found
+
+    def tokens(self) -> list[TokenRow]:
+        """Return all tokens, including revoked ones, oldest first."""
+        return [TokenRow(*row) for row in self._db.rows(f"{_TOKEN_SQL} ORDER BY id")]
+
+    def revoke_token(self, name_or_id: str, time: float) -> bool:
+        """Revoke a token, found by its name or else by its id; False if there is no valid one."""
+        sql = "UPDATE tokens SET revoked = ? WHERE revoked IS NULL AND"
+        if self._db.run(f"{sql} name = ?", (time, text(name_or_id))).rowcount:
+            return True
+        number = int(name_or_id) if re.fullmatch(r"[0-9]{1,18}", name_or_id) else 0
+        return self._db.run(f"{sql} id = ?", (time, number)).rowcount > 0
+
+    def _insert_token(self, token: str, name: str, owner: str, role: str, time: float) -> None:
+        if role not in ROLES:
+            raise InputError(f"role must be one of {', '.join(ROLES)}, but got {role!r}")
+        self._db.run(
+            "INSERT INTO tokens (name, owner, role, hash, created) VALUES (?, ?, ?, ?, ?)",
+            (text(name), text(owner), role, _hash(token), time),
+        )
+
+    def _update(
+        self, table: str, known: Sequence[str], key: str, at: Any, columns: Mapping[str, Any], what: str
+    ) -> None:
+        if unknown := [name for name in columns if name not in known]:
+            raise TypeError(f"{table} have no column {', '.join(unknown)}")
+        if not columns:
+            return
+        values = [plain(value) for value in columns.values()]
+        changes = ", ".join(f"{name} = ?" for name in columns)
+        if not self._db.run(f"UPDATE {table} SET {changes} WHERE {key} = ?", (*values, at)).rowcount:  # noqa: S608
+            raise BFTrainerError(f"{self.path}: there is no {what}")
+
+
+def _trainer(row: tuple[Any, ...]) -> TrainerRow:
+    values = list(row)
+    values[_TRAINER_SPEC] = _spec(values[_TRAINER_SPEC])
+    for at in _TRAINER_JSON:
+        values[at] = decoded_object(values[at]) if values[at] != "{}" else {}
+    return TrainerRow(f"t{row[0]}", *values[1:])
+
+
+@functools.lru_cache(4096)
+def _spec(stored: str) -> Mapping[str, Any]:
+    """Return a stored spec. Cached: a spec never changes, and the API reads every spec several times a second."""
+    return decoded_object(stored)
+
+
+def _event(row: tuple[Any, ...]) -> EventRow:
+    seq, time, kind, trainer, node, data = row
+    return EventRow(seq, time, kind, trainer, node, decoded_object(data))
+
+
+def _number(trainer: str) -> int:
+    found = _ID.fullmatch(trainer)
+    if found is None:
+        raise BFTrainerError(f"a trainer's id must be `t` and a number, but got {trainer!r}")
+    return int(found[1])
+
+
+def _hash(token: str) -> str:
+    return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()

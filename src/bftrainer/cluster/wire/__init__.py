@@ -1,0 +1,1 @@
+"""The wire package defines messages between controller, agents and workers, and their TLS encryption."""

@@ -1,0 +1,265 @@
+"""Command line for local runs: `python -m bftrainer.elastic.run [options] SCRIPT [ARGS…]`.
+
+It runs a training script on virtual nodes of this machine with a `Coordinator`. `console.py` shows worker output and
+events. Commands (`commands.py`) come from the terminal or the job's socket. Exit status: 0 done or ended in good order,
+1 the script failed, 2 the call is wrong, 130 interrupted twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import importlib.util
+import math
+import os
+import re
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from bftrainer.elastic import protocol
+from bftrainer.elastic.local import commands
+from bftrainer.elastic.local.commands import CommandRunner, Order
+from bftrainer.elastic.local.console import Console, say
+from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Outcome
+from bftrainer.elastic.local.torchrun import StoreHost, TorchrunProcessLauncher
+from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.processes.launch import ColdLauncher, ProcessLauncher
+from bftrainer.processes.warm import PRELOAD, WarmLauncher
+
+INTERRUPTED = 130
+
+
+# Options.
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Options from the command line."""
+
+    script: tuple[str, ...]
+    nodes: tuple[int, int]
+    start: int
+    folder: Path | None
+    snapshots: Path | None
+    output: Path | None
+    silence_s: float
+    grace_s: float
+    threads: int
+    warm: bool
+    torchrun: bool
+    quiet: bool
+    json: bool
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (see: {self.prog} --help)")
+
+
+def parse_args(argv: Sequence[str]) -> RunOptions:
+    """Return the options of a command line; raise an `InputError` if they are invalid."""
+    parser = _Parser(prog="python -m bftrainer.elastic.run", description="Run a script on fake nodes of this machine.")
+    add = parser.add_argument
+    add("--nodes", default="1-8", metavar="MIN-MAX", help="the fewest and the most nodes (default: 1-8), or N for both")
+    add("--start", type=int, metavar="K", help="nodes at first (default: MAX)")
+    add("--folder", type=Path, metavar="DIR", help="where logs and the control socket lie (default: a temporary one)")
+    add("--snapshots", type=Path, metavar="DIR", help="where the state is kept in case all nodes go")
+    add("--output", type=Path, metavar="DIR", help="where the script puts what it makes (default: output in --folder)")
+    add("--silence", type=float, metavar="S", help="seconds without a word after which a worker is taken for lost")
+    add("--grace", type=float, default=10.0, metavar="S", help="seconds a worker has to leave in (default: 10)")
+    add("--threads", type=int, default=1, metavar="T", help="threads of each worker (default: 1)")
+    add("--no-warm", action="store_true", help="start each worker afresh rather than from a process with torch loaded")
+    launchers = ("bftrainer", "torchrun")
+    add("--launcher", choices=launchers, default=launchers[0], help="torchrun: for scripts that know only TorchElastic")
+    add("--quiet", action="store_true", help="do not show what workers print")
+    add("--json", action="store_true", help="at the end write figures to stdout, and all else to stderr")
+    add("script", metavar="SCRIPT")
+    add("args", nargs=argparse.REMAINDER, metavar="ARGS")
+    found = parser.parse_args(argv)
+    nodes, torchrun = parse_nodes(found.nodes), found.launcher == "torchrun"
+    start = nodes[1] if found.start is None else found.start
+    silence_s = found.silence if found.silence is not None else 5.0 if torchrun else CoordinatorSettings().silence_s
+    if not 1 <= start <= nodes[1]:
+        raise InputError(f"`--start` must be from 1 to {nodes[1]}, the most nodes, but got {start}")
+    if not (3 if torchrun else 0.5) <= silence_s < math.inf:
+        raise InputError(f"`--silence` must be at least {3 if torchrun else 0.5}, but got {silence_s:g}")
+    if not 0 <= found.grace < math.inf:
+        raise InputError(f"`--grace` must be 0 or more, but got {found.grace:g}")
+    if found.threads < 1:
+        raise InputError(f"`--threads` must be 1 or more, but got {found.threads}")
+    return RunOptions(
+        script=(found.script, *found.args),
+        nodes=nodes,
+        start=start,
+        folder=found.folder,
+        snapshots=found.snapshots,
+        output=found.output,
+        silence_s=silence_s,
+        grace_s=found.grace,
+        threads=found.threads,
+        warm=not found.no_warm,
+        torchrun=torchrun,
+        quiet=found.quiet,
+        json=found.json,
+    )
+
+
+def parse_nodes(text: str) -> tuple[int, int]:
+    """Return the fewest and the most nodes of "1-8", or of "4" for exactly that many."""
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
+    least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= least <= most:
+        raise InputError(f"`--nodes` must be MIN-MAX with 1 ≤ MIN ≤ MAX, or a number, but got {text!r}")
+    return least, most
+
+
+# The run.
+
+
+async def _launcher(options: RunOptions, stack: contextlib.AsyncExitStack) -> ProcessLauncher:
+    launcher: ProcessLauncher = ColdLauncher()
+    if options.warm and importlib.util.find_spec("torch") is not None:
+        preload = ("torch.distributed",) if options.torchrun else PRELOAD
+        launcher = WarmLauncher(preload=preload)
+    if options.torchrun:
+        store = await StoreHost.start()
+        stack.push_async_callback(store.close)
+        launcher = TorchrunProcessLauncher(launcher, store, nodes=options.nodes, silence_s=int(options.silence_s))
+    stack.push_async_callback(launcher.close)
+    return launcher
+
+
+async def run_job(options: RunOptions) -> int:
+    """Run a job to its end and return the exit status."""
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="bftrainer-"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise InputError(f"`--folder` must be a folder, but got {folder}: {problem.strerror}") from None
+    output = (options.output or folder / "output").absolute()
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise InputError(f"`--output` must be a folder, but got {output}: {problem.strerror}") from None
+    console = Console(folder, quiet=options.quiet, as_json=options.json)
+    loop = asyncio.get_running_loop()
+    at_once: asyncio.Future[None] = loop.create_future()  # set by an error or a second interrupt
+
+    def interrupted() -> None:
+        if desk.quit():
+            say("all shall leave; once more to end at once")
+        elif not at_once.done():
+            at_once.set_result(None)
+
+    def failed(task: asyncio.Task[Any]) -> None:
+        problem = None if task.cancelled() else task.exception()
+        if problem is not None and desk.quitting is None and not at_once.done():
+            at_once.set_exception(problem)
+
+    async with contextlib.AsyncExitStack() as stack:
+        launcher = await _launcher(options, stack)
+        job = await stack.enter_async_context(
+            Coordinator(
+                options.script,
+                launcher,
+                nodes=options.nodes,
+                folder=folder,
+                settings=_settings(options, output),
+                watch=console.watch,
+            )
+        )
+        desk = CommandRunner(job, console.story.expect_end, torchrun=options.torchrun)
+        await stack.enter_async_context(commands.serving(folder, desk.obey))
+        say(f"logs and commands in {folder}")
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signum, interrupted)
+        stack.callback(_hear_terminal(loop, desk))
+        ended = asyncio.create_task(job.wait())
+        starting = asyncio.create_task(desk.obey(Order("add", count=options.start)))
+        showing = asyncio.create_task(console.keep_showing(job))
+        starting.add_done_callback(failed)
+        showing.add_done_callback(failed)
+        either: set[asyncio.Future[Any]] = {ended, at_once}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        outcome = ended.result() if ended.done() else Outcome("stopped", "interrupted")
+        tasks: list[asyncio.Task[Any]] = [starting, showing, ended]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    if at_once.done() and at_once.exception() is not None:
+        at_once.result()
+    console.conclude(outcome, job.logs)
+    return INTERRUPTED if outcome.error == "interrupted" else int(outcome.status == "failed")
+
+
+def _settings(options: RunOptions, output: Path) -> CoordinatorSettings:
+    environment = {protocol.OUTPUT: str(output)}
+    if options.snapshots is not None:
+        environment[protocol.SNAPSHOTS] = str(options.snapshots.absolute())
+    return CoordinatorSettings(
+        silence_s=options.silence_s,
+        grace_s=options.grace_s,
+        threads=options.threads,
+        speaks=not options.torchrun,
+        environment=environment,
+    )
+
+
+def _hear_terminal(loop: asyncio.AbstractEventLoop, desk: CommandRunner) -> Callable[[], None]:
+    """Accept commands from the terminal if there is one in the foreground. Return a function that ends that."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        return lambda: None
+    terminal, held, tasks = sys.stdin.fileno(), bytearray(), set[asyncio.Task[None]]()
+    with contextlib.suppress(OSError):
+        if os.tcgetpgrp(terminal) != os.getpgrp():
+            return lambda: None  # in the background, reading would stop this process
+
+    async def obey(words: list[str]) -> None:
+        try:
+            print(await desk.obey(commands.parse(words)), file=sys.stderr, flush=True)
+        except BFTrainerError as problem:
+            say(str(problem))
+
+    def read() -> None:
+        new = os.read(terminal, 4096)
+        if not new:
+            loop.remove_reader(terminal)
+        held.extend(new)
+        while b"\n" in held:
+            line, _, rest = bytes(held).partition(b"\n")
+            held[:] = rest
+            if words := line.decode(errors="replace").split():
+                tasks.add(task := asyncio.ensure_future(obey(words)))
+                task.add_done_callback(tasks.discard)
+
+    loop.add_reader(terminal, read)
+    say(f"commands: {commands.USAGE}")
+
+    def end() -> None:
+        loop.remove_reader(terminal)
+
+    return end
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    try:
+        options = parse_args(sys.argv[1:] if argv is None else argv)
+        if not Path(options.script[0]).is_file():
+            raise InputError(f"there is no script {options.script[0]}")
+        return asyncio.run(run_job(options))
+    except BFTrainerError as problem:
+        say(str(problem))
+        return problem.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output ended, as `head` does. Python would report that again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1

@@ -1,0 +1,1 @@
+"""Data package: distributes the batches of an epoch over the ranks, each sample once."""

@@ -1,0 +1,327 @@
+"""Gradient reducer: sums gradients over all ranks in buckets, while the backward pass still runs.
+
+The last gradients of a backward pass are those of the first layers. Buckets are filled in that order; each but the last
+is sent as soon as it is full. The last bucket is sent in `finish`, together with the *riders*: numbers that every rank
+adds to and needs at every step (knowledge of a new generation, samples, the loss, BatchNorm's statistics). So agreeing
+on the step at which to rescale costs no extra message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bftrainer.elastic.torch.group.group import GroupBroken, breaking
+from bftrainer.errors import InputError
+
+FIRST_BUCKET_BYTES = 1 << 20
+BUCKET_BYTES = 25 << 20
+NO_GRADIENT = (
+    "run.step() found no gradient: call loss.backward() before it, for each batch. Does the loss depend on the "
+    "parameters of the registered optimizers?"
+)
+_OWN = 2
+"""Number of the reducer's own riders: parameters without a gradient, and buckets whose gradient came late."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    params: list[Tensor] = field(default_factory=list)
+    flat: Tensor | None = None
+    views: list[Tensor] = field(default_factory=list)
+    riders: Tensor | None = None
+    missing: int = 0  # params whose gradient has not come yet
+    work: dist.Work | None = None
+    late: bool = False  # another gradient came after the bucket was sent
+
+
+class Reducer:
+    """Weighted sums of gradients over the ranks of the present group.
+
+    `riders` numbers are sent along. The gradient of each rank is first multiplied by `weight`. If the weights are
+    shares of the global batch, the sum is the gradient of its mean loss, however unevenly the batch is split. Without
+    `eager` nothing is sent before `finish`.
+    """
+
+    def __init__(self, params: Sequence[Tensor], riders: int, *, eager: bool = True) -> None:
+        self.weight = 1.0
+        self.active = False
+        """Whether gradients of the running backward pass are sent. They are not while they are accumulated."""
+        self.alone = True
+        """Whether there is no other rank."""
+        self.check: Callable[[], None] = lambda: None
+        """Raises `GroupBroken` if the received sums must not be used."""
+        self.wait: Callable[[dist.Work], object] = lambda work: work.wait()
+        """Waits for an operation; a lost peer ends the wait."""
+        self._error: Exception | None = None
+        self._sent = 0
+        self._eager = eager  # whether full buckets are sent during the backward pass
+        self._buckets = _buckets(params)
+        self.params = [param for bucket in self._buckets for param in bucket.params]
+        """Parameters whose gradients are summed."""
+        self.arrived = 0
+        """Number of gradients that arrived since `forget_passes`."""
+        self._rider_count = riders + _OWN
+        self._own_riders: Tensor | None = None
+        self._allocate()
+        self._handles = []
+        self._arrivals: dict[int, _Arrival] = {}
+        for bucket in self._buckets if eager else ():
+            for param in bucket.params:
+                hook = self._arrivals[id(param)] = _Arrival(self, bucket)
+                self._handles.append(param.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+        self._begin()
+
+    def passes(self, params: Sequence[Tensor]) -> int:
+        """Return the largest number of backward passes since `forget_passes` that reached one of these parameters."""
+        if not self.arrived:
+            return 0
+        counts = (self._arrivals[id(param)].count for param in params if id(param) in self._arrivals)
+        return max(counts, default=0)
+
+    def forget_passes(self) -> None:
+        """Reset the count of backward passes, because a new batch begins."""
+        if self.arrived:
+            self.arrived = 0
+            for arrival in self._arrivals.values():
+                arrival.count, arrival.grad = 0, None
+
+    def is_changed(self) -> bool:
+        """Return whether a gradient differs from what the backward pass produced."""
+        for param in self.params:
+            arrival = self._arrivals.get(id(param))
+            if arrival is None or arrival.grad is None:
+                continue
+            if param.grad is not arrival.grad or param.grad._version != arrival.version:
+                return True
+        return False
+
+    def accumulated(self) -> list[tuple[Tensor, Tensor, int]]:
+        """Return the parameters that have a gradient, each with its gradient and the gradient's version."""
+        return [(param, param.grad, param.grad._version) for param in self.params if param.grad is not None]
+
+    def has_lost(self, accumulated: Sequence[tuple[Tensor, Tensor, int]]) -> bool:
+        """Return whether any of those gradients was cleared or replaced instead of being added to."""
+        for param, grad, version in accumulated:
+            arrival = self._arrivals.get(id(param))
+            count = arrival.count if arrival is not None else 0
+            if param.grad is not grad or param.grad._version != version + count:
+                return True
+        return False
+
+    def complete(self) -> None:
+        """Complete a sum that the backward pass may have begun, and discard it. All ranks do so."""
+        self.active = False
+        if not self.alone:
+            self._exchange(torch.zeros(self._rider_count, dtype=torch.float64, device=self._device))
+            self._begin()
+
+    def finish(self, riders: Tensor) -> Tensor:
+        """Send the remaining buckets, wait for all, put the sums into the gradients and return the sums of the riders.
+
+        Raises `GroupBroken`; then no gradient has been changed.
+        """
+        self.active = False
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise GroupBroken(str(error)) from error
+        if self.alone:
+            if all(param.grad is None for param in self.params):
+                raise InputError(NO_GRADIENT)
+            if self.weight != 1.0:
+                self.rescale(self.weight)
+            return riders
+        params = self.params
+        unused = sum(param.grad is None for param in params)
+        late = sum(bucket.late for bucket in self._buckets)
+        own = riders.new_tensor([float(unused), float(late)])
+        sums = self._exchange(torch.cat([riders, own]))
+        any_unused, any_late = sums[-_OWN:].tolist()
+        self.check()
+        if any_late:
+            # On some rank a second backward pass came after buckets were sent: all ranks send again, and none early.
+            self._eager = False
+            self._begin()
+            self._exchange(torch.cat([riders, own]))
+        # Optimizers treat a zero gradient and no gradient differently, so all ranks must agree on which it is.
+        used = [1.0] * len(params)
+        if any_unused:
+            here = [0.0 if param.grad is None else 1.0 for param in params]
+            used = self.agree(riders.new_tensor(here)).tolist()
+            self.check()
+            if not any(used):
+                raise InputError(NO_GRADIENT)
+        views = [view for bucket in self._buckets for view in bucket.views]
+        for param, view, somewhere in zip(params, views, used, strict=True):
+            param.grad = view if somewhere else None
+        self._begin()
+        return sums[:-_OWN]
+
+    def rescale(self, factor: float) -> None:
+        """Multiply the present gradients by `factor`."""
+        grads = [param.grad for bucket in self._buckets for param in bucket.params if param.grad is not None]
+        if grads:
+            torch._foreach_mul_(grads, factor)
+
+    def agree(self, values: Tensor) -> Tensor:
+        """Return the sum of a few values over the ranks, outside of a step."""
+        if not self.alone:
+            with breaking():
+                self.wait(self._send(values))
+        return values
+
+    def abandon(self) -> None:
+        """Drop the present step and all gradients: its group is broken."""
+        for bucket in self._buckets:
+            work, bucket.work = bucket.work, None
+            if work is not None:
+                try:
+                    self.wait(work)
+                except RuntimeError:
+                    continue  # expected: the group is broken
+        self._error = None
+        for bucket in self._buckets:
+            for param in bucket.params:
+                param.grad = None
+        self._begin()
+
+    def close(self) -> None:
+        """Remove the hooks from the parameters."""
+        for handle in self._handles:
+            handle.remove()
+
+    @property
+    def _device(self) -> torch.device:
+        return self._buckets[-1].params[0].device if self._buckets else torch.device("cpu")
+
+    def _begin(self) -> None:
+        self._sent = 0
+        for bucket in self._buckets:
+            bucket.missing, bucket.work, bucket.late = len(bucket.params), None, False
+
+    def _exchange(self, riders: Tensor) -> Tensor:
+        last = self._buckets[-1] if self._buckets else None
+        carried = last is not None and last.riders is not None
+        target = last.riders if last is not None and last.riders is not None else self._own_riders
+        assert target is not None
+        for bucket in self._buckets:
+            if bucket.work is None:
+                self._fill(bucket)
+        target.copy_(riders)
+        with breaking():  # communication only: an error of the script must not look like a lost peer
+            for bucket in self._buckets:
+                if bucket.work is None:
+                    bucket.work = self._send(bucket.flat)
+            extra = None if carried else self._send(target)
+            for bucket in self._buckets:
+                assert bucket.work is not None
+                self.wait(bucket.work)
+            if extra is not None:
+                self.wait(extra)
+        return target.to(riders.dtype)
+
+    def _arrived(self, bucket: _Bucket) -> None:
+        """Count a gradient that is complete for the running backward pass, and send the buckets that are full."""
+        if not self.active or self.alone:
+            return
+        bucket.missing -= 1
+        if bucket.work is not None:
+            bucket.late = True
+            return
+        # Send in the order of buckets, not in the order in which they fill: ranks may use different layers.
+        while self._eager and self._sent < len(self._buckets) - 1 and self._error is None:
+            following = self._buckets[self._sent]
+            if following.missing > 0:
+                break
+            self._sent += 1
+            self._fill(following)
+            try:
+                following.work = self._send(following.flat)
+            except RuntimeError as problem:  # raised in `finish`, not in the middle of the user's backward pass
+                self._error = problem
+
+    def _fill(self, bucket: _Bucket) -> None:
+        if self.weight == 0.0:  # a stand-in's gradient counts for nothing, even if it is not a number
+            torch._foreach_zero_(bucket.views)
+            return
+        grads = [param.grad for param in bucket.params if param.grad is not None]
+        if any(grad.layout != torch.strided for grad in grads):
+            raise InputError("gradients must be dense, but got a sparse one; use Embedding(…, sparse=False)")
+        if len(grads) == len(bucket.params):
+            torch._foreach_copy_(bucket.views, grads)
+        else:
+            for param, view in zip(bucket.params, bucket.views, strict=True):
+                if param.grad is None:
+                    view.zero_()
+                else:
+                    view.copy_(param.grad)
+        if self.weight != 1.0:
+            torch._foreach_mul_(bucket.views, self.weight)
+
+    def _send(self, flat: Tensor | None) -> dist.Work:
+        work: dist.Work = dist.all_reduce(flat, async_op=True)
+        return work
+
+    def _allocate(self) -> None:
+        for bucket in self._buckets:
+            first = bucket.params[0]
+            sizes = [param.numel() for param in bucket.params]
+            carries = bucket is self._buckets[-1] and first.dtype in (torch.float32, torch.float64)
+            extra = self._rider_count if carries else 0
+            bucket.flat = torch.zeros(sum(sizes) + extra, dtype=first.dtype, device=first.device)
+            pieces = torch.split(bucket.flat, [*sizes, extra] if extra else sizes)
+            if extra:
+                bucket.riders = pieces[-1]
+            bucket.views = [
+                _like(piece, param) for piece, param in zip(pieces[: len(sizes)], bucket.params, strict=True)
+            ]
+        if not self._buckets or self._buckets[-1].riders is None:
+            self._own_riders = torch.zeros(self._rider_count, dtype=torch.float64, device=self._device)
+
+
+class _Arrival:
+    """Hook of one parameter: tells the reducer that a gradient has arrived in its bucket."""
+
+    __slots__ = ("bucket", "count", "grad", "reducer", "version")
+
+    def __init__(self, reducer: Reducer, bucket: _Bucket) -> None:
+        self.reducer, self.bucket, self.count = reducer, bucket, 0
+        self.grad: Tensor | None = None
+        self.version = 0
+
+    def __call__(self, param: Tensor) -> None:
+        self.count += 1
+        self.grad = param.grad
+        self.version = param.grad._version if param.grad is not None else 0
+        self.reducer.arrived += 1
+        self.reducer._arrived(self.bucket)
+
+
+def _buckets(params: Sequence[Tensor]) -> list[_Bucket]:
+    """Group parameters into buckets, from the last to the first.
+
+    A new bucket begins when the kind changes or it is full.
+    """
+    buckets: list[_Bucket] = []
+    size = 0
+    for param in reversed(params):
+        bytes_ = param.numel() * param.element_size()
+        full = size >= (FIRST_BUCKET_BYTES if len(buckets) == 1 else BUCKET_BYTES)
+        kind = (param.dtype, param.device)
+        if not buckets or full or kind != (buckets[-1].params[0].dtype, buckets[-1].params[0].device):
+            buckets.append(_Bucket())
+            size = 0
+        buckets[-1].params.append(param)
+        size += bytes_
+    return buckets
+
+
+def _like(piece: Tensor, param: Tensor) -> Tensor:
+    """Return a piece of a flat buffer with a parameter's shape and memory order, which its gradient has too."""
+    if not param.is_contiguous() and torch.empty_like(param).stride() == param.stride():  # channels last, transposed
+        return piece.as_strided(param.size(), param.stride(), piece.storage_offset())
+    return piece.view(param.size())

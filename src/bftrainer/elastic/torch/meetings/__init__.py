@@ -1,0 +1,1 @@
+"""Meetings package: brings all ranks together outside of steps for shared values, evaluations and loop ends."""

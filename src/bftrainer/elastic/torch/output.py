@@ -1,0 +1,84 @@
+"""Output folder of a script: finds it, and saves files that a kill cannot damage."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bftrainer.elastic import protocol
+from bftrainer.errors import BFTrainerError, InputError
+
+_STALE_S = 3600.0
+"""Age after which a temporary file is assumed to belong to a process that was killed while it wrote."""
+
+
+def output_folder() -> Path:
+    """Return the trainer's output folder from the environment, else the current directory. It is created if missing."""
+    named = os.environ.get(protocol.OUTPUT)
+    folder = Path(named) if named else Path.cwd()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise BFTrainerError(
+            f"the output folder {folder} cannot be made ({problem.strerror}); "
+            f"name another one in the environment variable {protocol.OUTPUT}"
+        ) from None
+    return folder
+
+
+def file_name(name: object) -> str:
+    """Return `name` if it is a plain file name; refuse a path."""
+    text = os.fspath(name) if isinstance(name, str | os.PathLike) else None
+    if not isinstance(text, str) or text in ("", ".", "..") or "/" in text or "\0" in text:
+        raise InputError(
+            f"`name` must be a file name such as 'model.pt', without folders, but got {name!r}; the file goes into "
+            "run.folder"
+        )
+    return text
+
+
+def save(thing: Any, folder: Path, name: str) -> Path:
+    """Write `thing` with torch.save. The file has either its former content or all of the new content."""
+    path = folder / name
+    _sweep(folder, name)
+    beside = folder / f".{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    try:
+        try:
+            with beside.open("wb") as file:
+                torch.save(thing, file)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+            raise
+        _sync(folder)
+    except Exception as problem:
+        raise BFTrainerError(f"{path} cannot be written: {problem}") from problem
+    return path
+
+
+def _sweep(folder: Path, name: str) -> None:
+    """Remove temporary files that killed processes left when they wrote this file."""
+    with contextlib.suppress(OSError):
+        for entry in folder.iterdir():
+            if entry.name.startswith(f".{name}.") and entry.name.endswith(".tmp"):
+                with contextlib.suppress(OSError):
+                    if time.time() - entry.stat().st_mtime > _STALE_S:
+                        entry.unlink()
+
+
+def _sync(folder: Path) -> None:
+    """Make the new file name durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,102 @@
+"""Training rate by world size, measured while a job trains, and the total number of samples.
+
+The training loop only updates counters at each step (`Meter.stepped`). The reporting thread computes the rates.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from dataclasses import dataclass
+
+WARM_UP_STEPS = 3
+"""Steps after a change that are not measured: caches, allocators and data workers are still settling."""
+_LEAST_STEPS = 4
+_LEAST_S = 0.5
+_WINDOWS = 61
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Progress at one moment."""
+
+    generation: int
+    world: int
+    steps: int
+    samples: int
+    at: float
+
+
+class Meter:
+    """Samples per second of the whole job by world size: the median over windows of about a second."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.samples = 0
+        self.generation = 0
+        self.world = 1
+        self.last_at = time.perf_counter()
+        self._formed_at_step = 0
+        self._start: Mark | None = None
+        self._windows: dict[int, deque[float]] = {}
+
+    def stepped(self, samples: int) -> None:
+        """Count a committed step. It is called at every step, so it only counts."""
+        self.samples += samples
+        self.steps += 1
+        self.last_at = time.perf_counter()
+
+    def formed(self, generation: int, world: int) -> None:
+        """Record that a new generation trains."""
+        self._formed_at_step = self.steps
+        self.world = world
+        self.generation = generation
+        self.last_at = time.perf_counter()
+
+    def look(self) -> None:
+        """Close a window if it holds enough steps. It is called about once a second, from another thread."""
+        now = Mark(self.generation, self.world, self.steps, self.samples, self.last_at)
+        start = self._start
+        if start is None or start.generation != now.generation:
+            warm = now.steps >= self._formed_at_step + WARM_UP_STEPS
+            self._start = now if warm else None
+            return
+        if now.steps - start.steps >= _LEAST_STEPS and now.at - start.at >= _LEAST_S:
+            rate = (now.samples - start.samples) / (now.at - start.at)
+            self._windows.setdefault(now.world, deque(maxlen=_WINDOWS)).append(rate)
+            self._start = now
+
+    def rates(self) -> dict[int, float]:
+        """Return the measured rates, in samples per second by world size."""
+        return {world: statistics.median(windows) for world, windows in sorted(self._windows.items())}
+
+    def windows(self) -> int:
+        """Return the number of windows measured at the present world size."""
+        return len(self._windows.get(self.world, ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Length of a whole training: epochs of one dataset."""
+
+    epochs: int
+    length: int
+    """Samples of the dataset."""
+    drop_last: bool
+    """Whether samples at the end of an epoch that do not fill a batch are left out."""
+
+    def total(self, samples: int, epoch: int, cursor: int, batch: int) -> int:
+        """Return the samples of the whole training, given that `samples` are done, up to `cursor` of `epoch`.
+
+        With `drop_last` this assumes that the global batch stays `batch`.
+        """
+        if not self.drop_last:
+            return self.epochs * self.length
+        left = self.epochs - epoch
+        if left <= 0:
+            return samples
+        # An epoch that is smaller than a batch is still trained as a whole; see `data/batch_plan.py`.
+        whole = self.length // batch * batch or self.length
+        rest = (self.length - cursor) // batch * batch if cursor else whole
+        return samples + rest + (left - 1) * whole

@@ -1,0 +1,149 @@
+"""Snapshot file: writes a state to one file and reads it back, or says what is wrong with the file.
+
+The file is a header of fixed width, followed by the output of `torch.save`. The header holds the length and the
+checksum of the payload and begins with a checksum of itself, so no byte of the file can be lost or changed unnoticed.
+`snapshot.py` uses it for all reading and writing. Nothing that is read can run code.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+
+from bftrainer import __version__
+from bftrainer.elastic.torch.snapshots.portable import restored
+from bftrainer.errors import BFTrainerError, InputError
+
+HEADER = 512
+"""Bytes before the payload: one line of fixed width, because it is filled in after the payload is written."""
+
+_NAME = "bftrainer-snapshot "
+_MAGIC = f"{_NAME}1 ".encode()
+"""First bytes of every file; the number is the version of the format."""
+
+_WIDTH = HEADER - len(_MAGIC) - 64 - len(" ") - len("\n")
+"""Bytes of the header that hold its JSON."""
+
+_FILE = re.compile(r"snapshot-(\d{12})\.bft")
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A state to resume from, with its tensors in CPU memory."""
+
+    step: int
+    path: Path
+    state: dict[str, Any]
+
+
+def file_name(step: int) -> str:
+    """Return the name of a complete snapshot of a step."""
+    return f"snapshot-{step:012d}.bft"
+
+
+def in_folder(folder: Path) -> list[tuple[int, Path]]:
+    """Return the snapshots in `folder` by step, complete or not."""
+    return sorted((int(match[1]), path) for path in folder.iterdir() if (match := _FILE.fullmatch(path.name)))
+
+
+def reason(problem: Exception) -> str:
+    """Describe a problem in one line, without parts that differ from try to try, such as names of temporary files."""
+    if isinstance(problem, OSError) and problem.strerror:
+        return problem.strerror
+    line = next(iter(str(problem).splitlines()), "")
+    return line if isinstance(problem, BFTrainerError) else f"{type(problem).__name__}: {line}"
+
+
+def write(path: Path, step: int, state: dict[str, Any]) -> None:
+    """Write a new file and flush it to the disk."""
+    with path.open("xb") as out:
+        out.write(bytes(HEADER))
+        sink = _Sink(out)
+        torch.save(state, cast("IO[bytes]", sink))
+        if sink.problem is not None:
+            raise OSError(*sink.problem)
+        out.seek(0)
+        out.write(_header(step, sink.length, sink.digest.hexdigest()))
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def read(path: Path, step: int | None = None) -> Snapshot:
+    """Return the snapshot in a file, or raise an error that says what is wrong with it.
+
+    If `step` is given, the snapshot must be of that step.
+    """
+    with path.open("rb") as source:
+        head = source.read(HEADER)
+        if head and not head.startswith(_NAME.encode()[: len(head)]):
+            raise InputError("it does not begin like a snapshot")
+        if len(head) < HEADER:
+            raise InputError(f"it is cut short: {len(head)} bytes, less than its header")
+        if not head.startswith(_MAGIC):
+            raise InputError(f"its format {head[len(_NAME) :].split()[0]!r} is not one that {__version__} knows")
+        text = head[-1 - _WIDTH : -1]
+        if head != _sealed(text):
+            raise InputError("its header is damaged")
+        meta = json.loads(text)
+        if step is not None and meta["step"] != step:
+            raise InputError(f"it holds step {meta['step']}, not what its name says")
+        length = os.fstat(source.fileno()).st_size - HEADER
+        if length != meta["length"]:
+            raise InputError(f"it has {length} bytes of state where {meta['length']} were written")
+        if hashlib.file_digest(source, "sha256").hexdigest() != meta["sha256"]:
+            raise InputError("its checksum is wrong: the state in it is damaged")
+        source.seek(HEADER)
+        try:
+            state = restored(torch.load(source, weights_only=True, map_location="cpu"))
+        except Exception as problem:  # the file is complete: another torch wrote it, or memory is short
+            lines = str(problem).splitlines() or [""]
+            line = next((line for line in lines if "Unpickler error" in line), lines[0]).strip()
+            raise InputError(f"torch {torch.__version__} cannot load it ({type(problem).__name__}: {line})") from None
+    return Snapshot(meta["step"], path, state)
+
+
+class _Sink:
+    """Passes on what `torch.save` writes and keeps its length and checksum.
+
+    It catches errors and keeps them in `problem`: raised through torch's zip writer they would become another error.
+    """
+
+    def __init__(self, out: IO[bytes]) -> None:
+        self.out = out
+        self.length = 0
+        self.digest = hashlib.sha256()
+        self.problem: tuple[int, str] | None = None
+
+    def write(self, data: memoryview) -> int:
+        if self.problem is None:
+            try:
+                self.out.write(data)
+            except OSError as problem:
+                self.problem = (problem.errno or errno.EIO, problem.strerror or str(problem))
+            self.digest.update(data)
+            self.length += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Do nothing: the file is flushed once its header is filled in."""
+
+
+def _header(step: int, length: int, digest: str) -> bytes:
+    written = datetime.now(UTC).isoformat(timespec="seconds")
+    meta = {"step": step, "length": length, "sha256": digest, "written": written, "bftrainer": __version__}
+    text = json.dumps(meta).encode().ljust(_WIDTH)
+    assert len(text) == _WIDTH
+    return _sealed(text)
+
+
+def _sealed(text: bytes) -> bytes:
+    return _MAGIC + hashlib.sha256(text).hexdigest().encode() + b" " + text + b"\n"

@@ -1,0 +1,284 @@
+"""State transfer: sends a training's state from one rank to the others.
+
+A state is a tree of plain values and tensors, from objects with `state_dict` and `load_state_dict`. To send it, the
+tree is split into a skeleton (a few kilobytes) and its tensors. The tensors are broadcast in pieces straight from
+memory to memory, as bytes, so every tensor type works with every backend. Nothing that a peer sent is unpickled as
+code: the skeleton is read as `torch.load` reads weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from bftrainer.elastic.torch.group.group import breaking
+from bftrainer.elastic.torch.snapshots.portable import portable, restored
+from bftrainer.errors import BFTrainerError, InputError
+
+_PIECE_BYTES = 64 << 20
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object whose state survives when nodes come and go."""
+
+    def state_dict(self) -> Any:
+        """Return the object's state."""
+        ...
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Load a state."""
+        ...
+
+
+_MARK = "\0tensor"
+"""First item of a tuple in a skeleton that stands for a tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Placeholder of a tensor in the skeleton, with the tensor's properties."""
+
+    number: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    on_cpu: bool
+
+    def as_plain(self) -> tuple[Any, ...]:
+        """Return the tuple that stands for the slot in a skeleton that is sent."""
+        return (_MARK, self.number, self.dtype, self.shape, self.on_cpu)
+
+
+class Registry:
+    """The registered objects by name."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Stateful] = {}
+
+    def add(self, objects: Mapping[str, object]) -> None:
+        """Register objects under names."""
+        for name, thing in objects.items():
+            if not isinstance(thing, Stateful):
+                raise InputError(
+                    f"`{name}` must have state_dict() and load_state_dict(), but got {type(thing).__name__}; "
+                    f"wrap it in a small class that has them"
+                )
+            if self.objects.get(name, thing) is not thing:
+                raise InputError(f"`{name}` is registered already; choose another name")
+            self.objects[name] = thing
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The registered modules, sorted by name."""
+        named = sorted(self.objects.items())
+        return [thing for _, thing in named if isinstance(thing, nn.Module)]
+
+    def capture(self) -> dict[str, Any]:
+        """Return the state of all objects. Its tensors are the live ones."""
+        return {name: thing.state_dict() for name, thing in self.objects.items()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Load a state, whose names must be those registered here."""
+        missing, surplus = self.objects.keys() - state.keys(), state.keys() - self.objects.keys()
+        if missing or surplus:
+            named = ", ".join(sorted(missing or surplus))
+            raise BFTrainerError(
+                f"the state {'lacks' if missing else 'holds'} {named}, which the script "
+                f"{'registers' if missing else 'does not register'}: was it written by another version of it?"
+            )
+        for name, thing in self.objects.items():
+            try:
+                thing.load_state_dict(state[name])
+            except Exception as problem:
+                raise BFTrainerError(f"the state of {name!r} does not fit: {problem}") from problem
+
+    def keep_untrained(self, optimizers: Sequence[Optimizer], *, modules: bool = True) -> Callable[[], None]:
+        """Return a function that restores the present state of all objects that the script may change after a step.
+
+        These are schedulers, averages and the values in `param_groups`, but not what the optimizers train. Modules,
+        which may be large, are left out if `modules` is False.
+        """
+        trained = {id(p) for opt in optimizers for group in opt.param_groups for p in group["params"]}
+        others = {
+            name: thing
+            for name, thing in self.objects.items()
+            if not isinstance(thing, Optimizer)
+            and not (
+                isinstance(thing, nn.Module) and (not modules or any(id(p) in trained for p in thing.parameters()))
+            )
+        }
+        states = {name: copy.deepcopy(thing.state_dict()) for name, thing in others.items()}
+        groups = [
+            [{k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in opt.param_groups]
+            for opt in optimizers
+        ]
+
+        def put_back() -> None:
+            for name, thing in others.items():
+                thing.load_state_dict(states[name])
+            for opt, kept in zip(optimizers, groups, strict=True):
+                for group, values in zip(opt.param_groups, kept, strict=True):
+                    group.update(values)
+
+        return put_back
+
+
+class TransferGroup(Protocol):
+    """The group through which a state is sent."""
+
+    @property
+    def wire(self) -> torch.device:
+        """Device that tensors must be on for the group to transfer them."""
+        ...
+
+    def wait(self, work: dist.Work) -> None:
+        """Wait for an operation."""
+        ...
+
+    def check_whole(self) -> None:
+        """Raise `GroupBroken` if received data must not be used."""
+        ...
+
+
+def broadcast(state: Mapping[str, Any] | None, source: int, link: TransferGroup) -> dict[str, Any]:
+    """Return the state of rank `source` on every rank; `state` is used only on that rank.
+
+    Raises `GroupBroken` when a peer is lost on the way.
+    """
+    device, check = link.wire, link.check_whole
+    tensors: list[Tensor] = []
+    packed = b""
+    if state is not None:
+        file = io.BytesIO()
+        torch.save(_take_apart(portable(state, lambda tensor: tensor), tensors), file)
+        packed = file.getvalue()
+    size = torch.tensor([len(packed)], dtype=torch.int64, device=device)
+    send(size, source, link)
+    length = int(size)
+    check()
+    body = torch.frombuffer(bytearray(packed), dtype=torch.uint8) if state is not None else None
+    raw = body.to(device) if body is not None else torch.empty(length, dtype=torch.uint8, device=device)
+    send(raw, source, link)
+    received = bytes(raw.cpu().numpy())
+    check()
+    try:
+        skeleton = torch.load(io.BytesIO(received), weights_only=True)
+    except Exception as problem:
+        raise BFTrainerError(f"the state that rank {source} sent cannot be read: {problem}") from problem
+    slots = sorted(_slots(skeleton), key=lambda slot: slot.number)
+    if state is None:
+        tensors = _memory_for(slots, device)
+    for piece in _pieces(slots):
+        _broadcast_piece([tensors[slot.number] for slot in piece], source, link, sends=state is not None)
+    check()
+    whole: dict[str, Any] = restored(_put_together(skeleton, tensors))
+    return whole
+
+
+def _memory_for(slots: list[_Slot], device: torch.device) -> list[Tensor]:
+    """Allocate memory for the tensors: on the receiving device if the sender has them on one and they fit."""
+    try:
+        return [torch.empty(slot.shape, dtype=slot.dtype, device="cpu" if slot.on_cpu else device) for slot in slots]
+    except torch.OutOfMemoryError:
+        return [torch.empty(slot.shape, dtype=slot.dtype) for slot in slots]
+
+
+def send(tensor: Tensor, source: int, link: TransferGroup) -> None:
+    """Broadcast one tensor. This is the only operation here that a lost peer can break."""
+    with breaking():
+        link.wait(dist.broadcast(tensor, source, async_op=True))
+
+
+def _broadcast_piece(tensors: list[Tensor], source: int, link: TransferGroup, *, sends: bool) -> None:
+    """Broadcast some tensors together, as bytes."""
+    device = link.wire
+    if len(tensors) == 1 and tensors[0].device == device and _is_bytes(tensors[0]):
+        send(bytes_of(tensors[0]), source, link)
+        return
+    if sends:
+        flat = torch.cat([bytes_of(tensor).to(device) for tensor in tensors])
+    else:
+        flat = torch.empty(sum(tensor.nbytes for tensor in tensors), dtype=torch.uint8, device=device)
+    send(flat, source, link)
+    if not sends:
+        pieces = torch.split(flat, [tensor.nbytes for tensor in tensors])
+        for tensor, piece in zip(tensors, pieces, strict=True):
+            bytes_of(tensor).copy_(piece)
+
+
+def _is_bytes(tensor: Tensor) -> bool:
+    """Return whether the tensor's memory is its bytes in order."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """Return a flat view of the tensor's memory; of a copy if the tensor is not contiguous."""
+    found = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return found.view(torch.uint8) if found.numel() else found.new_empty(0, dtype=torch.uint8)
+
+
+def _pieces(slots: list[_Slot]) -> Iterator[list[_Slot]]:
+    """Yield groups of tensors up to the size of a piece, in an order that all ranks derive in the same way."""
+    piece: list[_Slot] = []
+    size = 0
+    for slot in slots:
+        bytes_ = torch.Size(slot.shape).numel() * slot.dtype.itemsize
+        if piece and size + bytes_ > _PIECE_BYTES:
+            yield piece
+            piece, size = [], 0
+        piece.append(slot)
+        size += bytes_
+    if piece:
+        yield piece
+
+
+def _take_apart(tree: Any, tensors: list[Tensor]) -> Any:
+    """Return the tree with slots in place of its tensors, and append these to `tensors`."""
+    if isinstance(tree, Tensor) and tree.layout is torch.strided:
+        tensors.append(tree)
+        return _Slot(len(tensors) - 1, tree.dtype, tuple(tree.shape), tree.device.type == "cpu").as_plain()
+    return _rebuilt(tree, lambda part: _take_apart(part, tensors))
+
+
+def _rebuilt(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a container of the same kind with every item changed; return any other value unchanged."""
+    kind = type(tree)
+    if kind in (dict, OrderedDict, Counter):
+        made: Any = kind()
+        for key, value in tree.items():
+            made[key] = change(value)
+        if kind is OrderedDict:  # a module's state_dict() keeps the versions of its layers in an attribute
+            vars(made).update(vars(tree))
+        return made
+    return kind(change(value) for value in tree) if kind in (list, tuple) else tree
+
+
+def _slot(tree: Any) -> _Slot | None:
+    is_slot = type(tree) is tuple and len(tree) == 5 and isinstance(tree[0], str) and tree[0] == _MARK
+    return _Slot(*tree[1:]) if is_slot else None
+
+
+def _put_together(tree: Any, tensors: list[Tensor]) -> Any:
+    if (slot := _slot(tree)) is not None:
+        return tensors[slot.number]
+    return _rebuilt(tree, lambda part: _put_together(part, tensors))
+
+
+def _slots(tree: Any) -> Iterator[_Slot]:
+    if (slot := _slot(tree)) is not None:
+        yield slot
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            yield from _slots(value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from _slots(value)

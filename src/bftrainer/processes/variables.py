@@ -1,0 +1,23 @@
+"""Environment variables of BFTrainer's processes, and which of them child processes inherit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+CHANNEL = "BFTRAINER_CHANNEL"
+"""Environment of workers: the Unix socket on which their manager listens."""
+URL = "BFTRAINER_URL"
+"""Environment: the controller's address, such as http://127.0.0.1:8765."""
+SECRET = "BFTRAINER_SECRET"  # noqa: S105 - the name of a variable, not a secret
+"""Environment of an agent: the secret with which it joins. Workers never see it."""
+TOKEN = "BFTRAINER_TOKEN"  # noqa: S105 - the same
+"""Environment of commands: a user's token. Processes that a controller starts never see the controller's own."""
+NODE = "BFTRAINER_NODE"
+"""Environment of agents and workers: the name of the node they are on."""
+STATE_ID = "BFTRAINER_STATE_ID"
+"""Environment of agents and workers: the controller they belong to, so that a stray one is recognised."""
+
+
+def inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for agents and commands that a controller starts: all variables but tokens and secrets."""
+    return {name: value for name, value in environment.items() if name not in (TOKEN, SECRET)}

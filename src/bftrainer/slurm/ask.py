@@ -1,0 +1,195 @@
+"""`gather` asks a Slurm site about itself with Slurm's own commands.
+
+The questions are its configuration, partitions, QOS, nodes, topology, clock, the user and the file system. Each command
+has a time-out. The result is a `Site`. `check.py` judges it, `user.py` finds what a plain user may harvest, and
+`bftrainer slurm` prints both. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import grp
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from bftrainer.processes import variables
+from bftrainer.slurm.site import (
+    FileSystem,
+    NoAnswerError,
+    Qos,
+    Site,
+    SlurmError,
+    User,
+    read_accounts,
+    read_config,
+    read_gpus,
+    read_partitions,
+    read_qos,
+    read_skew,
+)
+
+TIMEOUT_S = 10.0
+"""Seconds that a Slurm command may take."""
+
+_MOST_BYTES = 64 << 20
+_KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
+"""Variables that say which Slurm is meant."""
+_SAMPLE = 16
+"""Number of nodes that are examined one by one."""
+_QOS_COLUMNS = "Name,Preempt,PreemptMode,PreemptExemptTime,GraceTime,GrpTRES,GrpJobs,MaxTRESPU,MaxJobsPU,MaxWall"
+
+Ask = Callable[[Sequence[str]], str]
+"""Runs a command and returns its output; `SlurmError` if it fails or does not answer."""
+
+
+def run(argv: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
+    """Run a Slurm command. If it does not answer in time, it is killed with its children."""
+    # In UTC and in Slurm's own format, whatever the user has set. Without the user's defaults, as for pilots.
+    env = {
+        name: text
+        for name, text in variables.inherited(os.environ).items()
+        if name in _KEPT or not name.startswith(("SLURM_", "SBATCH_"))
+    }
+    env |= {"TZ": "UTC", "LC_ALL": "C"}
+    # Files, not pipes: a child of the command that keeps a pipe open must not block this function.
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            process = subprocess.Popen(  # noqa: S603 - no shell, only our own words
+                list(argv), stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, start_new_session=True
+            )
+        except (OSError, ValueError) as problem:
+            why = getattr(problem, "strerror", None) or problem
+            raise NoAnswerError(
+                f"cannot run {argv[0]}: {why}; run this where Slurm's commands are on the PATH, such as a login node"
+            ) from None
+        try:
+            process.wait(timeout_s)
+        except BaseException as problem:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if isinstance(problem, subprocess.TimeoutExpired):
+                raise NoAnswerError(
+                    f"{' '.join(argv)}: no answer within {timeout_s:g} s; is slurmctld up and reachable from here?"
+                ) from None
+            raise
+        output, complaint = _start(out), _start(err)
+    if process.returncode != 0:
+        lines = [line.strip() for line in complaint.splitlines() if line.strip()]
+        raise SlurmError(
+            f"{' '.join(argv[:3])}: {lines[-1][:200] if lines else f'exit status {process.returncode}, not a word'}"
+        )
+    return output if output.strip() else complaint  # sbatch --test-only answers on stderr
+
+
+def _start(file: BinaryIO) -> str:
+    file.seek(0)
+    return file.read(_MOST_BYTES).decode(errors="replace")
+
+
+def gather(
+    state: Path | None = None,
+    ask: Ask = run,
+    clock: Callable[[], float] = time.time,
+    mounts: Path = Path("/proc/self/mounts"),
+) -> Site:
+    """Return everything that `slurm check` examines.
+
+    `SlurmError` if Slurm itself cannot be asked; other values may stay unknown.
+    """
+    before = clock()
+    shown = ask(("scontrol", "show", "config"))
+    now = (before + clock()) / 2
+    config = read_config(shown)
+    # All partitions: one that is hidden from this user may still share its nodes with the pilots.
+    partitions = read_partitions(ask(("scontrol", "show", "partition", "-a", "-o")))
+    unanswered: list[str] = []
+
+    def maybe(*argv: str) -> str:
+        try:
+            return ask(argv)
+        except SlurmError as problem:
+            unanswered.append(" ".join(str(problem).split()))
+            return ""
+
+    accounting = config.get("AccountingStorageType", "").endswith("slurmdbd")
+    qos: Mapping[str, Qos] | None = None
+    accounts: Mapping[str, frozenset[str]] = {}
+    name = _user()
+    if accounting:
+        shown_qos = maybe("sacctmgr", "show", "qos", "-P", f"format={_QOS_COLUMNS}")
+        qos = read_qos(shown_qos) if shown_qos else None
+        accounts = read_accounts(
+            maybe("sacctmgr", "-nP", "show", "assoc", f"user={name}", f"cluster={config.get('ClusterName', '')}",
+                  "format=Account,QOS")
+        )  # fmt: skip
+    sample = sorted({node for partition in partitions.values() for node in sorted(partition.nodes)[:_SAMPLE]})[:_SAMPLE]
+    nodes = maybe("scontrol", "show", "node", "-o", ",".join(sample)) if sample else ""
+    tree = config.get("TopologyPlugin", "").endswith(("tree", "3d_torus"))
+    return Site(
+        config=config,
+        partitions=partitions,
+        user=User(name, _groups(), accounts),
+        qos=qos,
+        addresses=frozenset(re.findall(r"\bNodeAddr=(\S+)", nodes)),
+        gpus=frozenset(map(read_gpus, re.findall(r"\bGres=(\S*)", nodes))),
+        topology=maybe("scontrol", "show", "topology") if tree else "",
+        skew_s=read_skew(shown, now),
+        file_system=None if state is None else find_file_system(state, mounts),
+        unanswered=tuple(unanswered),
+    )
+
+
+def try_pilot(partition: str, qos: str = "", account: str = "", limit: str = "0:05:00", ask: Ask = run) -> str | None:
+    """Return why Slurm would refuse a pilot; empty if it would not, None if it does not say. Nothing is submitted."""
+    named = {"--partition": partition, "--qos": qos, "--account": account, "--time": limit}
+    options = [f"{option}={value}" for option, value in named.items() if value]
+    try:
+        ask(("sbatch", "--test-only", "-N1", "--exclusive", *options, "--wrap", "true"))
+    except NoAnswerError:
+        return None
+    except SlurmError as problem:
+        return str(problem).partition(": ")[2]
+    return ""
+
+
+def find_file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> FileSystem | None:
+    """Return the file system that a folder is on, or will be on once it is created."""
+    try:
+        there = str(path.resolve())
+        lines = mounts.read_text(errors="replace").splitlines()
+    except (OSError, RuntimeError):
+        return None
+    best: FileSystem | None = None
+    for line in lines:
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        mount = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[1])
+        inside = there == mount or there.startswith(mount.rstrip("/") + "/")
+        if inside and (best is None or len(mount) >= len(best.mount)):
+            best = FileSystem(str(path), fields[2], mount)
+    return best
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without an entry in the password database
+        return str(os.getuid())
+
+
+def _groups() -> frozenset[str]:
+    names = set()
+    for number in {*os.getgroups(), os.getegid()}:
+        with contextlib.suppress(KeyError, OverflowError):
+            names.add(grp.getgrgid(number).gr_name)
+    return frozenset(names)

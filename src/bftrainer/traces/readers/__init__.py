@@ -1,0 +1,1 @@
+"""Readers of schedulers' logs: jobs and idle nodes from Slurm, PBS, LSF, SWF and Summit's format."""

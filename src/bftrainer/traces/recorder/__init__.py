@@ -1,0 +1,1 @@
+"""Recorder: records the idle nodes of a running Slurm as a trace."""

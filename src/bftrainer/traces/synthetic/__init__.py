@@ -1,0 +1,1 @@
+"""Synthetic traces, drawn from profiles of real machines."""
