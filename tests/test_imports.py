@@ -31,3 +31,15 @@ def test_a_trainer_that_is_not_pytorch_needs_nothing_but_python() -> None:
 
 def test_what_a_script_imports_is_light_until_it_begins() -> None:
     assert not modules_after("from bftrainer import elastic") & {"torch", "numpy"}
+
+
+def test_documented_names_that_moved_are_found_in_their_former_places() -> None:
+    from bftrainer.client import api
+    from bftrainer.cluster import client
+    from bftrainer.cluster.pools import base
+    from bftrainer.elastic import membership
+
+    assert client.ApiClient is api.ApiClient
+    assert client.find_controller is api.find_controller
+    assert base.Office is base.PoolHost
+    assert membership.Place is membership.Assignment
