@@ -39,8 +39,8 @@ def test_trainers_events_tokens_and_owners_of_0_1_0_are_taken_up_and_training_go
         before = {row.name: row.samples for row in store.trainers()}
         events = list(store.all_events())
     with Live(old_state, "--nodes", "2") as live:
-        wait_until(lambda: {row["state"] for row in live.api.status()["trainers"]} == {"done"}, 120, "the end of all")
-        rows = {row["name"]: row for row in live.api.status()["trainers"]}
+        wait_until(lambda: {row["state"] for row in live.api.trainers(all=True)} == {"done"}, 120, "the end of all")
+        rows = {row["name"]: row for row in live.api.trainers(all=True)}
         resumed = {name: "resumed" in text for name in ("long", "later") for text in [logged(live, rows[name]["id"])]}
     assert before["short"] == SAMPLES > before["long"] > before["later"]
     assert {name: row["samples"] for name, row in rows.items()} == dict.fromkeys(("short", "long", "later"), SAMPLES)
