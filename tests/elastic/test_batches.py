@@ -119,7 +119,7 @@ def test_the_workers_of_a_data_loader_load_the_batches_and_survive_epochs(run: e
         again = DataLoader(data, batch_size=5, num_workers=2, shuffle=True, timeout=60, persistent_workers=True)
         found.append(sorted(chain(*epoch_of(run, run.batches(again)))))
     assert found == [list(range(20))] * 2
-    assert len(run._loaders._loaders) == 1
+    assert len(run._member.loaders._loaders) == 1
 
 
 def test_what_is_given_beside_a_data_loader_wins(run: elastic.Run) -> None:

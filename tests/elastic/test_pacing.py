@@ -141,14 +141,14 @@ def test_a_report_says_how_much_there_is_to_do(monkeypatch: pytest.MonkeyPatch) 
     model = torch.nn.Linear(3, 1)
     run = elastic.init()
     run.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    assert (run._report().total, run._report().epochs) == (None, None)
+    assert (run._reports.report().total, run._reports.report().epochs) == (None, None)
     dataset = torch.utils.data.TensorDataset(torch.randn(10, 3))
     for _ in run.epochs(2):
         for (x,) in run.batches(dataset, batch_size=4, drop_last=True):
             model(x).sum().backward()
             run.step()
-            assert (run._report().total, run._report().epochs) == (16, 2)
-    found = run._report()
+            assert (run._reports.report().total, run._reports.report().epochs) == (16, 2)
+    found = run._reports.report()
     assert (found.samples, found.total, found.redone) == (16, 16, 0)
 
 
@@ -160,12 +160,16 @@ def test_a_loop_over_steps_does_not_know_its_samples(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv(protocol.PACE, raising=False)
     model = torch.nn.Linear(3, 1)
     run = elastic.init()
-    assert run._pacer is None
+    assert run._member.pacer is None
     run.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     for _ in run.steps(2):
         model(torch.ones(3)).sum().backward()
         run.step(samples=5)
-    assert (run._report().total, run._report().epochs, run._report().samples) == (None, None, 10)
+    assert (run._reports.report().total, run._reports.report().epochs, run._reports.report().samples) == (
+        None,
+        None,
+        10,
+    )
 
 
 @pytest.mark.usefixtures("_signals")
