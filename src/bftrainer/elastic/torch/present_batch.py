@@ -58,18 +58,10 @@ class PresentBatch:
     def begin(self, step: Step, micro: int, weight: float) -> None:
         """Begin to compute a batch, whose gradient counts with `weight` in the sum."""
         self.step, self.micro = step, micro
-        gradients = self._member.gradients
-        reducer = gradients.whole
-        reducer.forget_passes()
         if micro == 0:
             self._riders.begin()
-            gradients.begin()
-        elif weight != reducer.weight:
-            # Micro-batches of one share can differ by a sample: rescale the sum so far to the weight of the next one.
-            reducer.rescale(reducer.weight / weight)
-        if micro > 0:
-            gradients.keep()
-        reducer.weight, reducer.active = weight, self._is_last(step) and not self._member.state.separate
+        send = self._is_last(step) and not self._member.state.separate
+        self._member.gradients.begin(weight, first=micro == 0, send=send)
 
     def make_step(
         self,
