@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bftrainer.elastic.local.coordinator import Coordinator
-from jobs import play, script
+from support.elastic.jobs import play, script
 
 torch = pytest.importorskip("torch")
 

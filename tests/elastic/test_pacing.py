@@ -14,6 +14,7 @@ from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings
 from bftrainer.elastic.pacing import Pace, Pacer
 from bftrainer.elastic.torch.rates import Course
 from bftrainer.errors import InputError
+from support.clocks import Clock
 
 SCRIPT = """
 import sys
@@ -31,21 +32,6 @@ for _ in run.epochs(100_000):
         torch.nn.functional.mse_loss(run.model(a), b).backward()
         run.step()
 """
-
-
-class Clock:
-    """Time that passes when it is waited for, or said so."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.waits: list[float] = []
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def wait(self, seconds: float) -> None:
-        self.waits.append(seconds)
-        self.now += seconds
 
 
 @pytest.fixture
@@ -184,7 +170,7 @@ def test_a_script_with_a_bad_pace_is_told_so(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_lost_peer_ends_the_wait_and_what_it_spoilt_is_counted(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from jobs import play
+    from support.elastic.jobs import play
 
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
@@ -211,7 +197,7 @@ def test_a_lost_peer_ends_the_wait_and_what_it_spoilt_is_counted(tmp_path: Path)
 def test_nodes_that_are_paced_scale_as_they_are_told(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from bftrainer.profiling import profile
-    from jobs import warm
+    from support.elastic.jobs import warm
 
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
