@@ -6,16 +6,18 @@ A `NodeState` is a node that is connected or awaited.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from bftrainer.cluster.config.keys import UNMEASURED_S
 from bftrainer.cluster.controller.metric_history import MetricHistory
+from bftrainer.cluster.jobs.base import TrainerJob
 from bftrainer.cluster.jobs.elastic import ElasticJob
-from bftrainer.cluster.jobs.learning import Learned
+from bftrainer.cluster.jobs.learning import Learned, Prior
 from bftrainer.cluster.jobs.opaque import OpaqueJob
 from bftrainer.cluster.jobs.worker import JobSettings
-from bftrainer.cluster.launchers.base import HEAD, Launch
+from bftrainer.cluster.launchers.base import HEAD, Launch, Launcher
 from bftrainer.cluster.spec.states import FINISHED, TrainerState
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store.store import Store
@@ -72,7 +74,8 @@ class ActiveTrainer:
     owner: str
     submitted: float
     spec: TrainerSpec
-    job: ElasticJob | OpaqueJob
+    launcher: Launcher
+    job: TrainerJob
     learned: Learned
     state: TrainerState = "queued"
     known: Trainer | None = None
@@ -94,10 +97,37 @@ class ActiveTrainer:
     def __post_init__(self) -> None:
         self.points = MetricHistory(self.id)
 
+    @classmethod
+    def make(
+        cls,
+        trainer: str,
+        name: str,
+        owner: str,
+        submitted: float,
+        spec: TrainerSpec,
+        launcher: Launcher,
+        settings: ControllerSettings,
+        learned: Any = None,
+    ) -> Self:
+        """Return a trainer with its job. `learned` is its stored measurements, if any (`Learned.as_json`)."""
+        prior = Prior(spec.prior_curve(), spec.up_s, spec.down_s)
+        usual_s = launcher.traits.rescale_s
+        costs = (settings.default_up_s, settings.default_down_s) if usual_s is None else (usual_s, usual_s)
+        known = Learned.from_json(learned, prior, *costs) if learned else Learned(prior, *costs)
+        job = make_job(trainer, spec, launcher, settings.job)
+        return cls(trainer, name, owner, submitted, spec, launcher, job, known)
+
     @property
     def launch(self) -> Launch:
         """The description that its launcher gets."""
         return Launch(self.id, self.name, self.spec)
+
+    def give(self, hosts: Sequence[str]) -> None:
+        """Pass the addresses of its nodes to its launcher. The trainer fails if the launcher cannot write its files."""
+        try:
+            self.launcher.given(self.launch, hosts)
+        except OSError as problem:
+            self.job.fail(f"cannot write {problem.filename}: {problem.strerror}")
 
     def as_trainer(self, usual_rate: float) -> Trainer:
         """Return the description for the scheduler. Its name there is the trainer's id."""
@@ -130,9 +160,10 @@ class ActiveTrainer:
         """Return the node-seconds that the trainer has held up to now."""
         return self.node_seconds + (self.counted_nodes * (now - self.counted_at) if self.counted_at else 0.0)
 
-    def take_rescales(self, store: Store, now: float) -> None:
+    def take_news(self, store: Store, now: float) -> None:
         """Learn from the complete rescales, and log them and the failures of newcomers to the store."""
-        for rescale in self.job.rescales:
+        news = self.job.take_news()
+        for rescale in news.rescales:
             self.rescales += rescale.why != "start"
             if rescale.why != "start":
                 kind: Literal["up", "down"] = "up" if rescale.world > rescale.world_before else "down"
@@ -142,11 +173,9 @@ class ActiveTrainer:
             self.stale = True
             self.started = self.started or now
             store.log(now, "rescale", trainer=self.id, data={**asdict(rescale), "why": rescale.why})
-        self.job.rescales.clear()
-        for failure in self.job.node_failures:
+        for failure in news.failures:
             data = {name: value for name, value in asdict(failure).items() if name != "node"}
             store.log(now, "worker.failed", trainer=self.id, node=failure.node, data=data)
-        self.job.node_failures.clear()
 
     def save(self, store: Store, now: float, *, at_once: bool = False) -> None:
         """Store the trainer's changes.
@@ -156,7 +185,7 @@ class ActiveTrainer:
         job = self.job
         state = job.state
         changed = state != self.state
-        shape = (job.roster.generation, job.nodes, job.trained_by, job.next_worker, self.preemptions, job.reason)
+        shape = (job.generation, job.nodes, job.trained_by, job.next_worker, self.preemptions, job.reason)
         if not (changed or shape != self.stored) and (at_once or now - self.stored_at < PROGRESS_EVERY_S):
             return
         if changed:
@@ -164,7 +193,7 @@ class ActiveTrainer:
             store.log(now, "trainer.state", trainer=self.id, data=data)
             self.state = state
         if shape != self.stored:
-            members = list(job.roster.generation.members)
+            members = list(job.generation.members)
             kept = {"members": members, "trained_by": sorted(job.trained_by), "nodes": list(job.nodes)}
             store.keep(f"job.{self.id}", kept)
         self.stored, self.stored_at = shape, now
@@ -185,7 +214,7 @@ class ActiveTrainer:
             "reason": job.reason,
             "started": self.started,
             "ended": ended,
-            "generation": job.roster.generation.id,
+            "generation": job.generation.id,
             "next_worker": job.next_worker,
             "samples": progress.samples,
             "total": progress.total if progress.total is not None else self.spec.work,
@@ -203,6 +232,9 @@ class ActiveTrainer:
         }
 
 
-def job_settings(settings: JobSettings, spec: TrainerSpec) -> JobSettings:
-    """Return the job settings for one trainer: `max_restarts` of its spec limits the failures."""
-    return replace(settings, most_failures=spec.max_restarts + 1)
+def make_job(trainer: str, spec: TrainerSpec, launcher: Launcher, settings: JobSettings) -> TrainerJob:
+    """Return the job that matches a trainer's launcher. `max_restarts` of the spec limits its failures."""
+    settings = replace(settings, most_failures=spec.max_restarts + 1)
+    if launcher.traits.speaks:
+        return ElasticJob(trainer, spec.min_nodes, settings)
+    return OpaqueJob(trainer, spec.min_nodes, settings, launcher, spec.work)

@@ -16,14 +16,13 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from bftrainer.cluster.controller.active import PROGRESS_EVERY_S, ActiveTrainer, ControllerSettings, NodeState
-from bftrainer.cluster.controller.factory import Launching
 from bftrainer.cluster.controller.owners import OwnerLimits
-from bftrainer.cluster.jobs.worker import Order
-from bftrainer.cluster.launchers.base import HEAD, Launcher
+from bftrainer.cluster.jobs.base import Intent, StartWorker, StopWorker, TellWorker
+from bftrainer.cluster.launchers.base import HEAD, Launcher, WorkerSlot
 from bftrainer.cluster.spec.trainer import TrainerSpec, free_name
 from bftrainer.cluster.store import events
 from bftrainer.cluster.store.store import Store
-from bftrainer.cluster.wire.messages import Bye, Ended, Forget, FromController, Join, Start, Stop, WorkerStatus
+from bftrainer.cluster.wire.messages import Bye, Ended, Forget, FromController, Join, Say, Stop, WorkerStatus
 from bftrainer.cluster.wire.worker_messages import understood
 from bftrainer.core.pool import Event
 from bftrainer.core.trainer import Trainer
@@ -43,7 +42,7 @@ class Reconciler:
         self.state = State()
         self.nodes: dict[str, NodeState] = {}
         self.trainers: dict[str, ActiveTrainer] = {}
-        self.outbox: list[Order] = []
+        self.outbox: list[tuple[str, FromController]] = []
         self.over: list[str] = []
         """Trainers that have ended and have no worker left. The controller takes them from here."""
         self.paused = False
@@ -54,7 +53,7 @@ class Reconciler:
         self.pool_node_s = 0.0
         self.pool_counted_at = 0.0
         self._totals_at = 0.0
-        self._launching = Launching(launchers, settings, lambda node: self.nodes[node].host)
+        self._launchers = launchers
         self.given_to: dict[str, str] = {}
         """The trainer that each node is assigned to, by node."""
         self.occupied: dict[str, str] = {}
@@ -300,7 +299,8 @@ class Reconciler:
         self, trainer: str, name: str, owner: str, submitted: float, spec: TrainerSpec, learned: Any
     ) -> ActiveTrainer:
         """Return a trainer with its job. `learned` is its stored measurements, if any (`Learned.as_json`)."""
-        return self._launching.make(trainer, name, owner, submitted, spec, learned)
+        launcher = self._launchers[spec.launcher]
+        return ActiveTrainer.make(trainer, name, owner, submitted, spec, launcher, self.settings, learned)
 
     def tell_scheduler(self, live: ActiveTrainer, now: float, usual_rate: float | None = None) -> Trainer:
         """Return the scheduler's description of a trainer, and log it so that decisions can be replayed."""
@@ -328,7 +328,7 @@ class Reconciler:
 
     def _on_head(self) -> list[ActiveTrainer]:
         """Return the trainers that need a worker on the head."""
-        return [live for live in self.trainers.values() if self._launching.needs_head(live)]
+        return [live for live in self.trainers.values() if live.launcher.traits.on_head]
 
     @property
     def head_wanted(self) -> bool:
@@ -341,7 +341,7 @@ class Reconciler:
         if live.given is nodes or self.settings.dry_run:
             return
         live.given = nodes
-        self._launching.give(live, [node for node in nodes if node in self.nodes])
+        live.give([self.nodes[node].host for node in nodes if node in self.nodes])
 
     def _trainer_of(self, worker: str) -> ActiveTrainer | None:
         return self.trainers.get(worker.rpartition("-")[0])
@@ -447,7 +447,7 @@ class Reconciler:
 
     # Bookkeeping.
 
-    def _free(self, name: str) -> bool:
+    def _is_free(self, name: str) -> bool:
         """Whether a worker can be started on a node."""
         node = self.nodes.get(name)
         if node is None or not node.here or node.leave_by is not None:
@@ -465,15 +465,10 @@ class Reconciler:
         job, store = live.job, self.store
         self.give(live)
         if not self.settings.dry_run:
-            for node, message in job.reconcile(now, self._free):
-                if isinstance(message, Start):
-                    agent = self.nodes[node].agent
-                    if node != HEAD:
-                        self.occupied[node] = message.worker
-                    store.put_worker(message.worker, trainer=trainer, node=node, agent=agent, started=now)
-                    store.log(now, "worker.started", trainer=trainer, node=node, data={"worker": message.worker})
-                self._tell(node, message)
-        live.take_rescales(store, now)
+            free = {node for node in (HEAD, *job.nodes) if self._is_free(node)}
+            for intent in job.reconcile(now, free):
+                self._tell(intent.node, self._message(live, intent, now))
+        live.take_news(store, now)
         live.count(now)
         live.save(self.store, now, at_once=True)
         if job.outcome is not None and live.known is not None:
@@ -485,6 +480,22 @@ class Reconciler:
             self.scheduler.forget(trainer)
             store.keep(f"job.{trainer}", None)
             self.over.append(trainer)
+
+    def _message(self, live: ActiveTrainer, intent: Intent, now: float) -> FromController:
+        """Return the message that carries out a job's intent. Workers to be started are stored first."""
+        match intent:
+            case StartWorker(worker, name):
+                node = self.nodes[name]
+                if name != HEAD:
+                    self.occupied[name] = worker
+                self.store.put_worker(worker, trainer=live.id, node=name, agent=node.agent, started=now)
+                self.store.log(now, "worker.started", trainer=live.id, node=name, data={"worker": worker})
+                slot = WorkerSlot(worker, name, node.host, intent.head, intent.background, intent.settled)
+                return live.launcher.start(live.launch, slot)
+            case StopWorker(worker, _, grace_s):
+                return Stop(worker, grace_s)
+            case TellWorker(worker, _, message):
+                return Say(worker, message)
 
     def _tell(self, node: str, message: FromController) -> None:
         self.outbox.append((node, message))
