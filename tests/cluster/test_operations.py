@@ -322,7 +322,8 @@ def test_a_report_is_for_people_for_spreadsheets_and_for_programs(
     bench.join("n1", "n2", "n3")
     with bench.store.transaction():
         spec = TrainerSpec.model_validate({"script": "/train.py", "nodes": "1-2"})
-        mine = bench.cluster.submit(spec, "=<b>ann</b>", bench.now)
+        mine, effects = bench.cluster.submit(spec, "=<b>ann</b>", bench.now)
+        bench.act(effects)
     bench.settle()
     bench.pass_time(3600)
     bench.report(mine, samples=1000, step=1)

@@ -214,7 +214,8 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def submit(bench: Bench, owner: str, nodes: str = "1-8") -> str:
     spec = TrainerSpec.model_validate({"script": "/train.py", "nodes": nodes})
     with bench.store.transaction():
-        found = bench.cluster.submit(spec, owner, bench.now)
+        found, effects = bench.cluster.submit(spec, owner, bench.now)
+        bench.act(effects)
     bench.settle()
     return found
 
@@ -315,7 +316,7 @@ def test_one_trainer_too_many_is_refused_and_changes_nothing(bench: Bench) -> No
         submit(bench, "ann")
     submit(bench, "bob")
     with bench.store.transaction():
-        bench.cluster.cancel(first, "", bench.now)
+        bench.act(bench.cluster.cancel(first, "", bench.now))
     submit(bench, "ann")
     assert len(bench.store.trainers()) == 3
 

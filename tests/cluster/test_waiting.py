@@ -35,7 +35,7 @@ def test_the_reason_follows_what_happens(bench: Bench) -> None:
     bench.take("n1", "n2", "n3", "n4")
     assert (bench.state(small), why(bench, small)) == ("waiting", "the pool has no nodes")
     with bench.store.transaction():
-        bench.cluster.pause(1.0, bench.now)
+        bench.act(bench.cluster.pause(1.0, bench.now))
     assert why(bench, small) == "harvesting is paused"
 
 
@@ -57,7 +57,7 @@ def test_one_for_whom_nothing_is_left_is_told_so(bench: Bench) -> None:
 def test_a_cap_is_named_without_saying_what_others_have(bench: Bench) -> None:
     with bench.store.transaction():
         bench.store.put_owner(OwnerRow("someone", max_nodes=2))
-        bench.cluster.look_at_rules(bench.now)
+        bench.act(bench.cluster.look_at_rules(bench.now))
     bench.join("n1", "n2", "n3", "n4")
     bench.submit("2", name="first")
     second = bench.submit("1", name="second")

@@ -121,7 +121,7 @@ def test_no_more_nodes_are_used_than_there_are_while_one_leaves(bench: Bench) ->
     bench.now += 100
     next(worker for worker in bench.workers.values() if worker.node == "n1").hangs = True
     with bench.store.transaction():
-        bench.cluster.leaving("n1", 50.0, bench.now)
+        bench.act(bench.cluster.leaving("n1", 50.0, bench.now))
     bench.settle()
     bench.now += 40
     past = past_of(bench)
@@ -332,7 +332,7 @@ def test_the_sizes_of_a_trainer_add_up_from_row_to_row(bench: Bench) -> None:
     bench.take("n1")  # 4 to 3, and nothing to decide
     bench.now += 10
     with bench.store.transaction():
-        bench.cluster.leaving("n2", 5.0, bench.now)  # 3 to 2, announced; then it leaves, which is no second loss
+        bench.act(bench.cluster.leaving("n2", 5.0, bench.now))  # 3 to 2, announced; then it leaves: one loss
     bench.settle()
     bench.now += 10
     bench.take("n3")  # below its minimum
@@ -535,7 +535,7 @@ def test_a_node_that_says_it_will_go_makes_a_preemption_of_a_shrink(bench: Bench
     bench.store.update_trainer(trainer, learned={"in_use": {"3": 10.0}})
     before = costs(bench)
     with bench.store.transaction():
-        bench.cluster.leaving("n1", 50.0, bench.now)
+        bench.act(bench.cluster.leaving("n1", 50.0, bench.now))
     bench.settle()
     assert rescales(bench)[-1]["why"] == "shrink"
     assert costs(bench)["rescale"] == before["rescale"]

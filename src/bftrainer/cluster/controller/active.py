@@ -58,6 +58,10 @@ class NodeState:
     here: bool = True
     """Whether its agent is connected; otherwise it is awaited."""
     leave_by: float | None = None
+    trainer: str | None = None
+    """The trainer that the node is assigned to, by the last decision."""
+    worker: str | None = None
+    """The worker that runs there. Always None on the head, where any number of workers may run."""
 
     @property
     def in_pool(self) -> bool:

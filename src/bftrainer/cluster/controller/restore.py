@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import cast
 
 from bftrainer.cluster.controller.active import ActiveTrainer, NodeState
+from bftrainer.cluster.controller.effects import Effects
 from bftrainer.cluster.controller.reconciler import Reconciler
 from bftrainer.cluster.launchers.base import HEAD
 from bftrainer.cluster.spec.states import TrainerState
@@ -24,7 +25,7 @@ RESTORED_GRACE_S = 2.0
 """The time that a leaving node still has after a restart of the controller, which may have taken long."""
 
 
-def restore(cluster: Reconciler, now: float) -> None:
+def restore(cluster: Reconciler, now: float) -> Effects:
     """Fill `cluster` with the state that an earlier controller left in the store."""
     store = cluster.store
     cluster.paused = bool(store.kept("paused", False))
@@ -55,7 +56,7 @@ def restore(cluster: Reconciler, now: float) -> None:
         PoolStatistics(**seen) if (seen := store.kept("seen")) else PoolStatistics(),
     )
     store.log(now, "serve.restored", data={"trainers": len(queue), "nodes": len(cluster.nodes)})
-    cluster.undecided = True
+    return Effects(decide="now")
 
 
 def _restored(cluster: Reconciler, row: TrainerRow, workers: list[tuple[str, str, float]], now: float) -> ActiveTrainer:
@@ -75,7 +76,7 @@ def _restored(cluster: Reconciler, row: TrainerRow, workers: list[tuple[str, str
         if node in cluster.nodes:
             job.expect(worker_id, node, started)
             if node != HEAD:
-                cluster.occupied[node] = worker_id
+                cluster.nodes[node].worker = worker_id
         else:
             cluster.store.end_worker(worker_id, ended=now, status=None, outcome="lost")
     nodes = tuple(n for n in kept.get("nodes", ()) if n in cluster.nodes and cluster.nodes[n].leave_by is None)
@@ -86,6 +87,6 @@ def _restored(cluster: Reconciler, row: TrainerRow, workers: list[tuple[str, str
     live.started, live.counted_at, live.counted_nodes = row.started, now, len(nodes)
     cluster.trainers[row.id] = live
     for node in nodes:
-        cluster.given_to[node] = row.id
+        cluster.nodes[node].trainer = row.id
     cluster.give(live)
     return live

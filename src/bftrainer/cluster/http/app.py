@@ -258,7 +258,7 @@ def build(controller: Controller, secret: str) -> FastAPI:
             return
         await socket.accept()
         try:
-            await controller.serve_agent(_frames(socket), socket.send_text)
+            await controller.agents.serve(_frames(socket), socket.send_text)
         except BFTrainerError as problem:  # the agent tries again
             _log.error("an agent cannot be served: %s", problem)
             await socket.close(1011)
