@@ -89,7 +89,7 @@ def play(on: Bench, steps: list[Step]) -> float:
             case "crash":
                 on.restart()
         passing = min(seconds, 9.0) if number % 2 else seconds / 20
-        held += len(on.cluster.state.pool) * passing
+        held += len(on.cluster.planner.state.pool) * passing
         on.pass_time(passing)
     return held
 
@@ -109,7 +109,7 @@ def test_owners_and_the_unused_make_up_the_pool_in_any_window_of_any_story(
         adds_up(whole)
         rows = {row.id: row.node_seconds for row in on.store.trainers()}
         counted = rows | {name: live.held(on.now) for name, live in on.cluster.trainers.items()}
-        assert sum(counted.values()) <= on.cluster.pool_seconds(on.now) + 1e-3
+        assert sum(counted.values()) <= on.cluster.planner.pool_seconds(on.now) + 1e-3
         if not any(what == "crash" for what, _, _ in steps):  # with which some seconds of the counters are lost
             told = {usage.trainer: usage.used_us / 1e6 for usage in whole.trainers}
             assert counted == pytest.approx({name: told.get(name, 0.0) for name in counted}, abs=1e-3)

@@ -514,7 +514,7 @@ def test_absurd_weights_and_rates_do_not_upset_decisions(bench: Bench, rate: flo
     bench.join("n1", "n2", "n3")
     bench.report(trainer, samples=5, rates={"1": rate, "2": rate})
     bench.restart()
-    assert len(bench.cluster.state.assigned) >= 1
+    assert len(bench.cluster.planner.state.assigned) >= 1
 
 
 def test_when_the_clock_is_set_nobody_is_lost_and_nothing_is_late(bench: Bench) -> None:
@@ -565,7 +565,7 @@ def test_whatever_happens_every_trainer_that_can_run_does_and_no_node_serves_two
             bench.make_ready(worker.id)
     for _ in range(90):
         bench.pass_time(1.0)
-    nodes = set(bench.cluster.state.pool)
+    nodes = set(bench.cluster.planner.state.pool)
     assert nodes == set(bench.agents)
     held: list[str] = []
     for trainer, live in bench.cluster.trainers.items():
@@ -574,7 +574,11 @@ def test_whatever_happens_every_trainer_that_can_run_does_and_no_node_serves_two
         assert live.job.state == bench.state(trainer) == ("running" if count else live.job.state)
         held += live.job.nodes
     assert len(held) == len(set(held))
-    fits = [t for t in (*bench.cluster.state.admitted, *bench.cluster.state.waiting) if t.min_nodes <= len(nodes)]
+    fits = [
+        t
+        for t in (*bench.cluster.planner.state.admitted, *bench.cluster.planner.state.waiting)
+        if t.min_nodes <= len(nodes)
+    ]
     assert bool(held) == bool(fits)
     running = {w.worker for w in bench.store.workers(running=True)}
     assert running == {w.id for w in bench.workers.values() if w.status is None}

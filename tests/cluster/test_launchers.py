@@ -176,7 +176,7 @@ def test_the_head_is_no_node_and_goes_when_nobody_needs_it(tmp_path: Path) -> No
     trainer = bench.submit("1-1", launcher="hosts")
     assert HEAD not in bench.agents  # nobody has nodes yet
     bench.join("n1", "n2")
-    assert set(bench.cluster.state.pool) == {"n1", "n2"}
+    assert set(bench.cluster.planner.state.pool) == {"n1", "n2"}
     with bench.store.transaction():
         bench.act(bench.cluster.pause(0.0, bench.now))
     bench.settle()

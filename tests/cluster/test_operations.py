@@ -104,7 +104,7 @@ def test_the_figures_are_those_of_the_cluster(tmp_path: Path) -> None:
         assert found["bftrainer_trainer_samples_total"] == 150
         assert found["bftrainer_owner_samples_total{owner=bob}"] == 50
         assert found["bftrainer_trainer_preemptions_total"] == 1
-        assert found["bftrainer_decisions_total"] == bench.cluster.decisions
+        assert found["bftrainer_decisions_total"] == bench.cluster.planner.decisions
         assert found["bftrainer_pool_node_seconds_total"] > 0
         assert found["bftrainer_event_to_decision_seconds_count"] == 1
         assert found["bftrainer_decision_seconds_count"] == 1

@@ -61,11 +61,27 @@ class JobNews:
     failures: tuple[NodeFailure, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """The part of a job that is stored, besides its progress, so that a restarted controller can resume it."""
+
+    generation: Generation
+    """The newest generation."""
+    trained_by: frozenset[str]
+    """The workers that train together."""
+    nodes: tuple[str, ...]
+    """The assigned nodes."""
+    next_worker: int
+    failures: int
+    """Failures in all."""
+    reason: str
+    ever_ran: bool
+
+
 class TrainerJob(Protocol):
     """The workers of one trainer, as the controller sees them."""
 
     id: str
-    next_worker: int
     workers: JobWorkers
     nodes: tuple[str, ...]
     """The assigned nodes."""
@@ -75,12 +91,11 @@ class TrainerJob(Protocol):
     error: str
     traceback: str
     reason: str
-    ever_ran: bool
     failures_in_all: int
 
     @property
-    def generation(self) -> Generation:
-        """The newest generation."""
+    def record(self) -> JobRecord:
+        """The part of the job to be stored."""
 
     @property
     def trained_by(self) -> frozenset[str]:
@@ -132,8 +147,8 @@ class TrainerJob(Protocol):
     def expect(self, worker_id: str, node: str, started: float) -> None:
         """Add a worker of an earlier controller. Its agent will come back and report it, or be given up."""
 
-    def resume(self, generation: Generation, trained_by: frozenset[str], nodes: tuple[str, ...]) -> None:
-        """Restore the newest generation, the workers that trained, and the nodes. Call it after `expect`."""
+    def resume(self, record: JobRecord) -> None:
+        """Continue from the record of an earlier controller. Call it after `expect`."""
 
     def reattach(self, worker_id: str, status: WorkerStatus, now: float) -> None:
         """Handle the return of an awaited worker's agent."""

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from functools import partial
 
 from bftrainer.cluster.jobs.bad_nodes import BadNodes, NodeFailure
-from bftrainer.cluster.jobs.base import Intent, JobNews, StartWorker, StopWorker, TellWorker
+from bftrainer.cluster.jobs.base import Intent, JobNews, JobRecord, StartWorker, StopWorker, TellWorker
 from bftrainer.cluster.jobs.formation import Formation
 from bftrainer.cluster.jobs.progress import Rescale, TrainerProgress
 from bftrainer.cluster.jobs.reattach import take_up, then
@@ -70,9 +70,10 @@ class ElasticJob:
     # State.
 
     @property
-    def generation(self) -> Generation:
-        """The newest generation."""
-        return self.roster.generation
+    def record(self) -> JobRecord:
+        """The part of the job to be stored."""
+        shape = (self.roster.generation, self.trained_by, self.nodes)
+        return JobRecord(*shape, self.next_worker, self.failures_in_all, self.reason, self.ever_ran)
 
     @property
     def world(self) -> int:
@@ -220,12 +221,13 @@ class ElasticJob:
         """Add a worker of an earlier controller. Its agent will come back and report it, or be given up."""
         self.workers.expect(Worker(worker_id, node, started))
 
-    def resume(self, generation: Generation, trained_by: frozenset[str], nodes: tuple[str, ...]) -> None:
-        """Restore the announced generation, the workers that trained, and the nodes. Call it after `expect`."""
-        self.roster.resume(generation, whole=True)
-        self._formation.members = trained_by
-        self.nodes = nodes
-        self.ever_ran = self.ever_ran or bool(trained_by)
+    def resume(self, record: JobRecord) -> None:
+        """Continue from the record of an earlier controller. Call it after `expect`."""
+        self.roster.resume(record.generation, whole=True)
+        self._formation.members = record.trained_by
+        self.nodes = record.nodes
+        self.next_worker, self.failures_in_all, self.reason = record.next_worker, record.failures, record.reason
+        self.ever_ran = record.ever_ran or bool(record.trained_by)
         self._take_up()
 
     def reattach(self, worker_id: str, status: WorkerStatus, now: float) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from bftrainer.cluster.jobs.base import Intent, JobNews, StartWorker, StopWorker
+from bftrainer.cluster.jobs.base import Intent, JobNews, JobRecord, StartWorker, StopWorker
 from bftrainer.cluster.jobs.progress import Rescale, TrainerProgress
 from bftrainer.cluster.jobs.same_end import SameEnd
 from bftrainer.cluster.jobs.worker import JobSettings, JobWorkers, Worker, end_in_words, was_taken
@@ -70,9 +70,10 @@ class OpaqueJob:
     # State.
 
     @property
-    def generation(self) -> Generation:
-        """The newest generation."""
-        return self.roster.generation
+    def record(self) -> JobRecord:
+        """The part of the job to be stored."""
+        shape = (self.roster.generation, self.trained_by, self.nodes)
+        return JobRecord(*shape, self.next_worker, self.failures_in_all, self.reason, self.ever_ran)
 
     @property
     def trained_by(self) -> frozenset[str]:
@@ -192,13 +193,16 @@ class OpaqueJob:
         """Add a worker of an earlier controller. Its agent will come back and report it, or be given up."""
         self.workers.expect(Worker(worker_id, node, started))
 
-    def resume(self, generation: Generation, trained_by: frozenset[str], nodes: tuple[str, ...]) -> None:
-        """Restore the earlier controller's generation count, running workers and nodes. Call it after `expect`."""
-        self.roster.resume(generation, whole=True)
+    def resume(self, record: JobRecord) -> None:
+        """Continue from the record of an earlier controller. Call it after `expect`."""
+        trained_by, nodes = record.trained_by, record.nodes
+        self.roster.resume(record.generation, whole=True)
         self.nodes = nodes
+        self.next_worker, self.failures_in_all, self.reason = record.next_worker, record.failures, record.reason
+        self.ever_ran = record.ever_ran
         self._size = len(trained_by) if self._traits.on_nodes else len(nodes) * bool(trained_by)
-        for worker_id in trained_by & self.workers.keys():
-            self.workers[worker_id].formed = 1
+        for name in trained_by & self.workers.keys():
+            self.workers[name].formed = 1
 
     def reattach(self, worker_id: str, status: WorkerStatus, now: float) -> None:
         """Handle the return of an awaited worker's agent."""
