@@ -33,7 +33,8 @@ def bench(folder: Path) -> Iterator[Bench]:
 def submit(on: Bench, owner: str, nodes: str = "1-3") -> str:
     spec = TrainerSpec.model_validate({"script": "/train.py", "nodes": nodes})
     with on.store.transaction():
-        trainer = on.cluster.submit(spec, owner, on.now)
+        trainer, effects = on.cluster.submit(spec, owner, on.now)
+        on.act(effects)
     on.settle()
     return trainer
 
@@ -79,16 +80,16 @@ def play(on: Bench, steps: list[Step]) -> float:
                 on.finish(mine)
             case "cancel" if mine:
                 with on.store.transaction():
-                    on.cluster.cancel(mine, "enough", on.now)
+                    on.act(on.cluster.cancel(mine, "enough", on.now))
                 on.settle()
             case "leaving" if node in on.agents and node in on.cluster.nodes:
                 with on.store.transaction():
-                    on.cluster.leaving(node, 5.0, on.now)
+                    on.act(on.cluster.leaving(node, 5.0, on.now))
                 on.settle()
             case "crash":
                 on.restart()
         passing = min(seconds, 9.0) if number % 2 else seconds / 20
-        held += len(on.cluster.state.pool) * passing
+        held += len(on.cluster.planner.state.pool) * passing
         on.pass_time(passing)
     return held
 
@@ -108,7 +109,7 @@ def test_owners_and_the_unused_make_up_the_pool_in_any_window_of_any_story(
         adds_up(whole)
         rows = {row.id: row.node_seconds for row in on.store.trainers()}
         counted = rows | {name: live.held(on.now) for name, live in on.cluster.trainers.items()}
-        assert sum(counted.values()) <= on.cluster.pool_seconds(on.now) + 1e-3
+        assert sum(counted.values()) <= on.cluster.planner.pool_seconds(on.now) + 1e-3
         if not any(what == "crash" for what, _, _ in steps):  # with which some seconds of the counters are lost
             told = {usage.trainer: usage.used_us / 1e6 for usage in whole.trainers}
             assert counted == pytest.approx({name: told.get(name, 0.0) for name in counted}, abs=1e-3)
@@ -221,7 +222,7 @@ def test_a_node_that_was_leaving_when_the_controller_died_counts_again_once_it_i
         submit(on, "ann", "2-2")
         on.pass_time(10)
         with on.store.transaction():
-            on.cluster.pause(60.0, on.now)
+            on.act(on.cluster.pause(60.0, on.now))
             on.store.log(on.now + 1.0, "trainer.submitted", trainer="t9")  # the last that is known of that life
         on.crash()  # and the agents with it
         on.agents.clear()
@@ -232,7 +233,7 @@ def test_a_node_that_was_leaving_when_the_controller_died_counts_again_once_it_i
         on.pass_time(1.0)
         assert [event.data["reason"] for event in on.store.events(kind="node.left")] == ["did not come back"] * 2
         with on.store.transaction():
-            on.cluster.resume(on.now)
+            on.act(on.cluster.resume(on.now))
         on.join("n1", "n2")
         on.pass_time(50)
         found = account(on.store, now=on.now)

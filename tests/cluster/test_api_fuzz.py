@@ -194,7 +194,7 @@ def _fuzz(loop: asyncio.AbstractEventLoop, bench: Bench, folder: Path) -> None:
                 open_to_all = ("/v1/health", "/healthz", "/readyz")
                 assert status >= 400 or operation.path in open_to_all, where
         controller.draining = False
-        bench.cluster.outbox.clear()
+        bench.effects.messages.clear()
 
     case()
     assert sum(statuses.values()) >= 2000

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from bftrainer.cluster.controller.active import ControllerSettings
 from bftrainer.cluster.jobs.worker import JobSettings
 from bftrainer.cluster.report.rerun import KINDS, check
+from bftrainer.cluster.wire.messages import Heard
 from bftrainer.elastic.protocol import Broken, Done, Failed, Formed, Leaving
 from bftrainer.errors import InputError
 from support.cluster.bench import Bench
@@ -178,7 +179,7 @@ def test_a_cancelled_trainer_frees_its_nodes(bench: Bench) -> None:
     bench.join("n1", "n2")
     second = bench.submit("2-2", weight=0.1)
     with bench.store.transaction():
-        bench.cluster.cancel(first, "cancelled by me", bench.now)
+        bench.act(bench.cluster.cancel(first, "cancelled by me", bench.now))
     bench.settle()
     assert (bench.state(first), bench.state(second)) == ("cancelled", "running")
 
@@ -218,7 +219,7 @@ def test_a_node_that_goes_with_notice_is_left_at_a_step_boundary_and_dismissed(b
     trainer = bench.submit()
     bench.join("n1", "n2")
     with bench.store.transaction():
-        bench.cluster.leaving("n1", 5.0, bench.now)
+        bench.act(bench.cluster.leaving("n1", 5.0, bench.now))
     bench.settle()
     assert bench.dismissed == ["n1"]
     assert bench.nodes_of(trainer) == {"n2"}
@@ -240,14 +241,14 @@ def test_pausing_gives_all_nodes_back_and_resuming_takes_them_again(bench: Bench
     trainer = bench.submit()
     bench.join("n1", "n2")
     with bench.store.transaction():
-        bench.cluster.pause(1.0, bench.now)
+        bench.act(bench.cluster.pause(1.0, bench.now))
     bench.settle()
     assert sorted(bench.dismissed) == ["n1", "n2"]
     assert bench.state(trainer) == "waiting"
     bench.join("n3")
     assert "n3" in bench.dismissed
     with bench.store.transaction():
-        bench.cluster.resume(bench.now)
+        bench.act(bench.cluster.resume(bench.now))
     bench.join("n1")
     assert bench.state(trainer) == "running"
 
@@ -271,7 +272,7 @@ def test_a_controller_that_was_away_itself_takes_nobody_for_silent(bench: Bench)
     bench.now += 60
     bench.cluster.was_away(60)
     with bench.store.transaction():
-        bench.cluster.tick(bench.now)
+        bench.act(bench.cluster.tick(bench.now))
     assert set(bench.cluster.nodes) == {"n1"}
 
 
@@ -320,8 +321,7 @@ def test_a_generation_that_was_announced_and_not_heard_is_made_anew(bench: Bench
     bench.join("n1", "n2")
     bench.agents["n3"] = "agent-x"
     bench.rejoin("n3")
-    with bench.store.transaction():
-        bench.cluster.decide(bench.now)
+    bench.decide()
     bench.restart()  # the order to start a worker on n3 is lost
     assert bench.nodes_of(trainer) == {"n1", "n2", "n3"}
     generations = [bench.workers[worker].formed for worker in bench.members(trainer)]
@@ -376,9 +376,9 @@ def test_a_dry_run_decides_and_starts_nothing(tmp_path: Path) -> None:
     bench = Bench(tmp_path, ControllerSettings(dry_run=True))
     trainer = bench.submit()
     with bench.store.transaction():
-        bench.cluster.available("n1", bench.now)
-        bench.cluster.available("n1", bench.now)
-        bench.cluster.available("n2", bench.now)
+        bench.act(bench.cluster.available("n1", bench.now))
+        bench.act(bench.cluster.available("n1", bench.now))
+        bench.act(bench.cluster.available("n2", bench.now))
     bench.settle()
     assert bench.started == []
     assert bench.store.events(kind="decision")[-1].data["nodes"] == {trainer: ["n1", "n2"]}
@@ -409,8 +409,8 @@ def test_cancelling_while_agents_are_awaited_reaches_their_workers_when_they_com
     bench.crash()
     bench.open()
     with bench.store.transaction():
-        bench.cluster.cancel(trainer, "", bench.now)
-    bench.cluster.outbox.clear()  # nobody is connected yet
+        bench.act(bench.cluster.cancel(trainer, "", bench.now))
+    bench.effects.messages.clear()  # nobody is connected yet
     for node in list(bench.agents):
         bench.rejoin(node)
     bench.settle()
@@ -426,8 +426,7 @@ def test_a_trainer_whose_worker_ended_while_there_was_no_controller_is_started_a
     bench.end(worker, 2, "oh")  # it waits to be tried again
     bench.crash()
     bench.open()
-    with bench.store.transaction():
-        bench.cluster.decide(bench.now)
+    bench.decide()
     bench.rejoin("n1")
     bench.settle()
     bench.pass_time(5)
@@ -479,7 +478,7 @@ def test_a_node_that_leaves_while_others_are_awaited_is_left_at_a_step_boundary(
     bench.open()
     bench.rejoin("n1")
     with bench.store.transaction():
-        bench.cluster.leaving("n1", 5.0, bench.now)
+        bench.act(bench.cluster.leaving("n1", 5.0, bench.now))
     bench.rejoin("n2")
     bench.settle()
     assert bench.nodes_of(trainer) == {"n2"}
@@ -498,8 +497,7 @@ def test_nonsense_of_a_script_is_its_own_failure(bench: Bench, said: dict[str, o
     trainer, other = bench.submit("1-1"), bench.submit("1-1")
     bench.join("n1", "n2")
     (worker,) = bench.members(trainer)
-    with bench.store.transaction():
-        bench.cluster.heard(bench.workers[worker].node, worker, said, bench.now)
+    bench.tell(bench.workers[worker].node, Heard(worker, said))
     bench.settle()
     assert (bench.state(trainer), bench.state(other)) == ("failed", "running")
     bench.report(other, samples=5)
@@ -516,7 +514,7 @@ def test_absurd_weights_and_rates_do_not_upset_decisions(bench: Bench, rate: flo
     bench.join("n1", "n2", "n3")
     bench.report(trainer, samples=5, rates={"1": rate, "2": rate})
     bench.restart()
-    assert len(bench.cluster.state.assigned) >= 1
+    assert len(bench.cluster.planner.state.assigned) >= 1
 
 
 def test_when_the_clock_is_set_nobody_is_lost_and_nothing_is_late(bench: Bench) -> None:
@@ -531,7 +529,7 @@ def test_when_the_clock_is_set_nobody_is_lost_and_nothing_is_late(bench: Bench) 
     bench.now += 7200
     bench.cluster.was_away(7200)
     with bench.store.transaction():
-        bench.cluster.tick(bench.now)
+        bench.act(bench.cluster.tick(bench.now))
     assert set(bench.cluster.nodes) == {"n1"}
 
 
@@ -567,7 +565,7 @@ def test_whatever_happens_every_trainer_that_can_run_does_and_no_node_serves_two
             bench.make_ready(worker.id)
     for _ in range(90):
         bench.pass_time(1.0)
-    nodes = set(bench.cluster.state.pool)
+    nodes = set(bench.cluster.planner.state.pool)
     assert nodes == set(bench.agents)
     held: list[str] = []
     for trainer, live in bench.cluster.trainers.items():
@@ -576,7 +574,11 @@ def test_whatever_happens_every_trainer_that_can_run_does_and_no_node_serves_two
         assert live.job.state == bench.state(trainer) == ("running" if count else live.job.state)
         held += live.job.nodes
     assert len(held) == len(set(held))
-    fits = [t for t in (*bench.cluster.state.admitted, *bench.cluster.state.waiting) if t.min_nodes <= len(nodes)]
+    fits = [
+        t
+        for t in (*bench.cluster.planner.state.admitted, *bench.cluster.planner.state.waiting)
+        if t.min_nodes <= len(nodes)
+    ]
     assert bool(held) == bool(fits)
     running = {w.worker for w in bench.store.workers(running=True)}
     assert running == {w.id for w in bench.workers.values() if w.status is None}
@@ -595,7 +597,7 @@ def _do(bench: Bench, what: str, value: object, finished: set[str]) -> None:
         bench.take(str(value))
     elif what == "leave" and value in bench.cluster.nodes:
         with bench.store.transaction():
-            bench.cluster.leaving(str(value), 3.0, bench.now)
+            bench.act(bench.cluster.leaving(str(value), 3.0, bench.now))
         bench.settle()
     elif what == "kill" and alive:
         bench.end(alive[int(str(value)) % len(alive)], -9)
@@ -605,7 +607,7 @@ def _do(bench: Bench, what: str, value: object, finished: set[str]) -> None:
         trainer = trainers[int(str(value)) % len(trainers)]
         if what == "cancel":
             with bench.store.transaction():
-                bench.cluster.cancel(trainer, "", bench.now)
+                bench.act(bench.cluster.cancel(trainer, "", bench.now))
             bench.settle()
         elif set(bench.members(trainer)) & set(bench.workers):
             bench.finish(trainer)

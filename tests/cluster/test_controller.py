@@ -58,16 +58,16 @@ def play(folder: Path, scene: object) -> None:
 def test_an_agent_that_was_taken_for_lost_is_cut_off_so_that_it_comes_again(tmp_path: Path) -> None:
     async def scene(controller: Controller) -> None:
         agent = Wire()
-        serving = asyncio.create_task(controller.serve_agent(agent.frames(), agent.send))
+        serving = asyncio.create_task(controller.agents.serve(agent.frames(), agent.send))
         agent.to_controller.put_nowait(messages.encode(Join("n1", "n1", "a")))
-        await until(lambda: "n1" in controller.nodes)
+        await until(lambda: "n1" in controller.agents.nodes)
         controller.cluster.nodes["n1"].heard = time.time() - 60  # it was stopped, or its network was
         await until(lambda: "n1" not in controller.cluster.nodes)
         agent.to_controller.put_nowait(messages.encode(messages.Beat()))  # it is alive after all
         await asyncio.wait_for(serving, 10)
-        assert "n1" not in controller.nodes
+        assert "n1" not in controller.agents.nodes
         again = Wire()
-        serving = asyncio.create_task(controller.serve_agent(again.frames(), again.send))
+        serving = asyncio.create_task(controller.agents.serve(again.frames(), again.send))
         again.to_controller.put_nowait(messages.encode(Join("n1", "n1", "a")))
         await until(lambda: "n1" in controller.cluster.nodes)
         again.to_controller.put_nowait(None)
@@ -82,7 +82,7 @@ def test_nonsense_from_an_agent_ends_its_connection_and_nothing_else(tmp_path: P
         for frame in ("{", "[]", '{"type": "beat"}', '{"type": "join", "node": 7, "host": "x", "agent": "y"}'):
             agent = Wire()
             agent.to_controller.put_nowait(frame)
-            await asyncio.wait_for(controller.serve_agent(agent.frames(), agent.send), 10)
+            await asyncio.wait_for(controller.agents.serve(agent.frames(), agent.send), 10)
         for frame in (
             '{"type": "ended", "worker": [], "status": 0}',
             '{"type": "log", "worker": "../../x-1", "offset": 0, "text": "x", "size": 1}',
@@ -91,8 +91,8 @@ def test_nonsense_from_an_agent_ends_its_connection_and_nothing_else(tmp_path: P
             agent = Wire()
             agent.to_controller.put_nowait(messages.encode(Join("n1", "n1", "a")))
             agent.to_controller.put_nowait(frame)
-            await asyncio.wait_for(controller.serve_agent(agent.frames(), agent.send), 10)
-            assert controller.nodes == frozenset()
+            await asyncio.wait_for(controller.agents.serve(agent.frames(), agent.send), 10)
+            assert controller.agents.nodes == frozenset()
         assert not controller.failed.done()
         assert not Path(tmp_path.parent.parent, "x").exists()
 

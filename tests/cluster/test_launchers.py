@@ -21,7 +21,7 @@ from bftrainer.cluster.launchers import HEAD, StateLayout
 from bftrainer.cluster.launchers.hosts import FILE, SCRIPT, HostsLauncher
 from bftrainer.cluster.launchers.torchrun import TorchrunLauncher
 from bftrainer.cluster.report.rerun import KINDS, check
-from bftrainer.cluster.wire.messages import Start
+from bftrainer.cluster.wire.messages import Start, Started
 from bftrainer.processes import variables
 from support.cluster.bench import Bench
 from support.cluster.launcher_conformance import CASES, Seat
@@ -177,14 +177,14 @@ def test_the_head_is_no_node_and_goes_when_nobody_needs_it(tmp_path: Path) -> No
     trainer = bench.submit("1-1", launcher="hosts")
     assert HEAD not in bench.agents  # nobody has nodes yet
     bench.join("n1", "n2")
-    assert set(bench.cluster.state.pool) == {"n1", "n2"}
+    assert set(bench.cluster.planner.state.pool) == {"n1", "n2"}
     with bench.store.transaction():
-        bench.cluster.pause(0.0, bench.now)
+        bench.act(bench.cluster.pause(0.0, bench.now))
     bench.settle()
     assert HEAD in bench.agents
     with bench.store.transaction():
-        bench.cluster.resume(bench.now)
-        bench.cluster.cancel(trainer, "", bench.now)
+        bench.act(bench.cluster.resume(bench.now))
+        bench.act(bench.cluster.cancel(trainer, "", bench.now))
     bench.join("n3")
     bench.pass_time(1.0)
     assert HEAD not in bench.agents
@@ -265,7 +265,7 @@ def do(bench: Bench, what: str, value: Any) -> None:
         bench.take(value)
     elif what == "leave" and value in bench.cluster.nodes:
         with bench.store.transaction():
-            bench.cluster.leaving(value, 3.0, bench.now)
+            bench.act(bench.cluster.leaving(value, 3.0, bench.now))
         bench.settle()
     elif what == "end" and alive:
         which, status = value
@@ -276,7 +276,7 @@ def do(bench: Bench, what: str, value: Any) -> None:
         bench.submit(value[0], launcher=value[1])
     elif what == "cancel" and trainers:
         with bench.store.transaction():
-            bench.cluster.cancel(trainers[value % len(trainers)], "", bench.now)
+            bench.act(bench.cluster.cancel(trainers[value % len(trainers)], "", bench.now))
         bench.settle()
     elif what == "crash":
         names = [*NODES, HEAD]
@@ -532,7 +532,6 @@ def test_what_a_worker_is_warned_of_is_an_event(tmp_path: Path) -> None:
     bench.submit("1-2", launcher="torchrun")
     bench.join("n1")
     worker = next(w.id for w in bench.workers.values() if w.node == "n1")
-    with bench.store.transaction():
-        bench.cluster.started(worker, 1, bench.now, "another interpreter runs it")
+    bench.tell("n1", Started(worker, 1, "another interpreter runs it"))
     (event,) = bench.store.events(kind="worker.warned")
     assert (event.node, event.data["warning"]) == ("n1", "another interpreter runs it")

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bftrainer.cluster.config.keys import Config, Server
-from bftrainer.cluster.controller import controller
+from bftrainer.cluster.controller import controller, decision_timer
 from bftrainer.cluster.controller.controller import Controller
 from bftrainer.cluster.controller.logbook import Logbook
 from bftrainer.cluster.http import app, views
@@ -129,11 +129,11 @@ class Life:
     async def hear(self, found: Sequence[Any]) -> None:
         """An agent comes, says all this, and stays unless it is shown out."""
         all_said, on = asyncio.Event(), self.controller
-        agent = asyncio.create_task(on.serve_agent(self._say(found, all_said), unsent))
+        agent = asyncio.create_task(on.agents.serve(self._say(found, all_said), unsent))
         self.agents.append(agent)
         async with asyncio.timeout(20):
             await asyncio.wait([agent, asyncio.create_task(all_said.wait())], return_when=asyncio.FIRST_COMPLETED)
-            while not on.failed.done() and (on._inbox or on._reports or on._wake.is_set()):
+            while not on.failed.done() and (on.agents.busy or on.decisions.pending):
                 await asyncio.sleep(0.0005)
         all_said.set()
         if on.failed.done():
@@ -173,8 +173,8 @@ def play(lives: Sequence[Sequence[Sequence[Any]]], *, ask: bool = False) -> dict
     """Two trainers on a node each, and what agents say in each of a controller's lives. Gives the states at the end."""
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(controller, "TICK_S", 0.001)
-        patch.setattr(controller, "COALESCE_S", 0.0)
-        patch.setattr(controller, "LEARN_S", 0.0)
+        patch.setattr(decision_timer, "COALESCE_S", 0.0)
+        patch.setattr(decision_timer, "LEARN_S", 0.0)
         folder = Path(name)
         bench = Bench(folder)
         token = bench.store.create_token(name="root", owner="root", role="admin", time=1.0)

@@ -105,7 +105,7 @@ def test_the_figures_are_those_of_the_cluster(tmp_path: Path) -> None:
         assert found["bftrainer_trainer_samples_total"] == 150
         assert found["bftrainer_owner_samples_total{owner=bob}"] == 50
         assert found["bftrainer_trainer_preemptions_total"] == 1
-        assert found["bftrainer_decisions_total"] == bench.cluster.decisions
+        assert found["bftrainer_decisions_total"] == bench.cluster.planner.decisions
         assert found["bftrainer_pool_node_seconds_total"] > 0
         assert found["bftrainer_event_to_decision_seconds_count"] == 1
         assert found["bftrainer_decision_seconds_count"] == 1
@@ -323,7 +323,8 @@ def test_a_report_is_for_people_for_spreadsheets_and_for_programs(
     bench.join("n1", "n2", "n3")
     with bench.store.transaction():
         spec = TrainerSpec.model_validate({"script": "/train.py", "nodes": "1-2"})
-        mine = bench.cluster.submit(spec, "=<b>ann</b>", bench.now)
+        mine, effects = bench.cluster.submit(spec, "=<b>ann</b>", bench.now)
+        bench.act(effects)
     bench.settle()
     bench.pass_time(3600)
     bench.report(mine, samples=1000, step=1)

@@ -214,7 +214,8 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def submit(bench: Bench, owner: str, nodes: str = "1-8") -> str:
     spec = TrainerSpec.model_validate({"script": "/train.py", "nodes": nodes})
     with bench.store.transaction():
-        found = bench.cluster.submit(spec, owner, bench.now)
+        found, effects = bench.cluster.submit(spec, owner, bench.now)
+        bench.act(effects)
     bench.settle()
     return found
 
@@ -222,7 +223,7 @@ def submit(bench: Bench, owner: str, nodes: str = "1-8") -> str:
 def held(bench: Bench) -> dict[str, int]:
     """Nodes by owner."""
     found: dict[str, int] = defaultdict(int)
-    for name, nodes in bench.cluster.state.assigned.items():
+    for name, nodes in bench.cluster.planner.state.assigned.items():
         found[bench.cluster.trainers[name].owner] += len(nodes)
     return found
 
@@ -245,7 +246,7 @@ def test_two_users_have_their_shares_over_a_churning_hour_and_the_accounts_add_u
         step = rng.uniform(20, 100)
         for owner, count in held(bench).items():
             integral[owner] += count * step
-        integral["free"] += (len(bench.cluster.state.pool) - sum(held(bench).values())) * step
+        integral["free"] += (len(bench.cluster.planner.state.pool) - sum(held(bench).values())) * step
         bench.pass_time(step)
         here, away = sorted(bench.agents), sorted(set(nodes) - set(bench.agents))
         if away and (len(here) < 4 or rng.random() < 0.5):
@@ -259,20 +260,20 @@ def test_two_users_have_their_shares_over_a_churning_hour_and_the_accounts_add_u
             owner = bench.cluster.trainers[ended := rng.choice(running)].owner
             bench.finish(ended)
             submit(bench, owner)
-        now, pool = held(bench), len(bench.cluster.state.pool)
+        now, pool = held(bench), len(bench.cluster.planner.state.pool)
         assert now["ann"] <= 8
         for owner, quota in quotas.items():
             assert now[owner] > quota.share_of(pool) - 1, (owner, now, pool)
         seen_decisions += 1
     assert seen_decisions > 40
-    assert bench.cluster.last_decision is not None
-    assert bench.cluster.last_decision["allocator"] == "exact"
+    assert bench.cluster.planner.last_decision is not None
+    assert bench.cluster.planner.last_decision["allocator"] == "exact"
     # Who had how much: as the cluster counts it, and as it was seen here.
     past = bench.store.past_use()
     use = {owner: owners.as_json(owner, bench.cluster, past, bench.now)["use"] for owner in quotas}
     for owner in quotas:
         assert use[owner]["node_seconds"] == pytest.approx(integral[owner], rel=1e-6)
-    pool_s = bench.cluster.pool_seconds(bench.now)
+    pool_s = bench.cluster.planner.pool_seconds(bench.now)
     assert sum(use[owner]["node_seconds"] for owner in quotas) + integral["free"] == pytest.approx(pool_s, rel=1e-6)
     report = account(bench.store, start, bench.now, now=bench.now)
     assert {share.owner for share in report.owners()} == {"ann", "bob"}
@@ -315,7 +316,7 @@ def test_one_trainer_too_many_is_refused_and_changes_nothing(bench: Bench) -> No
         submit(bench, "ann")
     submit(bench, "bob")
     with bench.store.transaction():
-        bench.cluster.cancel(first, "", bench.now)
+        bench.act(bench.cluster.cancel(first, "", bench.now))
     submit(bench, "ann")
     assert len(bench.store.trainers()) == 3
 

@@ -35,12 +35,12 @@ def test_the_reason_follows_what_happens(bench: Bench) -> None:
     bench.take("n1", "n2", "n3", "n4")
     assert (bench.state(small), why(bench, small)) == ("waiting", "the pool has no nodes")
     with bench.store.transaction():
-        bench.cluster.pause(1.0, bench.now)
+        bench.act(bench.cluster.pause(1.0, bench.now))
     assert why(bench, small) == "harvesting is paused"
 
 
 def test_one_whose_turn_has_not_come_is_told_so(bench: Bench) -> None:
-    bench.cluster.scheduler.policy = replace(bench.cluster.scheduler.policy, max_parallel=1)
+    bench.cluster.planner.scheduler.policy = replace(bench.cluster.planner.scheduler.policy, max_parallel=1)
     bench.join("n1", "n2")
     bench.submit("1-2")
     second = bench.submit("1-2")
@@ -57,7 +57,7 @@ def test_one_for_whom_nothing_is_left_is_told_so(bench: Bench) -> None:
 def test_a_cap_is_named_without_saying_what_others_have(bench: Bench) -> None:
     with bench.store.transaction():
         bench.store.put_owner(OwnerRow("someone", max_nodes=2))
-        bench.cluster.look_at_rules(bench.now)
+        assert bench.cluster.planner.read_limits(bench.now)
     bench.join("n1", "n2", "n3", "n4")
     bench.submit("2", name="first")
     second = bench.submit("1", name="second")

@@ -105,7 +105,7 @@ def test_no_more_nodes_are_used_than_there_are_while_one_leaves(bench: Bench) ->
     bench.now += 100
     next(worker for worker in bench.workers.values() if worker.node == "n1").hangs = True
     with bench.store.transaction():
-        bench.cluster.leaving("n1", 50.0, bench.now)
+        bench.act(bench.cluster.leaving("n1", 50.0, bench.now))
     bench.settle()
     bench.now += 40
     past = past_of(bench)
@@ -115,7 +115,7 @@ def test_no_more_nodes_are_used_than_there_are_while_one_leaves(bench: Bench) ->
     assert pool["used_node_hours"] == pool["node_hours"] == pytest.approx(240 / 3600)
     assert pool["used"]["high"][-2] == pool["pool"]["high"][-2] == 1
     (live,) = bench.cluster.trainers.values()
-    assert live.held(bench.now) == bench.cluster.pool_seconds(bench.now) == 240
+    assert live.held(bench.now) == bench.cluster.planner.pool_seconds(bench.now) == 240
 
 
 def test_nodes_that_came_before_the_window_are_there_from_its_start(bench: Bench) -> None:
@@ -316,7 +316,7 @@ def test_the_sizes_of_a_trainer_add_up_from_row_to_row(bench: Bench) -> None:
     bench.take("n1")  # 4 to 3, and nothing to decide
     bench.now += 10
     with bench.store.transaction():
-        bench.cluster.leaving("n2", 5.0, bench.now)  # 3 to 2, announced; then it leaves, which is no second loss
+        bench.act(bench.cluster.leaving("n2", 5.0, bench.now))  # 3 to 2, announced; then it leaves: one loss
     bench.settle()
     bench.now += 10
     bench.take("n3")  # below its minimum
@@ -519,7 +519,7 @@ def test_a_node_that_says_it_will_go_makes_a_preemption_of_a_shrink(bench: Bench
     bench.store.update_trainer(trainer, learned={"in_use": {"3": 10.0}})
     before = costs(bench)
     with bench.store.transaction():
-        bench.cluster.leaving("n1", 50.0, bench.now)
+        bench.act(bench.cluster.leaving("n1", 50.0, bench.now))
     bench.settle()
     assert rescales(bench)[-1]["why"] == "shrink"
     assert costs(bench)["rescale"] == before["rescale"]

@@ -8,12 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from bftrainer.cluster.controller.active import ActiveTrainer, ControllerSettings
+from bftrainer.cluster.controller.effects import Effects
 from bftrainer.cluster.controller.reconciler import Reconciler
 from bftrainer.cluster.controller.restore import restore
 from bftrainer.cluster.launchers import HEAD, LauncherTraits, WorkerSlot, make_launchers
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store.store import Store
-from bftrainer.cluster.wire.messages import Bye, Ended, Forget, Join, Say, Start, Stop, WorkerStatus
+from bftrainer.cluster.wire.messages import (
+    Bye,
+    Ended,
+    Forget,
+    FromAgent,
+    Heard,
+    Join,
+    Say,
+    Start,
+    Started,
+    Stop,
+    WorkerStatus,
+)
 from bftrainer.core.objective import find_objective
 from bftrainer.elastic import protocol
 from bftrainer.elastic.protocol import Arrived, Done, Formed, Left, Ready
@@ -73,6 +86,8 @@ class Bench:
         self.agents: dict[str, str] = {}
         self.dismissed: list[str] = []
         self.started: list[Start] = []
+        self.effects = Effects()
+        """What the controller would have to do by now."""
         self._incarnation = 0
         self.open()
 
@@ -86,11 +101,11 @@ class Bench:
         }
         self.cluster = Reconciler(self.store, Scheduler(self.policy), self.settings, launchers)
         with self.store.transaction():
-            restore(self.cluster, self.now)
+            self.act(restore(self.cluster, self.now))
 
     def crash(self) -> None:
         """The controller is killed; agents and workers go on. What was to be sent is lost."""
-        self.cluster.outbox.clear()
+        self.effects = Effects()
         self.store.close()
 
     def restart(self, *back: str) -> None:
@@ -101,13 +116,23 @@ class Bench:
             self.rejoin(node)
         self.settle()
 
+    def act(self, effects: Effects) -> None:
+        """Do with the effects of an event what the controller does: they are carried out when things settle."""
+        self.effects.add(effects)
+
+    def tell(self, node: str, message: FromAgent) -> None:
+        """An agent says something."""
+        with self.store.transaction():
+            self.act(self.cluster.agents_said([(node, message)], self.now))
+
     # What happens.
 
     def submit(self, nodes: str = "1-8", **more: Any) -> str:
         """Queue a trainer and let things settle."""
         spec = TrainerSpec.model_validate({"script": "/train.py", "nodes": nodes, **more})
         with self.store.transaction():
-            trainer = self.cluster.submit(spec, "someone", self.now)
+            trainer, effects = self.cluster.submit(spec, "someone", self.now)
+            self.act(effects)
         self.settle()
         return trainer
 
@@ -130,7 +155,7 @@ class Bench:
             if w.node == node
         )  # fmt: skip
         with self.store.transaction():
-            self.cluster.joined(Join(node, node, self.agents[node], statuses), self.now)
+            self.act(self.cluster.joined(Join(node, node, self.agents[node], statuses), self.now))
 
     def take(self, *nodes: str) -> None:
         """Nodes vanish, and what ran there."""
@@ -138,7 +163,7 @@ class Bench:
             del self.agents[node]
             self.workers = {w.id: w for w in self.workers.values() if w.node != node}
             with self.store.transaction():
-                self.cluster.lost(node, "taken", self.now)
+                self.act(self.cluster.lost(node, "taken", self.now))
         self.settle()
 
     def pass_time(self, seconds: float) -> None:
@@ -147,28 +172,25 @@ class Bench:
         for node in self.agents:
             self.cluster.beat(node, self.now)
         with self.store.transaction():
-            self.cluster.tick(self.now)
+            self.act(self.cluster.tick(self.now))
         self.settle()
 
     def say(self, worker: str, message: protocol.Message) -> None:
         """A worker says something."""
-        with self.store.transaction():
-            self.cluster.heard(self.workers[worker].node, worker, protocol.as_json(message), self.now)
+        self.tell(self.workers[worker].node, Heard(worker, protocol.as_json(message)))
 
     def end(self, worker: str, status: int, tail: str = "", *, spoke: bool = True) -> None:
         """A worker ends."""
         found = self.workers[worker]
         found.status = status
-        with self.store.transaction():
-            self.cluster.ended(found.node, Ended(worker, status, tail, spoke=spoke), self.now)
+        self.tell(found.node, Ended(worker, status, tail, spoke=spoke))
         self.settle()
 
     def fail_to_start(self, worker: str, error: str) -> None:
         """A worker could not be started."""
         found = self.workers[worker]
         found.status = -1
-        with self.store.transaction():
-            self.cluster.ended(found.node, Ended(worker, -1, "", error), self.now)
+        self.tell(found.node, Ended(worker, -1, "", error))
         self.settle()
 
     def finish(self, trainer: str) -> None:
@@ -185,22 +207,27 @@ class Bench:
         worker = self.members(trainer)[0]
         values = {"generation": self.workers[worker].formed, "world": len(self.members(trainer)), **values}
         with self.store.transaction():
-            self.cluster.reports(self.workers[worker].node, {worker: values}, self.now)
+            self.act(self.cluster.reports({worker: values}, self.now))
 
     def settle(self) -> None:
         """Deliver messages and decide until nothing happens any more."""
         for _ in range(1000):
-            orders, self.cluster.outbox = self.cluster.outbox, []
+            orders, self.effects.messages = self.effects.messages, []
             for node, message in orders:
                 self._obey(node, message)
-            if not self.cluster.outbox:
-                if not self.cluster.undecided:
+            if not self.effects.messages:
+                if self.effects.decide is None:
                     if self.cluster.head_wanted and HEAD not in self.agents:
                         self.join(HEAD)
                     return
-                with self.store.transaction():
-                    self.cluster.decide(self.now)
+                self.decide()
         raise AssertionError("the cluster does not settle")
+
+    def decide(self) -> None:
+        """The controller decides; what follows from it is not carried out yet."""
+        self.effects.decide = None
+        with self.store.transaction():
+            self.act(self.cluster.decide(self.now))
 
     def _obey(self, node: str, message: object) -> None:
         if node not in self.agents:
@@ -212,8 +239,7 @@ class Bench:
                 self.workers[worker] = FakeWorker(worker, node, trainer, speaks=message.speaks)
                 self.started.append(message)
                 if not message.speaks:
-                    with self.store.transaction():
-                        self.cluster.started(worker, 1, self.now)
+                    self.tell(node, Started(worker, 1))
                 elif not self.slow:
                     self.make_ready(worker)
             case Stop(worker):
@@ -228,7 +254,7 @@ class Bench:
                 self.agents.pop(node, None)
                 self.workers = {w.id: w for w in self.workers.values() if w.node != node}
                 with self.store.transaction():
-                    self.cluster.lost(node, "dismissed", self.now)
+                    self.act(self.cluster.lost(node, "dismissed", self.now))
 
     def make_ready(self, worker: str) -> None:
         """A worker has done its imports."""
@@ -247,8 +273,7 @@ class Bench:
         """A worker ends, within the delivery of messages."""
         found = self.workers[worker]
         found.status = status
-        with self.store.transaction():
-            self.cluster.ended(found.node, Ended(worker, status), self.now)
+        self.tell(found.node, Ended(worker, status))
 
     def _hear(self, worker: FakeWorker | None, said: Mapping[str, Any]) -> None:
         if worker is None or worker.status is not None:

@@ -84,7 +84,7 @@ def shrinks_when_a_node_leaves(folder: Path, launcher: str) -> None:
     seat.bench.join("n1", "n2", "n3")
     kept = {worker for worker, node in seat.running.items() if node != "n2"}
     with seat.bench.store.transaction():
-        seat.bench.cluster.leaving("n2", 5.0, seat.bench.now)
+        seat.bench.act(seat.bench.cluster.leaving("n2", 5.0, seat.bench.now))
     seat.bench.settle()
     assert (seat.state, seat.trains_on) == ("running", {"n1", "n3"})
     assert seat.bench.dismissed == ["n2"]
@@ -158,7 +158,7 @@ def leaves_nothing_when_it_is_cancelled(folder: Path, launcher: str) -> None:
     seat = Seat(folder, launcher)
     seat.bench.join("n1", "n2")
     with seat.bench.store.transaction():
-        seat.bench.cluster.cancel(seat.trainer, "not wanted", seat.bench.now)
+        seat.bench.act(seat.bench.cluster.cancel(seat.trainer, "not wanted", seat.bench.now))
     seat.bench.settle()
     assert (seat.state, seat.running) == ("cancelled", {})
     assert seat.bench.cluster.trainers == {}

@@ -6,23 +6,31 @@ A `NodeState` is a node that is connected or awaited.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self, cast
 
 from bftrainer.cluster.config.keys import UNMEASURED_S
 from bftrainer.cluster.controller.metric_history import MetricHistory
+from bftrainer.cluster.jobs.base import JobRecord, TrainerJob
 from bftrainer.cluster.jobs.elastic import ElasticJob
-from bftrainer.cluster.jobs.learning import Learned
+from bftrainer.cluster.jobs.learning import Learned, Prior
 from bftrainer.cluster.jobs.opaque import OpaqueJob
+from bftrainer.cluster.jobs.progress import TrainerProgress
 from bftrainer.cluster.jobs.worker import JobSettings
-from bftrainer.cluster.launchers.base import HEAD, Launch
+from bftrainer.cluster.launchers.base import HEAD, Launch, Launcher
 from bftrainer.cluster.spec.states import FINISHED, TrainerState
 from bftrainer.cluster.spec.trainer import TrainerSpec
+from bftrainer.cluster.store.schema import NodeRow, TrainerRow, WorkerRow
 from bftrainer.cluster.store.store import Store
 from bftrainer.cluster.wire.worker_messages import LEAST, MOST
 from bftrainer.core.curve import Curve
 from bftrainer.core.trainer import Trainer
+from bftrainer.elastic.metrics import Position
+from bftrainer.elastic.protocol import Generation
 
+RESTORED_GRACE_S = 2.0
+"""The time that a leaving node still has after a restart of the controller, which may have taken long."""
 PROGRESS_EVERY_S = 2.0
 """How often, in seconds, a trainer's progress is stored while nothing else happens."""
 
@@ -56,6 +64,21 @@ class NodeState:
     here: bool = True
     """Whether its agent is connected; otherwise it is awaited."""
     leave_by: float | None = None
+    trainer: str | None = None
+    """The trainer that the node is assigned to, by the last decision."""
+    worker: str | None = None
+    """The worker that runs there. Always None on the head, where any number of workers may run."""
+
+    @classmethod
+    def from_row(cls, row: NodeRow, now: float) -> Self:
+        """Return a node that an earlier controller stored. Its agent is awaited."""
+        leave_by = now + RESTORED_GRACE_S if row.leaving is not None else None
+        return cls(row.node, row.host, row.agent, row.pid, row.joined, now, here=False, leave_by=leave_by)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a worker can be started there."""
+        return self.here and self.leave_by is None and self.worker is None
 
     @property
     def in_pool(self) -> bool:
@@ -72,7 +95,8 @@ class ActiveTrainer:
     owner: str
     submitted: float
     spec: TrainerSpec
-    job: ElasticJob | OpaqueJob
+    launcher: Launcher
+    job: TrainerJob
     learned: Learned
     state: TrainerState = "queued"
     known: Trainer | None = None
@@ -93,6 +117,94 @@ class ActiveTrainer:
 
     def __post_init__(self) -> None:
         self.points = MetricHistory(self.id)
+
+    @classmethod
+    def from_row(
+        cls,
+        row: TrainerRow,
+        launchers: Mapping[str, Launcher],
+        settings: ControllerSettings,
+        now: float,
+        *,
+        kept: Mapping[str, Any] | None = None,
+        workers: Iterable[WorkerRow] = (),
+        nodes: Collection[str] = (),
+    ) -> Self:
+        """Return a trainer as it is stored: a new one, or one of an earlier controller.
+
+        `kept` is the result of `job_as_json`. `workers` may still run. Nodes that are not among `nodes` are gone.
+        """
+        spec = TrainerSpec.model_validate(row.spec)
+        launcher = launchers[spec.launcher]
+        prior = Prior(spec.prior_curve(), spec.up_s, spec.down_s)
+        usual_s = launcher.traits.rescale_s
+        costs = (settings.default_up_s, settings.default_down_s) if usual_s is None else (usual_s, usual_s)
+        learned = Learned.from_json(row.learned, prior, *costs) if row.learned else Learned(prior, *costs)
+        job = make_job(row.id, spec, launcher, settings.job)
+        job.progress = TrainerProgress(row.samples, row.total, row.epoch, step=row.step, redone=row.samples_redone)
+        job.progress.noted.take(row.metrics, row.metrics_at, Position(row.epoch, row.step, row.samples))
+        for worker in workers:
+            job.expect(worker.worker, worker.node, worker.started)
+        kept = kept or {}
+        record = JobRecord(
+            Generation(row.generation, tuple(kept.get("members", ()))),
+            frozenset(kept.get("trained_by", ())),
+            tuple(node for node in kept.get("nodes", ()) if node in nodes),
+            row.next_worker,
+            row.failures,
+            row.reason,
+            ever_ran=row.started is not None,
+        )
+        job.resume(record)
+        return cls(
+            row.id,
+            row.name,
+            row.owner,
+            row.submitted,
+            spec,
+            launcher,
+            job,
+            learned,
+            state=cast(TrainerState, row.state),
+            preemptions=row.preemptions,
+            rescales=row.rescales,
+            node_seconds=row.node_seconds,
+            counted_at=now,
+            counted_nodes=len(record.nodes),
+            started=row.started,
+        )
+
+    def as_row(self) -> dict[str, Any]:
+        """Return the columns in the store that change, but for `learned` and `ended`."""
+        job = self.job
+        record, progress = job.record, job.progress
+        metrics, metrics_at = progress.noted.both()
+        return {
+            "state": self.state,
+            "reason": record.reason,
+            "started": self.started,
+            "generation": record.generation.id,
+            "next_worker": record.next_worker,
+            "samples": progress.samples,
+            "total": progress.total if progress.total is not None else self.spec.work,
+            "epoch": progress.epoch,
+            "step": progress.step,
+            "metrics": metrics,
+            "metrics_at": {name: list(at) for name, at in metrics_at.items()},
+            "rescales": self.rescales,
+            "preemptions": self.preemptions,
+            "failures": record.failures,
+            "samples_redone": progress.redone,
+            "node_seconds": self.node_seconds,
+            "error": job.error,
+            "traceback": job.traceback,
+        }
+
+    def job_as_json(self) -> dict[str, Any]:
+        """Return the part of the job's record that has no columns."""
+        record = self.job.record
+        members = list(record.generation.members)
+        return {"members": members, "trained_by": sorted(record.trained_by), "nodes": list(record.nodes)}
 
     @property
     def launch(self) -> Launch:
@@ -130,9 +242,10 @@ class ActiveTrainer:
         """Return the node-seconds that the trainer has held up to now."""
         return self.node_seconds + (self.counted_nodes * (now - self.counted_at) if self.counted_at else 0.0)
 
-    def take_rescales(self, store: Store, now: float) -> None:
+    def take_news(self, store: Store, now: float) -> None:
         """Learn from the complete rescales, and log them and the failures of newcomers to the store."""
-        for rescale in self.job.rescales:
+        news = self.job.take_news()
+        for rescale in news.rescales:
             self.rescales += rescale.why != "start"
             if rescale.why != "start":
                 kind: Literal["up", "down"] = "up" if rescale.world > rescale.world_before else "down"
@@ -142,67 +255,40 @@ class ActiveTrainer:
             self.stale = True
             self.started = self.started or now
             store.log(now, "rescale", trainer=self.id, data={**asdict(rescale), "why": rescale.why})
-        self.job.rescales.clear()
-        for failure in self.job.node_failures:
+        for failure in news.failures:
             data = {name: value for name, value in asdict(failure).items() if name != "node"}
             store.log(now, "worker.failed", trainer=self.id, node=failure.node, data=data)
-        self.job.node_failures.clear()
 
     def save(self, store: Store, now: float, *, at_once: bool = False) -> None:
         """Store the trainer's changes.
 
         Progress alone is stored every `PROGRESS_EVERY_S` seconds. A call with `at_once` stores only other changes.
         """
-        job = self.job
-        state = job.state
-        changed = state != self.state
-        shape = (job.roster.generation, job.nodes, job.trained_by, job.next_worker, self.preemptions, job.reason)
+        state = self.job.state
+        changed, shape = state != self.state, (self.job.record, self.preemptions)
         if not (changed or shape != self.stored) and (at_once or now - self.stored_at < PROGRESS_EVERY_S):
             return
         if changed:
-            data = {"from": self.state, "to": state, "reason": job.reason}
+            data = {"from": self.state, "to": state, "reason": self.job.reason}
             store.log(now, "trainer.state", trainer=self.id, data=data)
             self.state = state
         if shape != self.stored:
-            members = list(job.roster.generation.members)
-            kept = {"members": members, "trained_by": sorted(job.trained_by), "nodes": list(job.nodes)}
-            store.keep(f"job.{self.id}", kept)
+            store.keep(f"job.{self.id}", self.job_as_json())
         self.stored, self.stored_at = shape, now
         self.count(now)
-        columns = self._columns(now if state in FINISHED else None)
-        if not at_once or state in FINISHED:  # it is large, and stored soon with the progress
+        columns = self.as_row()
+        finished = state in FINISHED
+        columns["ended"] = now if finished else None
+        if not at_once or finished:  # it is large, and stored soon with the progress
             columns["learned"] = self.learned.as_json()
         store.update_trainer(self.id, **columns)
-        self.points.note(store, now, job.progress.samples, *job.progress.noted.both(), last=state in FINISHED)
-
-    def _columns(self, ended: float | None) -> dict[str, Any]:
-        """Return the trainer's columns in the store."""
-        job = self.job
-        progress = job.progress
-        metrics, metrics_at = progress.noted.both()
-        return {
-            "state": self.state,
-            "reason": job.reason,
-            "started": self.started,
-            "ended": ended,
-            "generation": job.roster.generation.id,
-            "next_worker": job.next_worker,
-            "samples": progress.samples,
-            "total": progress.total if progress.total is not None else self.spec.work,
-            "epoch": progress.epoch,
-            "step": progress.step,
-            "metrics": metrics,
-            "metrics_at": {name: list(at) for name, at in metrics_at.items()},
-            "rescales": self.rescales,
-            "preemptions": self.preemptions,
-            "failures": job.failures_in_all,
-            "samples_redone": progress.redone,
-            "node_seconds": self.node_seconds,
-            "error": job.error,
-            "traceback": job.traceback,
-        }
+        progress = self.job.progress
+        self.points.note(store, now, progress.samples, *progress.noted.both(), last=finished)
 
 
-def job_settings(settings: JobSettings, spec: TrainerSpec) -> JobSettings:
-    """Return the job settings for one trainer: `max_restarts` of its spec limits the failures."""
-    return replace(settings, most_failures=spec.max_restarts + 1)
+def make_job(trainer: str, spec: TrainerSpec, launcher: Launcher, settings: JobSettings) -> TrainerJob:
+    """Return the job that matches a trainer's launcher. `max_restarts` of the spec limits its failures."""
+    settings = replace(settings, most_failures=spec.max_restarts + 1)
+    if launcher.traits.speaks:
+        return ElasticJob(trainer, spec.min_nodes, settings)
+    return OpaqueJob(trainer, spec.min_nodes, settings, launcher, spec.work)

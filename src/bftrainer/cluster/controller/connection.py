@@ -39,3 +39,16 @@ class Connection:
         with contextlib.suppress(OSError, RuntimeError):  # the peer is gone: the reading side notices
             while (message := await self._queue.get()) is not None:
                 await send(messages.encode(message))
+
+
+class Connections(dict[str, Connection]):
+    """The current connection of each node's agent, by node."""
+
+    def is_current(self, connection: Connection) -> bool:
+        """Whether no other connection of the node's agent has replaced this one."""
+        return self.get(connection.node) is connection
+
+    def send(self, node: str, message: FromController) -> None:
+        """Queue a message for the agent of a node. It is dropped if the agent is not connected."""
+        if node in self:
+            self[node].send(message)

@@ -10,10 +10,13 @@ Fields of a line, separated by tabs: time, worker, node, offset in the worker's 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from bftrainer.core.trace import utc
+from bftrainer.elastic.protocol import ProtocolError
+from bftrainer.util import ids
 
 _SCAN = 4 << 20
 """How many bytes at the end of the file are searched for the workers' offsets. A worker whose last line is further back
@@ -109,6 +112,27 @@ class Logbook:
         except FileNotFoundError:
             pass
         return places
+
+
+class Logbooks:
+    """The logbooks of all trainers. Each is opened when it is first needed."""
+
+    def __init__(self, open_logbook: Callable[[str], Logbook]) -> None:
+        self._open = open_logbook
+        self._logbooks: dict[str, Logbook] = {}
+
+    def of(self, trainer: str) -> Logbook:
+        """Return the log of a trainer. Raises `ProtocolError` for an id that no trainer can have."""
+        if not ids.is_trainer_id(trainer):  # the id becomes part of a path
+            raise ProtocolError(f"there cannot be a trainer {trainer[:64]!r}")
+        if trainer not in self._logbooks:
+            self._logbooks[trainer] = self._open(trainer)
+        return self._logbooks[trainer]
+
+    def keep_only(self, trainers: Collection[str]) -> None:
+        """Forget the logbooks of all other trainers."""
+        for trainer in self._logbooks.keys() - set(trainers):
+            del self._logbooks[trainer]
 
 
 def _parsed(raw: bytes) -> Line | None:

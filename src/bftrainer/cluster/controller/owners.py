@@ -119,14 +119,14 @@ def as_json(owner: str, cluster: Reconciler, past: Mapping[str, tuple[int, float
 
     `past` has, by owner, the count, node-seconds and samples of finished trainers, from the store.
     """
-    row = cluster.rules.of(owner)
+    row = cluster.planner.limits.of(owner)
     finished, node_seconds, samples = past.get(owner, (0, 0.0, 0))
     mine = [live for live in cluster.trainers.values() if live.owner == owner and live.state not in FINISHED]
     return {
         "owner": owner,
         "limits": {"max_nodes": row.max_nodes, "max_trainers": row.max_trainers, "share": share_as_text(row)},
         "use": {
-            "nodes": sum(len(cluster.state.assigned.get(live.id, ())) for live in mine),
+            "nodes": sum(len(cluster.planner.state.assigned.get(live.id, ())) for live in mine),
             "trainers": len(mine),
             "trainers_finished": finished,
             "node_seconds": node_seconds + sum(live.held(now) for live in mine),

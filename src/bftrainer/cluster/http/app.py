@@ -98,7 +98,7 @@ def build(controller: Controller, secret: str) -> FastAPI:
         mine = [show(row, reasons) for row in recent]
         made = totals.of(whose, now - RECENT_S, mine)
         policy = controller.config.policy
-        last, is_admin = cluster.last_decision, caller.role == "admin"
+        last, is_admin = cluster.planner.last_decision, caller.role == "admin"
         return {
             "version": __version__,
             "now": now,
@@ -116,10 +116,10 @@ def build(controller: Controller, secret: str) -> FastAPI:
             "trainers": mine,
             "totals": {
                 "samples": made["samples"],
-                "node_seconds": cluster.pool_seconds(now),
+                "node_seconds": cluster.planner.pool_seconds(now),
                 "used_node_seconds": made["node_seconds"],
                 "rescales": made["rescales"],
-                "decisions": cluster.decisions,
+                "decisions": cluster.planner.decisions,
                 "owner": whose,
             },
             "last_decision": last and {"time": last["time"], "reasons": last["reasons"] if is_admin else []},
@@ -219,16 +219,20 @@ def build(controller: Controller, secret: str) -> FastAPI:
     @app.get("/v1/me")
     async def me(caller: Caller) -> dict[str, Any]:
         """Who asks, what they may have and what they have."""
-        cluster.rules.read()
+        cluster.planner.limits.read()
         mine = owners.as_json(caller.owner, cluster, store.past_use(caller.owner), time.time())
         return {**mine, "role": caller.role, "token": caller.name}
 
     @app.get("/v1/owners")
     async def all_owners(caller: Admin) -> dict[str, Any]:
         """All who have trainers or of whom something was said, what they may have and what they have."""
-        cluster.rules.read()
+        cluster.planner.limits.read()
         past = store.past_use()
-        names = {*past, *(row.owner for row in cluster.rules.rows), *(one.owner for one in cluster.trainers.values())}
+        names = {
+            *past,
+            *(row.owner for row in cluster.planner.limits.rows),
+            *(one.owner for one in cluster.trainers.values()),
+        }
         now = time.time()
         return {"owners": [owners.as_json(name, cluster, past, now) for name in sorted(names)]}
 
@@ -258,7 +262,7 @@ def build(controller: Controller, secret: str) -> FastAPI:
             return
         await socket.accept()
         try:
-            await controller.serve_agent(_frames(socket), socket.send_text)
+            await controller.agents.serve(_frames(socket), socket.send_text)
         except BFTrainerError as problem:  # the agent tries again
             _log.error("an agent cannot be served: %s", problem)
             await socket.close(1011)

@@ -73,7 +73,7 @@ class PrometheusMetrics:
     def decided(self, waited_s: float) -> None:
         """Record a decision that was made `waited_s` after the first event it is about."""
         self._reaction.observe(waited_s)
-        last = self._controller.cluster.last_decision
+        last = self._controller.cluster.planner.last_decision
         if last is not None:
             self._decision.observe(float(last["ms"]) / 1e3)
 
@@ -111,8 +111,10 @@ class PrometheusMetrics:
         for state in ("here", "leaving", "awaited"):
             agents.add_metric((state,), states[state])
         yield agents
-        yield CounterMetricFamily("bftrainer_pool_node_seconds", "Node time of the pool.", cluster.pool_seconds(now))
-        yield CounterMetricFamily("bftrainer_decisions", "Decisions made.", cluster.decisions)
+        yield CounterMetricFamily(
+            "bftrainer_pool_node_seconds", "Node time of the pool.", cluster.planner.pool_seconds(now)
+        )
+        yield CounterMetricFamily("bftrainer_decisions", "Decisions made.", cluster.planner.decisions)
         yield CounterMetricFamily("bftrainer_events", "Events in the log.", _last(controller))
         yield GaugeMetricFamily("bftrainer_store_bytes", "Size of the database.", _size(self._controller))
 

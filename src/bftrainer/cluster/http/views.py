@@ -125,7 +125,8 @@ def node(view: NodeState, cluster: Reconciler, now: float) -> dict[str, Any]:
 
 def pool(cluster: Reconciler) -> dict[str, Any]:
     """Return the size of the pool and the number of its nodes in use."""
-    return {"size": len(cluster.state.pool), "used": sum(len(nodes) for nodes in cluster.state.assigned.values())}
+    state = cluster.planner.state
+    return {"size": len(state.pool), "used": sum(len(nodes) for nodes in state.assigned.values())}
 
 
 def _use(view: NodeState, live: ActiveTrainer | None) -> str:

@@ -1,30 +1,32 @@
 """An elastic job manages one trainer's workers that speak `elastic.protocol`.
 
 It tracks which worker runs on which node and in which generation. The `Reconciler` passes in the assigned nodes
-(`want`) and the workers' messages. `reconcile` returns the orders that bring the workers closer to the assignment. The
-job uses no clock, socket or process: time is passed in, messages come out.
+(`want`) and the workers' messages. `reconcile` returns the intents that bring the workers closer to the assignment. The
+job uses no clock, socket or process: time is passed in, intents come out.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Collection
 from functools import partial
 
 from bftrainer.cluster.jobs.bad_nodes import BadNodes, NodeFailure
+from bftrainer.cluster.jobs.base import Intent, JobNews, JobRecord, StartWorker, StopWorker, TellWorker
 from bftrainer.cluster.jobs.formation import Formation
 from bftrainer.cluster.jobs.progress import Rescale, TrainerProgress
 from bftrainer.cluster.jobs.reattach import take_up, then
 from bftrainer.cluster.jobs.same_end import SameEnd
-from bftrainer.cluster.jobs.worker import JobSettings, JobWorkers, Order, StartWorker, Worker, end_in_words, was_taken
+from bftrainer.cluster.jobs.worker import JobSettings, JobWorkers, Worker, end_in_words, was_taken
 from bftrainer.cluster.launchers.base import last_line
 from bftrainer.cluster.spec.states import TrainerState
-from bftrainer.cluster.wire.messages import Say, Stop, WorkerStatus
+from bftrainer.cluster.wire.messages import WorkerStatus
 from bftrainer.elastic import protocol
 from bftrainer.elastic.breaks import Breaks
 from bftrainer.elastic.protocol import Broken, Done, Failed, Formed, Generation, Leaving, Left, Ready, Report
 from bftrainer.elastic.roster import Roster
 from bftrainer.processes.unguided import NEVER_CALLED
+from bftrainer.util import ids
 
 _LONG_WAIT = 600
 """The factor on the usual wait before a node is tried again where a worker failed right after it had joined."""
@@ -33,21 +35,12 @@ _LONG_WAIT = 600
 class ElasticJob:
     """The workers of one trainer whose script speaks `elastic.protocol`."""
 
-    def __init__(
-        self,
-        trainer: str,
-        min_nodes: int,
-        start: StartWorker,
-        settings: JobSettings,
-        *,
-        generation: int = 0,
-        next_worker: int = 1,
-    ) -> None:
+    def __init__(self, trainer: str, min_nodes: int, settings: JobSettings) -> None:
         self.id = trainer
         self.settings = settings
         self.roster = Roster(min_nodes, partial(secrets.token_hex, 16))
-        self.roster.resume(Generation(generation, ()), whole=True)
-        self.next_worker = next_worker
+        self.roster.resume(Generation(0, ()), whole=True)
+        self.next_worker = 1
         self.workers = JobWorkers()
         self.nodes: tuple[str, ...] = ()
         """The assigned nodes."""
@@ -61,11 +54,8 @@ class ElasticJob:
         self.failures = self.restarts = 0
         """Failures of the script, and losses of workers, both in a row without progress in between."""
         self.failures_in_all = 0
-        self.rescales: list[Rescale] = []
-        """Complete rescales that `ActiveTrainer` has not fetched yet."""
-        self.node_failures: list[NodeFailure] = []
-        """Newcomers' failures that `ActiveTrainer` has not fetched yet."""
-        self._start = start
+        self._rescales: list[Rescale] = []
+        self._node_failures: list[NodeFailure] = []
         self._formation = Formation()
         self._not_before = 0.0
         self._announce_at: float | None = None
@@ -75,9 +65,15 @@ class ElasticJob:
         self._bad_nodes = BadNodes(settings.restart_backoff_s)
         self._samples_at_failure = 0
         self._same_end = SameEnd()
-        self._orders: list[Order] = []
+        self._intents: list[Intent] = []
 
     # State.
+
+    @property
+    def record(self) -> JobRecord:
+        """The part of the job to be stored."""
+        shape = (self.roster.generation, self.trained_by, self.nodes)
+        return JobRecord(*shape, self.next_worker, self.failures_in_all, self.reason, self.ever_ran)
 
     @property
     def world(self) -> int:
@@ -225,12 +221,13 @@ class ElasticJob:
         """Add a worker of an earlier controller. Its agent will come back and report it, or be given up."""
         self.workers.expect(Worker(worker_id, node, started))
 
-    def resume(self, generation: Generation, trained_by: frozenset[str], nodes: tuple[str, ...]) -> None:
-        """Restore the announced generation, the workers that trained, and the nodes. Call it after `expect`."""
-        self.roster.resume(generation, whole=True)
-        self._formation.members = trained_by
-        self.nodes = nodes
-        self.ever_ran = self.ever_ran or bool(trained_by)
+    def resume(self, record: JobRecord) -> None:
+        """Continue from the record of an earlier controller. Call it after `expect`."""
+        self.roster.resume(record.generation, whole=True)
+        self._formation.members = record.trained_by
+        self.nodes = record.nodes
+        self.next_worker, self.failures_in_all, self.reason = record.next_worker, record.failures, record.reason
+        self.ever_ran = record.ever_ran or bool(record.trained_by)
         self._take_up()
 
     def reattach(self, worker_id: str, status: WorkerStatus, now: float) -> None:
@@ -258,10 +255,10 @@ class ElasticJob:
 
     # Reconciliation.
 
-    def reconcile(self, now: float, free: Callable[[str], bool]) -> list[Order]:
-        """Return the orders that bring the workers closer to the assignment.
+    def reconcile(self, now: float, free: Collection[str]) -> list[Intent]:
+        """Return the intents that bring the workers closer to the assignment.
 
-        `free` tells whether a worker can be started on a node: no worker of any trainer runs there.
+        `free` has the nodes on which a worker can be started: no worker of any trainer runs there.
         """
         if self.workers.awaited:
             return self._flush()
@@ -292,6 +289,13 @@ class ElasticJob:
             times.append(self._not_before)
         return min(times, default=None)
 
+    def take_news(self) -> JobNews:
+        """Return the rescales and failures since the last call."""
+        news = JobNews(tuple(self._rescales), tuple(self._node_failures))
+        self._rescales.clear()
+        self._node_failures.clear()
+        return news
+
     def shift(self, seconds: float) -> None:
         """Move all times by `seconds`: the clock was set, or stood still."""
         self.workers.shift(seconds)
@@ -301,16 +305,16 @@ class ElasticJob:
         self._bad_nodes.shift(seconds)
         self._not_before += seconds if self._not_before else 0.0
 
-    def _start_missing(self, now: float, free: Callable[[str], bool]) -> None:
+    def _start_missing(self, now: float, free: Collection[str]) -> None:
         if now < self._not_before:
             return
         for node in self.nodes:
-            if free(node) and self.worker_on(node) is None and self._bad_nodes.may_start(node, now):
-                worker = Worker(f"{self.id}-{self.next_worker}", node, now)
+            if node in free and self.worker_on(node) is None and self._bad_nodes.may_start(node, now):
+                worker = Worker(ids.worker_id(self.id, self.next_worker), node, now)
                 self.next_worker += 1
                 self.workers.add(worker)
                 self.roster.start(worker.id)
-                self._orders.append((node, self._start(worker.id, node, bool(self.trained_by))))
+                self._intents.append(StartWorker(worker.id, node, background=bool(self.trained_by)))
 
     def _end_unwanted(self, now: float) -> None:
         wanted = frozenset(self.nodes)
@@ -337,7 +341,7 @@ class ElasticJob:
         for saying in self.roster.settle(announce=announce):
             worker = self.workers.get(saying.worker)
             if worker is not None:
-                self._orders.append((worker.node, Say(worker.id, protocol.as_json(saying.message))))
+                self._intents.append(TellWorker(worker.id, worker.node, protocol.as_json(saying.message)))
         if self.roster.generation.id != before and self.roster.generation.cut and self._cut_at is None:
             self._cut_at = now
         if self.roster.going.id == self.roster.generation.id:
@@ -348,13 +352,13 @@ class ElasticJob:
                 if not self.workers[name].said_done and not self.workers[name].killed:
                     self._kill(self.workers[name])
 
-    def _flush(self) -> list[Order]:
-        orders, self._orders = self._orders, []
-        return orders
+    def _flush(self) -> list[Intent]:
+        intents, self._intents = self._intents, []
+        return intents
 
-    def _kill(self, worker: Worker, grace_s: float = 0.0) -> None:
+    def _kill(self, worker: Worker) -> None:
         worker.killed = True
-        self._orders.append((worker.node, Stop(worker.id, grace_s)))
+        self._intents.append(StopWorker(worker.id, worker.node))
 
     # Progress, failures and the end of a trainer.
 
@@ -371,7 +375,7 @@ class ElasticJob:
     def _formed(self, rescale: Rescale | None) -> None:
         """Record a complete rescale, if there is one."""
         if rescale is not None:
-            self.rescales.append(rescale)
+            self._rescales.append(rescale)
             self.ever_ran = True
             self.reason = self._bad_nodes.reason
 
@@ -430,7 +434,7 @@ class ElasticJob:
     def _leave_out(self, worker: Worker, reason: str, now: float, *, turn: int = 1) -> None:
         """Continue without a newcomer that failed. Its node is tried again later."""
         failure = self._bad_nodes.failed(worker.node, worker.id, reason, now, turn=turn)
-        self.node_failures.append(failure)
+        self._node_failures.append(failure)
         self.failures_in_all += 1
         self.reason = self._bad_nodes.reason
 

@@ -9,17 +9,18 @@ to the last worker before the next group starts, so that two groups never overwr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Collection
 
-from bftrainer.cluster.jobs.bad_nodes import NodeFailure
+from bftrainer.cluster.jobs.base import Intent, JobNews, JobRecord, StartWorker, StopWorker
 from bftrainer.cluster.jobs.progress import Rescale, TrainerProgress
 from bftrainer.cluster.jobs.same_end import SameEnd
-from bftrainer.cluster.jobs.worker import JobSettings, JobWorkers, Order, StartWorker, Worker, end_in_words, was_taken
+from bftrainer.cluster.jobs.worker import JobSettings, JobWorkers, Worker, end_in_words, was_taken
 from bftrainer.cluster.launchers.base import HEAD, Launcher, last_line
 from bftrainer.cluster.spec.states import TrainerState
-from bftrainer.cluster.wire.messages import Stop, WorkerStatus
+from bftrainer.cluster.wire.messages import WorkerStatus
 from bftrainer.elastic.protocol import Generation
 from bftrainer.elastic.roster import Roster
+from bftrainer.util import ids
 
 FINISH_S = 60.0
 """How long the other workers have to end, once one worker has ended with status 0."""
@@ -33,13 +34,7 @@ class OpaqueJob:
     """The workers of one trainer that send no messages. The interface is that of `ElasticJob`."""
 
     def __init__(
-        self,
-        trainer: str,
-        min_nodes: int,
-        start: StartWorker,
-        settings: JobSettings,
-        launcher: Launcher,
-        work: int | None = None,
+        self, trainer: str, min_nodes: int, settings: JobSettings, launcher: Launcher, work: int | None = None
     ) -> None:
         self.id = trainer
         self.settings = settings
@@ -58,10 +53,7 @@ class OpaqueJob:
         self._retrying: set[str] = set()
         """The workers that restart a failed script by themselves: those of a settled trainer."""
         self.failures_in_all = self.restarts = 0
-        self.rescales: list[Rescale] = []
-        self.node_failures: list[NodeFailure] = []
-        """Always empty, because a group starts and ends as a whole."""
-        self._start = start
+        self._rescales: list[Rescale] = []
         self._traits = launcher.traits
         self._said = launcher.said
         self._work = work
@@ -73,9 +65,15 @@ class OpaqueJob:
         """How many members had been lost when a worker was started. Workers from before a restart are missing here."""
         self._not_before = 0.0
         self._steady_since = math.inf
-        self._orders: list[Order] = []
+        self._intents: list[Intent] = []
 
     # State.
+
+    @property
+    def record(self) -> JobRecord:
+        """The part of the job to be stored."""
+        shape = (self.roster.generation, self.trained_by, self.nodes)
+        return JobRecord(*shape, self.next_worker, self.failures_in_all, self.reason, self.ever_ran)
 
     @property
     def trained_by(self) -> frozenset[str]:
@@ -195,13 +193,16 @@ class OpaqueJob:
         """Add a worker of an earlier controller. Its agent will come back and report it, or be given up."""
         self.workers.expect(Worker(worker_id, node, started))
 
-    def resume(self, generation: Generation, trained_by: frozenset[str], nodes: tuple[str, ...]) -> None:
-        """Restore the earlier controller's generation count, running workers and nodes. Call it after `expect`."""
-        self.roster.resume(generation, whole=True)
+    def resume(self, record: JobRecord) -> None:
+        """Continue from the record of an earlier controller. Call it after `expect`."""
+        trained_by, nodes = record.trained_by, record.nodes
+        self.roster.resume(record.generation, whole=True)
         self.nodes = nodes
+        self.next_worker, self.failures_in_all, self.reason = record.next_worker, record.failures, record.reason
+        self.ever_ran = record.ever_ran
         self._size = len(trained_by) if self._traits.on_nodes else len(nodes) * bool(trained_by)
-        for worker_id in trained_by & self.workers.keys():
-            self.workers[worker_id].formed = 1
+        for name in trained_by & self.workers.keys():
+            self.workers[name].formed = 1
 
     def reattach(self, worker_id: str, status: WorkerStatus, now: float) -> None:
         """Handle the return of an awaited worker's agent."""
@@ -212,8 +213,8 @@ class OpaqueJob:
 
     # Reconciliation.
 
-    def reconcile(self, now: float, free: Callable[[str], bool]) -> list[Order]:
-        """Return the orders that bring the workers closer to the assignment."""
+    def reconcile(self, now: float, free: Collection[str]) -> list[Intent]:
+        """Return the intents that bring the workers closer to the assignment. See `TrainerJob`."""
         if self._lost_at == math.inf:
             self._lost_at = now
         self._see_whether_settled(now)
@@ -226,8 +227,8 @@ class OpaqueJob:
             else:
                 self._end_all(now)
             self._count_change(now)
-        orders, self._orders = self._orders, []
-        return orders
+        intents, self._intents = self._intents, []
+        return intents
 
     @property
     def due(self) -> float | None:
@@ -238,6 +239,12 @@ class OpaqueJob:
         if self._failing and self._steady_since < math.inf:
             times.append(self._steady_since + AFTERMATH_S)
         return min(times, default=None)
+
+    def take_news(self) -> JobNews:
+        """Return the rescales since the last call. No node fails alone: a group starts and ends as a whole."""
+        news = JobNews(tuple(self._rescales))
+        self._rescales.clear()
+        return news
 
     def shift(self, seconds: float) -> None:
         """Move all times by `seconds`: the clock was set, or stood still."""
@@ -254,29 +261,30 @@ class OpaqueJob:
             if worker.node not in self.nodes:
                 self._stop(worker, now)
 
-    def _start_missing(self, now: float, free: Callable[[str], bool]) -> None:
+    def _start_missing(self, now: float, free: Collection[str]) -> None:
         if now < self._not_before:
             return
         head = self.worker_on(HEAD)
         if head is None:
-            if free(HEAD):
+            if HEAD in free:
                 self._begin(HEAD, now)
         elif head.formed and not head.killed and self._traits.on_nodes:
             for node in self.nodes:
-                if self.worker_on(node) is None and free(node):
+                if self.worker_on(node) is None and node in free:
                     self._begin(node, now)
 
     def _begin(self, node: str, now: float) -> None:
         if node == HEAD:
             self._losses_before.clear()
             self._retrying.clear()
-        worker = Worker(f"{self.id}-{self.next_worker}", node, now)
+        worker = Worker(ids.worker_id(self.id, self.next_worker), node, now)
         self.next_worker += 1
         self.workers.add(worker)
         self._losses_before[worker.id] = self._losses
         if self._traits.retries and self.settled and node != HEAD:
             self._retrying.add(worker.id)
-        self._orders.append((node, self._start(worker.id, node, False)))
+        head = self.worker_on(HEAD)
+        self._intents.append(StartWorker(worker.id, node, head.id if head else "", settled=self.settled))
 
     def _end_all(self, now: float) -> None:
         """End the workers on nodes, then the worker on the head, which they need.
@@ -294,7 +302,7 @@ class OpaqueJob:
         if worker.leave_by is not None:
             grace_s = min(grace_s, max(worker.leave_by - now, 0.0))
         worker.killed, worker.leave_by = True, now + grace_s
-        self._orders.append((worker.node, Stop(worker.id, grace_s)))
+        self._intents.append(StopWorker(worker.id, worker.node, grace_s))
 
     def _count_change(self, now: float) -> None:
         """Record a rescale as complete when exactly the wanted workers run."""
@@ -310,7 +318,7 @@ class OpaqueJob:
             self.roster.resume(generation, whole=True)
             unknown = math.nan  # workers do not say when they train again
             change = Rescale(generation.id, before, self._size, unknown, unknown, unknown, self._preempted)
-            self.rescales.append(change)
+            self._rescales.append(change)
         self._preempted = False
         self.ever_ran = True
         self.reason = ""

@@ -6,10 +6,9 @@ job (`JobSettings`), and the description of a worker's end.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from bftrainer.cluster.wire.messages import FromController, WorkerStatus
+from bftrainer.cluster.wire.messages import WorkerStatus
 from bftrainer.elastic import protocol
 
 _KILLED = (-9, -15, -1, -2, 128 + 9, 128 + 15, 128 + 1, 128 + 2)
@@ -77,12 +76,6 @@ class Worker:
     def joined(self) -> bool:
         """Whether it has ever trained with the others."""
         return self.formed != 0 or not self.is_new
-
-
-Order = tuple[str, FromController]
-"""A node and the message for its agent."""
-StartWorker = Callable[[str, str, bool], FromController]
-"""Makes the start message, from the worker, the node, and whether other workers train meanwhile."""
 
 
 class JobWorkers(dict[str, Worker]):

@@ -7,8 +7,11 @@ to the `PoolHost`, the controller's interface for pools. Every pool passes `test
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
+
+from bftrainer.cluster.pools.keeper import fingerprint
+from bftrainer.errors import BFTrainerError
 
 
 class PoolHost(Protocol):
@@ -75,3 +78,41 @@ class Pool(Protocol):
 
     def describe(self) -> Mapping[str, Any]:
         """Return facts for `status`: at least `kind`, and what a person would want to know."""
+
+
+class PoolHostLink:
+    """Gives a pool that starts agents itself access to its `PoolHost` while the pool is open."""
+
+    def __init__(self) -> None:
+        self._host: PoolHost | None = None
+        self._offered: frozenset[str] = frozenset()
+
+    def open(self, host: PoolHost) -> None:
+        """Set the `PoolHost`."""
+        self._host = host
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the `PoolHost` is set."""
+        return self._host is not None
+
+    @property
+    def host(self) -> PoolHost:
+        """The `PoolHost`; `BFTrainerError` if the pool is not open."""
+        if self._host is None:
+            raise BFTrainerError("the pool is not open")
+        return self._host
+
+    @property
+    def agents_mark(self) -> str:
+        """A text that changes when agents must connect to another address, or with another secret."""
+        return fingerprint(sorted(self.host.agent_environment.items()))
+
+    def offer(self, nodes: Collection[str], reason: str) -> None:
+        """In a dry run, report the nodes that could be used now. Earlier ones that cannot are gone, with `reason`."""
+        now = frozenset(nodes)
+        for node in sorted(now - self._offered):
+            self.host.available(node)
+        for node in sorted(self._offered - now):
+            self.host.gone(node, reason)
+        self._offered = now

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bftrainer.cluster.pools.base import PoolHost
-from bftrainer.cluster.pools.desk import Desk
+from bftrainer.cluster.pools.base import PoolHost, PoolHostLink
 from bftrainer.cluster.pools.keeper import Keeper, Timeouts, fingerprint
 from bftrainer.cluster.pools.local.churn import Action, make_schedule
 from bftrainer.cluster.pools.local.host import PRELOAD, HostLink
@@ -107,7 +106,7 @@ class LocalPool:
         self._preload = preload
         self._clock = clock
         self._keeper = Keeper(Timeouts(grace_s=settings.grace_s))
-        self._desk = Desk()
+        self._desk = PoolHostLink()
         self._link: HostLink | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
@@ -120,7 +119,7 @@ class LocalPool:
 
     @property
     def _to(self) -> PoolHost:
-        return self._desk.office
+        return self._desk.host
 
     async def open(self, office: PoolHost) -> None:
         """See `base.Pool`."""

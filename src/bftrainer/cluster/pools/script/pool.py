@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bftrainer.cluster.pools.base import PoolHost
-from bftrainer.cluster.pools.desk import Desk
+from bftrainer.cluster.pools.base import PoolHost, PoolHostLink
 from bftrainer.cluster.pools.keeper import Keeper, Timeouts
 from bftrainer.cluster.pools.script.commands import RunningCommand
 from bftrainer.cluster.pools.script.discovery import DiscoveryError, ask
@@ -94,7 +93,7 @@ class ScriptPool:
                 longest_retry_s=_LONGEST_WAIT_S,
             )
         )
-        self._desk = Desk()
+        self._desk = PoolHostLink()
         self._commands: dict[str, RunningCommand] = {}
         self._terminated: set[str] = set()
         self._listed: tuple[str, ...] = ()
@@ -111,7 +110,7 @@ class ScriptPool:
 
     @property
     def _to(self) -> PoolHost:
-        return self._desk.office
+        return self._desk.host
 
     async def open(self, office: PoolHost) -> None:
         """See `base.Pool`."""

@@ -17,8 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bftrainer.cluster.pools.base import PoolHost
-from bftrainer.cluster.pools.desk import Desk
+from bftrainer.cluster.pools.base import PoolHost, PoolHostLink
 from bftrainer.cluster.pools.keeper import Keeper, Orders, Timeouts
 from bftrainer.cluster.pools.slurm.commands import Slurm, SlurmCommandError, missing_programs, write_files
 from bftrainer.cluster.pools.slurm.decide import (
@@ -75,7 +74,7 @@ class SlurmPool:
             )
         )
         self._courtesy = YieldRule(settings.watch_partition)
-        self._desk = Desk()
+        self._desk = PoolHostLink()
         self._slurm: Slurm | None = None
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -106,7 +105,7 @@ class SlurmPool:
 
     @property
     def _to(self) -> PoolHost:
-        return self._desk.office
+        return self._desk.host
 
     @property
     def _at(self) -> Slurm:

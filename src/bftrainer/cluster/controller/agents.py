@@ -1,0 +1,257 @@
+"""The agent hub serves the connections of all agents.
+
+It passes what agents say to the reconciler: messages in batches, reports of workers once per tick. Output of workers
+goes to the logbooks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from bftrainer.cluster.config.keys import AgentSettings
+from bftrainer.cluster.controller.connection import Connection, Connections
+from bftrainer.cluster.controller.event_runner import EventRunner
+from bftrainer.cluster.controller.logbook import Logbooks
+from bftrainer.cluster.launchers import HEAD
+from bftrainer.cluster.wire import messages
+from bftrainer.cluster.wire.messages import (
+    Beat,
+    Bye,
+    Ended,
+    FromAgent,
+    Going,
+    Heard,
+    Join,
+    Log,
+    Logged,
+    Message,
+    Started,
+    Welcome,
+)
+from bftrainer.elastic.protocol import ProtocolError
+from bftrainer.util import ids
+
+SLICE = 40
+"""How many agent messages are handled before other tasks get a turn. After an event a thousand may come at once."""
+
+_log = logging.getLogger(__name__)
+
+
+class AgentHub:
+    """The connections of all agents, and what they said that is not handled yet."""
+
+    def __init__(
+        self, runner: EventRunner, connections: Connections, logbooks: Logbooks, settings: AgentSettings
+    ) -> None:
+        self._runner = runner
+        self._connections = connections
+        self._logbooks = logbooks
+        self._settings = settings
+        self._inbox: deque[tuple[Connection, FromAgent]] = deque()
+        self._filled = asyncio.Event()
+        self._reports: dict[str, dict[str, Mapping[str, Any]]] = {}
+        """Reports since the last tick, by node and worker, so that a thousand heartbeats need few transactions."""
+        self._closing = False
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """The nodes whose agents are connected."""
+        return frozenset(self._connections) - {HEAD}
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the head agent is connected."""
+        return HEAD in self._connections
+
+    @property
+    def busy(self) -> bool:
+        """Whether something that agents said is not handled yet."""
+        return bool(self._inbox or self._reports)
+
+    # Connections.
+
+    async def serve(self, frames: AsyncIterator[str], send: Callable[[str], Awaitable[None]]) -> None:
+        """Serve one agent's connection, from its first frame to its end."""
+        connection: Connection | None = None
+        sending: asyncio.Task[None] | None = None
+        reason = "connection closed"
+        try:
+            async for frame in frames:
+                message = messages.decode(frame)
+                if connection is None:
+                    if not isinstance(message, Join):
+                        raise ProtocolError("the first frame must be a join")
+                    connection = self._joined(message)
+                    sending = asyncio.create_task(connection.pump(send))
+                elif isinstance(message, Going):
+                    reason = message.reason or "taken"
+                    break
+                elif message is not None:
+                    self._heard(connection, message)
+                if sending is not None and sending.done():
+                    break
+        except ProtocolError as problem:
+            reason = f"nonsense: {problem}"
+            _log.warning("agent of %s: %s", connection.node if connection else "?", problem)
+        finally:
+            if sending is not None:
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
+            if connection is not None:
+                self._parted(connection, reason)
+
+    def dismiss(self, node: str, reason: str) -> None:
+        """End a node's agent at once."""
+        self._connections.send(node, Bye(reason))
+
+    def dismiss_all(self, reason: str) -> None:
+        """End all agents."""
+        for connection in list(self._connections.values()):
+            connection.send(Bye(reason))
+
+    async def all_gone(self) -> None:
+        """Wait until no agent is connected."""
+        while self._connections:
+            await asyncio.sleep(0.02)
+
+    def cut_off(self, nodes: Iterable[str]) -> None:
+        """Close the connections of nodes that are lost. An agent that is alive after all reconnects."""
+        for node in nodes:
+            if node in self._connections:
+                self._connections[node].close()
+
+    def gone(self, node: str, reason: str) -> None:
+        """Handle the loss of a node that a pool reported."""
+        if self._closing or self._runner.failed.done():
+            return
+        self._handle_node(node)
+        connection = self._connections.pop(node, None)
+        if connection is not None:
+            connection.close()
+        with self._runner.event() as effects:
+            effects.add(self._runner.cluster.lost(node, reason, time.time()))
+
+    def keep_nodes(self) -> None:
+        """Count no node as lost from now on: agents that are not dismissed wait for the next controller."""
+        self._closing = True
+
+    def close(self) -> None:
+        """Close all connections. Agents keep running."""
+        for connection in list(self._connections.values()):
+            connection.close()
+
+    def _joined(self, join: Join) -> Connection:
+        connection = Connection(join.node, join.agent)
+        logged = {}
+        for status in join.workers:
+            logged[status.worker] = self._logbooks.of(ids.trainer_of(status.worker)).place(status.worker)
+        agents = self._settings
+        connection.send(Welcome(agents.beat_s, agents.worker_silence_s, agents.give_up_s, logged, agents.last_save_s))
+        self._handle_node(join.node)
+        former = self._connections.get(join.node)
+        if former is not None:
+            former.close()
+        self._connections[join.node] = connection
+        with self._runner.event() as effects:
+            effects.add(self._runner.cluster.joined(join, time.time()))
+        return connection
+
+    def _parted(self, connection: Connection, reason: str) -> None:
+        if not self._closing and not self._runner.failed.done():
+            self._queue(connection, Going(reason))
+        elif self._connections.is_current(connection):
+            del self._connections[connection.node]
+
+    def _heard(self, connection: Connection, message: Message) -> None:
+        if not self._connections.is_current(connection):
+            return
+        now, node = time.time(), connection.node
+        self._runner.cluster.beat(node, now)
+        match message:
+            case Beat(reports):
+                if reports:
+                    self._reports.setdefault(node, {}).update(_checked(reports))
+            case Log(worker, offset, text, size):
+                logbook = self._logbooks.of(ids.trainer_of(worker))
+                try:
+                    offset = logbook.append(now, worker, node, offset, text, size)
+                except OSError as problem:
+                    _log.error("%s: %s; output of %s is lost", logbook.path, problem.strerror, worker)
+                    offset += size
+                connection.send(Logged(worker, offset))
+            case Heard() | Started() | Ended():
+                self._queue(connection, message)
+            case _:
+                pass
+
+    # Messages and reports.
+
+    def _queue(self, connection: Connection, message: FromAgent) -> None:
+        self._inbox.append((connection, message))
+        self._filled.set()
+
+    async def keep_handling(self) -> None:
+        """Handle messages as they come."""
+        while True:
+            await self._filled.wait()
+            self._handle([self._inbox.popleft() for _ in range(min(SLICE, len(self._inbox)))])
+            if not self._inbox:
+                self._filled.clear()
+            await asyncio.sleep(0)
+
+    async def handle_reports(self) -> None:
+        """Handle the reports since the last call."""
+        names = iter(list(self._reports))
+        while some := list(itertools.islice(names, SLICE)):
+            self._handle_reports(some)
+            await asyncio.sleep(0)
+
+    def handle_rest(self) -> None:
+        """Handle all that agents said so far."""
+        self._handle(list(self._inbox))
+        self._handle_reports(list(self._reports))
+
+    def _handle(self, said: Sequence[tuple[Connection, FromAgent]]) -> None:
+        """Pass messages of agents to the reconciler, in one transaction."""
+        self._handle_reports({connection.node for connection, _ in said})  # reports came before the messages
+        with self._runner.event() as effects:
+            current = []
+            for connection, message in said:
+                if self._connections.is_current(connection):  # no other connection has replaced it
+                    current.append((connection.node, message))
+                    if isinstance(message, Going):
+                        del self._connections[connection.node]
+            effects.add(self._runner.cluster.agents_said(current, time.time()))
+
+    def _handle_node(self, node: str) -> None:
+        """Handle all messages and reports that came from a node so far."""
+        mine = [entry for entry in self._inbox if entry[0].node == node]
+        if mine:
+            self._inbox = deque(entry for entry in self._inbox if entry[0].node != node)
+            self._handle(mine)
+        self._handle_reports([node])
+
+    def _handle_reports(self, nodes: Iterable[str]) -> None:
+        """Pass workers' reports to the reconciler: at every tick, and before any other message of a node is handled."""
+        taken = {name: self._reports.pop(name) for name in nodes if name in self._reports}
+        if not taken:
+            return
+        with self._runner.event() as effects:
+            for name, reports in taken.items():
+                try:
+                    effects.add(self._runner.cluster.reports(reports, time.time()))
+                except ProtocolError as problem:
+                    _log.warning("agent of %s: %s", name, problem)
+                    self.cut_off([name])
+
+
+def _checked(reports: Any) -> Mapping[str, Mapping[str, Any]]:
+    if not isinstance(reports, Mapping) or not all(isinstance(report, Mapping) for report in reports.values()):
+        raise ProtocolError(f"a beat must have reports by worker, but got {str(reports)[:200]}")
+    return reports

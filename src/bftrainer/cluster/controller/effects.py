@@ -1,0 +1,35 @@
+"""Effects are what the controller has to do after an event.
+
+Every event handler of the `Reconciler` returns `Effects`. The controller carries them out after the event's
+transaction is committed: it sends the messages and schedules the decision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from bftrainer.cluster.wire.messages import FromController
+
+
+@dataclass(slots=True)
+class Effects:
+    """Messages to send, and whether a decision is due."""
+
+    messages: list[tuple[str, FromController]] = field(default_factory=list)
+    """Nodes and the messages for their agents."""
+    decide: Literal["now", "soon"] | None = None
+    """`now`: nodes, trainers or limits changed. `soon`: only rates were learned, so the decision may wait."""
+    over: list[str] = field(default_factory=list)
+    """Trainers that have ended and have no worker left."""
+
+    def tell(self, node: str, message: FromController) -> None:
+        """Add a message for the agent of a node."""
+        self.messages.append((node, message))
+
+    def add(self, other: Effects) -> None:
+        """Add the effects of another event, which come after these."""
+        self.messages += other.messages
+        self.over += other.over
+        if self.decide != "now":
+            self.decide = other.decide or self.decide

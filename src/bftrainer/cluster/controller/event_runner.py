@@ -1,0 +1,70 @@
+"""The event runner stores the changes of an event, then carries out its effects.
+
+The reconciler handles each event within one transaction of the store. The resulting messages are sent only after the
+transaction. So a kill at any instant leaves a store from which a new controller can continue: everything that was sent
+had been stored before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from bftrainer.cluster.controller.connection import Connections
+from bftrainer.cluster.controller.decision_timer import DecisionTimer
+from bftrainer.cluster.controller.effects import Effects
+from bftrainer.cluster.controller.logbook import Logbooks
+from bftrainer.cluster.controller.reconciler import Reconciler
+from bftrainer.elastic.leftovers import sweep_after
+from bftrainer.elastic.protocol import ProtocolError
+from bftrainer.errors import BFTrainerError
+
+
+class EventRunner:
+    """Runs the controller's events, one transaction each."""
+
+    def __init__(self, cluster: Reconciler, connections: Connections, logbooks: Logbooks) -> None:
+        self.cluster = cluster
+        self.decisions = DecisionTimer()
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Set when the controller cannot continue."""
+        self._connections = connections
+        self._logbooks = logbooks
+
+    @contextlib.contextmanager
+    def event(self) -> Iterator[Effects]:
+        """Run the body in one transaction of the store, then carry out the effects that it added."""
+        if self.failed.done():
+            raise BFTrainerError("the controller is ending")
+        effects = Effects()
+        try:
+            with self.cluster.store.transaction():
+                yield effects
+        except ProtocolError:  # an invalid message; it changed nothing
+            raise
+        except BFTrainerError as problem:
+            # A refused request (exit code 2) changes nothing. After any other error memory and store would differ.
+            if problem.exit_code != 2:
+                self.fail(problem)
+            raise
+        except BaseException as problem:
+            self.fail(problem)
+            raise
+        for node, message in effects.messages:
+            self._connections.send(node, message)
+        for trainer in effects.over:
+            # In a thread, not on the event loop: the folder may be on a file system that hangs.
+            folder = self._logbooks.of(trainer).path.parent / "snapshots"
+            threading.Thread(target=sweep_after, args=(folder,), name=f"sweep {trainer}", daemon=True).start()
+        self.decisions.request(effects.decide)
+
+    def fail(self, problem: BaseException) -> None:
+        """End the controller, because actions that were not stored must not be carried out.
+
+        The next controller continues from the store.
+        """
+        if not self.failed.done():
+            self.failed.set_exception(problem)
+            self.failed.exception()  # mark it as retrieved: there may be no waiter, and asyncio would complain

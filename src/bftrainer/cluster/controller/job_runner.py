@@ -1,0 +1,109 @@
+"""The job runner connects the job of a trainer with the trainer's workers.
+
+What workers did comes in from the `Reconciler` and is passed to the job. The job's intents become messages for agents.
+Everything is stored before it is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bftrainer.cluster.controller.active import ActiveTrainer, ControllerSettings, NodeState
+from bftrainer.cluster.controller.effects import Effects
+from bftrainer.cluster.jobs.base import Intent, StartWorker, StopWorker, TellWorker
+from bftrainer.cluster.launchers.base import HEAD, WorkerSlot
+from bftrainer.cluster.store.store import Store
+from bftrainer.cluster.wire.messages import Ended, Forget, FromController, Say, Started, Stop
+from bftrainer.cluster.wire.worker_messages import understood
+from bftrainer.elastic.protocol import ProtocolError
+
+
+class JobRunner:
+    """Passes events of workers to the jobs of their trainers, and carries out the jobs' intents."""
+
+    def __init__(self, store: Store, nodes: Mapping[str, NodeState], settings: ControllerSettings) -> None:
+        self._store = store
+        self._nodes = nodes
+        self._settings = settings
+
+    def heard(self, live: ActiveTrainer, worker: str, message: Mapping[str, Any], now: float) -> bool:
+        """Handle a worker's message. Returns whether it is valid; the trainer fails if not."""
+        try:
+            said = understood(message)
+        except ProtocolError as problem:
+            live.job.fail(str(problem))
+            return False
+        live.job.heard(worker, said, now)
+        return True
+
+    def reported(
+        self, live: ActiveTrainer, worker: str, report: Mapping[str, Any], now: float, effects: Effects
+    ) -> bool:
+        """Handle a worker's report. Returns whether it is valid; the trainer fails if not."""
+        if not self.heard(live, worker, {**report, "type": "report"}, now):
+            return False
+        if live.learned.rates(live.job.progress.rates):
+            live.stale = True
+            effects.decide = effects.decide or "soon"
+        live.save(self._store, now)
+        return True
+
+    def started(self, live: ActiveTrainer, message: Started, now: float) -> None:
+        """Handle the start of a worker."""
+        if message.warning:
+            data = {"worker": message.worker, "warning": message.warning}
+            node = live.job.workers[message.worker].node
+            self._store.log(now, "worker.warned", trainer=live.id, node=node, data=data)
+        live.job.started(message.worker, message.pid)
+
+    def ended(self, live: ActiveTrainer, message: Ended, now: float, effects: Effects) -> None:
+        """Handle the end of a worker."""
+        worker = live.job.workers[message.worker]
+        live.job.ended(worker.id, message.status, message.tail, message.error, now, spoke=message.spoke)
+        node = self._nodes.get(worker.node)
+        if node is not None and node.worker == worker.id:
+            node.worker = None
+        outcome = "done" if worker.said_done else "left" if worker.over else "killed" if worker.killed else "ended"
+        self._store.end_worker(worker.id, ended=now, status=message.status, outcome=outcome)
+        data = {"worker": worker.id, "status": message.status, "outcome": outcome}
+        self._store.log(now, "worker.ended", trainer=live.id, node=worker.node, data=data)
+        effects.tell(worker.node, Forget(worker.id))
+
+    def reconcile(self, live: ActiveTrainer, now: float, effects: Effects) -> None:
+        """Act on the events of a trainer: carry out its job's intents, then store the changes."""
+        self.give(live)
+        if not self._settings.dry_run:
+            free = {name for name in (HEAD, *live.job.nodes) if name in self._nodes and self._nodes[name].is_free}
+            for intent in live.job.reconcile(now, free):
+                effects.tell(intent.node, self._message(live, intent, now))
+        live.take_news(self._store, now)
+        live.count(now)
+        live.save(self._store, now, at_once=True)
+
+    def give(self, live: ActiveTrainer) -> None:
+        """Pass a trainer's nodes to its launcher, if they changed. The trainer fails if the launcher cannot write."""
+        nodes = live.job.nodes
+        if live.given is nodes or self._settings.dry_run:
+            return
+        live.given = nodes
+        try:
+            live.launcher.given(live.launch, [self._nodes[node].host for node in nodes if node in self._nodes])
+        except OSError as problem:
+            live.job.fail(f"cannot write {problem.filename}: {problem.strerror}")
+
+    def _message(self, live: ActiveTrainer, intent: Intent, now: float) -> FromController:
+        """Return the message that carries out a job's intent. A worker to be started is stored first."""
+        match intent:
+            case StartWorker(worker, name):
+                node = self._nodes[name]
+                if name != HEAD:
+                    node.worker = worker
+                self._store.put_worker(worker, trainer=live.id, node=name, agent=node.agent, started=now)
+                self._store.log(now, "worker.started", trainer=live.id, node=name, data={"worker": worker})
+                slot = WorkerSlot(worker, name, node.host, intent.head, intent.background, intent.settled)
+                return live.launcher.start(live.launch, slot)
+            case StopWorker(worker, _, grace_s):
+                return Stop(worker, grace_s)
+            case TellWorker(worker, _, message):
+                return Say(worker, message)

@@ -1,0 +1,140 @@
+"""The planner keeps the scheduler's state and makes the decisions.
+
+The `Reconciler` tells it about nodes and trainers that come and go, and carries out its decisions. The planner logs all
+that a decision depends on, so that decisions can be replayed. It also reads the owners' limits and counts the pool's
+node time.
+"""
+
+from __future__ import annotations
+
+import math
+import time as clock
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from types import MappingProxyType
+from typing import Any
+
+from bftrainer.cluster.controller.active import PROGRESS_EVERY_S, ActiveTrainer
+from bftrainer.cluster.controller.owners import OwnerLimits
+from bftrainer.cluster.store import events
+from bftrainer.cluster.store.store import Store
+from bftrainer.core.pool import Event, Node, Pool
+from bftrainer.core.trainer import Trainer
+from bftrainer.scheduler import PoolStatistics, Scheduler, State
+
+
+class Planner:
+    """The scheduler, its state, and what it is told about trainers and owners."""
+
+    def __init__(self, store: Store, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.state = State()
+        self.limits = OwnerLimits(store)
+        self.last_decision: Mapping[str, Any] | None = None
+        self.decisions = 0
+        self._store = store
+        self._decided = self.state
+        """The state after the last decision."""
+        self._pool_node_s = 0.0
+        self._pool_counted_at = 0.0
+        self._totals_at = 0.0
+        self._obey_limits()
+
+    @property
+    def undecided(self) -> bool:
+        """Whether nodes or trainers changed since the last decision."""
+        return self.state is not self._decided
+
+    def restore(self, nodes: Mapping[Node, float], trainers: Sequence[ActiveTrainer], now: float) -> None:
+        """Restore the state of the last decision. `nodes` has the nodes of the pool and when they joined."""
+        totals = self._store.kept("totals") or {}
+        self._pool_node_s, self.decisions = totals.get("pool_node_s", 0.0), totals.get("decisions", 0)
+        self._pool_counted_at = now
+        usual_rate = _usual_rate(trainers)
+        waiting = {live.id: self._describe(live, usual_rate, now) for live in trainers}
+        admitted = [waiting.pop(name) for name in self._store.kept("admitted") or () if name in waiting]
+        seen = self._store.kept("seen")
+        self.state = State(
+            Pool(MappingProxyType(dict(nodes))),
+            tuple(admitted),
+            tuple(waiting.values()),
+            MappingProxyType({live.id: live.job.nodes for live in trainers if live.job.nodes}),
+            PoolStatistics(**seen) if seen else PoolStatistics(),
+        )
+
+    def pool_changed(self, event: Event, now: float) -> list[str]:
+        """Handle nodes that joined or left. Returns the trainers that lost a node."""
+        self._pool_node_s, self._pool_counted_at = self.pool_seconds(now), now
+        self.state, lost = self.state.pool_changed(event)
+        return list(lost)
+
+    def submitted(self, live: ActiveTrainer, trainers: Mapping[str, ActiveTrainer], now: float) -> None:
+        """Add a trainer to the queue."""
+        self.state = self.state.submitted(self._describe(live, _usual_rate(trainers.values()), now))
+
+    def finished(self, live: ActiveTrainer) -> None:
+        """Remove a trainer that has ended."""
+        live.known = None
+        self.state = self.state.finished(live.id)
+        self.scheduler.forget(live.id)
+
+    def decide(self, trainers: Mapping[str, ActiveTrainer], now: float) -> Mapping[str, tuple[Node, ...]]:
+        """Decide which nodes each trainer has from now on, and return the nodes by trainer."""
+        usual_rate = _usual_rate(trainers.values())
+        for live in trainers.values():
+            if live.stale and live.known is not None:
+                self.state = self.state.relearned(self._describe(live, usual_rate, now))
+        began = clock.perf_counter()
+        plan = self.scheduler.decide(self.state)
+        took_ms = (clock.perf_counter() - began) * 1e3
+        self.state = self._decided = self.state.after(plan)
+        self.decisions += 1
+        names = {name: live.name for name, live in trainers.items()}
+        decision = events.decision_as_json(plan, self.state, names, took_ms)
+        self.last_decision = {"time": now, **decision}
+        self._store.log(now, "decision", data=decision)
+        self._store.keep("admitted", [trainer.name for trainer in self.state.admitted])
+        if not math.isnan(self.state.seen.since):
+            self._store.keep("seen", asdict(self.state.seen))
+        self._keep_totals(now)
+        return self.state.assigned
+
+    def tick(self, now: float) -> bool:
+        """Read the owners' limits, and store the totals from time to time. Returns whether the quotas changed."""
+        if now - self._totals_at >= PROGRESS_EVERY_S:
+            self._keep_totals(now)
+        return self.read_limits(now)
+
+    def read_limits(self, now: float) -> bool:
+        """Read the owners' limits, which commands change in the store. Returns whether the quotas changed."""
+        self.limits.read()
+        if self.limits.quotas == self.scheduler.policy.quotas:
+            return False
+        self._obey_limits()
+        self._store.log(now, "owners.changed", data={"owners": [asdict(row) for row in self.limits.rows]})
+        return True
+
+    def pool_seconds(self, now: float) -> float:
+        """Return the node-seconds that the pool has had up to now."""
+        since = self._pool_counted_at
+        return self._pool_node_s + (len(self.state.pool) * (now - since) if since else 0.0)
+
+    def _obey_limits(self) -> None:
+        self.scheduler.policy = replace(self.scheduler.policy, quotas=self.limits.quotas)
+
+    def _keep_totals(self, now: float) -> None:
+        self._totals_at = now
+        self._store.keep("totals", {"pool_node_s": self.pool_seconds(now), "decisions": self.decisions})
+
+    def _describe(self, live: ActiveTrainer, usual_rate: float, now: float) -> Trainer:
+        """Return the scheduler's description of a trainer, and log it so that decisions can be replayed."""
+        live.known = live.as_trainer(usual_rate)
+        live.stale = False
+        self._store.log(now, "trainer.learned", trainer=live.id, data=events.trainer_as_json(live.known))
+        return live.known
+
+
+def _usual_rate(trainers: Iterable[ActiveTrainer]) -> float:
+    """Return the best measured rate per node. It is assumed for unmeasured trainers, so that they are tried."""
+    rates = (rate / size for live in trainers for size, rate in live.learned.measured.items())
+    return max(rates, default=1.0)

@@ -1,0 +1,61 @@
+"""The controller's side of a pool: it passes the pool's reports on nodes to the reconciler."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from bftrainer.cluster.controller.agents import AgentHub
+from bftrainer.cluster.controller.event_runner import EventRunner
+
+
+class ControllerPoolHost:
+    """Implements `pools.base.PoolHost`, which documents the methods."""
+
+    def __init__(self, runner: EventRunner, agents: AgentHub, agent_environment: Mapping[str, str]) -> None:
+        self._runner = runner
+        self._agents = agents
+        self.agent_environment = dict(agent_environment)
+
+    @property
+    def observing(self) -> bool:
+        """See `PoolHost`."""
+        return self._runner.cluster.settings.dry_run
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """See `PoolHost`."""
+        return self._agents.nodes
+
+    def available(self, node: str) -> None:
+        """See `PoolHost`."""
+        with self._runner.event() as effects:
+            effects.add(self._runner.cluster.available(node, time.time()))
+
+    def leaving(self, node: str, grace_s: float) -> None:
+        """See `PoolHost`."""
+        with self._runner.event() as effects:
+            effects.add(self._runner.cluster.leaving(node, grace_s, time.time()))
+
+    def gone(self, node: str, reason: str) -> None:
+        """See `PoolHost`."""
+        self._agents.gone(node, reason)
+
+    def dismiss(self, node: str, reason: str) -> None:
+        """See `PoolHost`."""
+        self._agents.dismiss(node, reason)
+
+    def remember(self, key: str, value: Any) -> None:
+        """See `PoolHost`."""
+        with self._runner.event():
+            self._runner.cluster.store.keep(f"pool.{key}", value)
+
+    def recall(self, key: str) -> Any:
+        """See `PoolHost`."""
+        return self._runner.cluster.store.kept(f"pool.{key}")
+
+    def note(self, what: str, **facts: Any) -> None:
+        """See `PoolHost`."""
+        with self._runner.event():
+            self._runner.cluster.store.log(time.time(), f"pool.{what}", data=facts)

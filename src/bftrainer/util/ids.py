@@ -1,0 +1,30 @@
+"""Ids of trainers and workers: `t7` is the seventh trainer, `t7-3` its third worker.
+
+Every id is built and taken apart here.
+"""
+
+from __future__ import annotations
+
+import re
+
+_TRAINER = re.compile(r"t[1-9][0-9]{0,17}")
+
+
+def trainer_id(number: int) -> str:
+    """Return the id of the trainer with this number."""
+    return f"t{number}"
+
+
+def is_trainer_id(text: str) -> bool:
+    """Whether a text is the id of a trainer. Such a text is safe as a part of a path."""
+    return _TRAINER.fullmatch(text) is not None
+
+
+def worker_id(trainer: str, number: int) -> str:
+    """Return the id of a trainer's worker with this number."""
+    return f"{trainer}-{number}"
+
+
+def trainer_of(worker: str) -> str:
+    """Return the trainer's id from the id of one of its workers."""
+    return worker.rpartition("-")[0]
