@@ -198,8 +198,8 @@ class AgentWorkers:
 
     def _happened(self, event: WorkerEvent) -> None:
         match event:
-            case WorkerStarted(worker, pid):
-                self._tell(self.table.started(worker.name, pid, self._warnings.pop(worker.name, "")))
+            case WorkerStarted(worker, process):
+                self._tell(self.table.started(worker.name, process.pid, self._warnings.pop(worker.name, "")))
             case WorkerSaid(worker, message, line):
                 self._hear(worker.name, message, line)
             case WorkerSilent(worker, silent_s):

@@ -22,28 +22,16 @@ from typing import Any, Literal
 
 from bftrainer.elastic import protocol
 from bftrainer.elastic.breaks import Breaks
-from bftrainer.elastic.manager.processes import (
-    LOOPBACK,
-    ChannelFailed,
-    WorkerEnded,
-    WorkerEvent,
-    WorkerNotStarted,
-    WorkerProcess,
-    WorkerProcesses,
-    WorkerSaid,
-    WorkerSilent,
-    WorkerStarted,
-    worker_environment,
-)
-from bftrainer.elastic.protocol import Broken, Done, Failed, Formed, FromWorker, Leaving, Left, Report
+from bftrainer.elastic.manager import processes
+from bftrainer.elastic.manager.processes import WorkerProcess, WorkerProcesses
+from bftrainer.elastic.manager.workers import ManagedWorkers, was_killed
+from bftrainer.elastic.protocol import Done, Failed, Formed, FromWorker, Report
 from bftrainer.elastic.roster import Roster
 from bftrainer.errors import InputError
 from bftrainer.processes.launch import Command, Process, ProcessLauncher
 from bftrainer.processes.log_tail import LogTail
 from bftrainer.processes.unguided import NEVER_CALLED
 
-_KILLED = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-"""Signals that mean that the node was taken away; any other signal is the script's own fault."""
 _LOG_TAIL = 4000
 """How many characters of a worker's last output are shown with its failure."""
 FAILED_ALONE = "failed before it joined: "
@@ -74,19 +62,19 @@ class Happening:
 
 @dataclass(slots=True)
 class _Node:
-    name: str
+    id: str
     process: Process
-    log: Path
     leave_by: float | None = None
     finish_by: float | None = None
     joined: bool = False
     failed: bool = False  # it reported an exception before it joined
+    killed: bool = False
     over: bool = False  # it reported that it left or is done
     report: Report | None = None
 
-    def tail(self) -> str:
-        """Return the end of its output."""
-        return LogTail(self.log).end(_LOG_TAIL)
+    def kill(self) -> None:
+        self.killed = True
+        self.process.kill_group()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +125,14 @@ class Coordinator:
         self._launcher = launcher
         self._watch = watch
         self._nodes: dict[str, _Node] = {}
-        self._gone_logs: dict[str, Path] = {}
-        self._started = 0
+        self._logs: dict[str, Path] = {}
         self._began = time.monotonic()
         self._workers: WorkerProcesses
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
         self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._done = False
-        self._breaks = Breaks(self.settings.most_breaks)
+        self._managed = ManagedWorkers(self._nodes, self.roster, Breaks(self.settings.most_breaks))
 
     async def __aenter__(self) -> Coordinator:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -186,13 +173,13 @@ class Coordinator:
 
     def log(self, node: str) -> str:
         """Return what a worker has printed, even if the worker is gone."""
-        path = self._nodes[node].log if node in self._nodes else self._gone_logs.get(node)
+        path = self._logs.get(node)
         return path.read_text(errors="replace") if path is not None and path.exists() else ""
 
     @property
     def logs(self) -> Mapping[str, Path]:
         """The log files of the workers, by node."""
-        return {**self._gone_logs, **{name: node.log for name, node in self._nodes.items()}}
+        return dict(self._logs)
 
     async def add(self, count: int = 1) -> tuple[str, ...]:
         """Add nodes; their workers join when they are ready."""
@@ -209,11 +196,9 @@ class Coordinator:
 
     def signal(self, node: str, signum: int) -> None:
         """Send a signal to a node's worker: SIGKILL removes the node without notice, SIGSTOP makes it hang."""
-        found = self._find(node)
-        if signum == signal.SIGKILL:
-            found.process.kill_group(signum)
-        else:
-            found.process.signal(signum)
+        process = self._find(node).process
+        send = process.kill_group if signum == signal.SIGKILL else process.signal
+        send(signum)
 
     async def wait(self) -> Outcome:
         """Wait for the end of the job."""
@@ -253,11 +238,11 @@ class Coordinator:
 
     def _let_leave(self, node: _Node) -> None:
         """Let a worker leave at a step boundary. One that is not ready has nothing to hand over and is killed."""
-        if self.roster.is_ready(node.name):
+        if self.roster.is_ready(node.id):
             node.leave_by = time.monotonic() + self.settings.grace_s
-            self.roster.remove(node.name)
+            self.roster.remove(node.id)
         else:
-            node.process.kill_group()
+            node.kill()
 
     # Workers.
 
@@ -267,13 +252,11 @@ class Coordinator:
         return self._nodes[node]
 
     async def _add(self) -> str:
-        self._started += 1
-        worker = self._start(f"node-{self._started}")
+        worker = self._start(f"node-{len(self._logs) + 1}")
         try:
             await worker.is_up.wait()
         except asyncio.CancelledError:
-            if worker.name in self._workers:
-                self._workers.stop(worker.name)
+            self._workers.stop(worker.name)
             raise
         if worker.starting.cancelled():
             raise InputError("the job is over")
@@ -281,55 +264,40 @@ class Coordinator:
         return worker.name
 
     def _start(self, name: str) -> WorkerProcess:
-        environment = worker_environment(
-            os.environ,
-            self.settings.environment,
-            self._workers.channel_of(name),
-            {protocol.HOST: "127.0.0.1"},
-            LOOPBACK,
-        )
+        given = {protocol.HOST: "127.0.0.1", **processes.LOOPBACK, **self._workers.channel_of(name)}
+        environment = processes.worker_environment(os.environ, self.settings.environment, given)
         if self.settings.threads is not None:
             environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(self.settings.threads)
         background = self.settings.background_start and bool(self.members)
-        log = str(self._log_of(name))
-        command = Command(self._script, environment, os.getcwd(), log, background=background)  # noqa: PTH109
+        self._logs[name] = self.folder / f"{name}.log"
+        output = str(self._logs[name])
+        command = Command(self._script, environment, os.getcwd(), output, background=background)  # noqa: PTH109
         self.roster.start(name)
         return self._workers.start(name, self._launcher.start(command), speaks=self.settings.speaks)
 
-    def _log_of(self, name: str) -> Path:
-        return self.folder / f"{name}.log"
-
-    def _happened(self, event: WorkerEvent) -> None:
+    def _happened(self, event: processes.WorkerEvent) -> None:
         match event:
-            case WorkerStarted(worker):
-                assert worker.process is not None
-                self._nodes[worker.name] = _Node(worker.name, worker.process, self._log_of(worker.name))
+            case processes.WorkerStarted(worker, process):
+                self._nodes[worker.name] = _Node(worker.name, process)
                 self._tell(worker.name, "started")
-            case WorkerNotStarted(worker):
+            case processes.WorkerNotStarted(worker):
                 self.roster.lost(worker.name)
-            case WorkerSaid(worker, message):
+            case processes.WorkerSaid(worker, message):
                 self._hear(self._nodes[worker.name], message)
-            case WorkerSilent(worker):
+            case processes.WorkerSilent(worker):
                 if worker.name in self.roster:  # it is being killed; its peers need not wait for it
-                    self._lost(worker.name)
+                    self._managed.lost(worker.name)
                     self._settle()
                     self._tell(worker.name, "silent")
-            case ChannelFailed(worker, problem):
-                if worker is not None:
-                    self._tell(worker.name, f"channel: {problem}")
-            case WorkerEnded(worker, status):
+            case processes.ChannelFailed(WorkerProcess(name=name), problem):
+                self._tell(name, f"channel: {problem}")
+            case processes.WorkerEnded(worker, status):
                 self._ended(self._nodes.pop(worker.name), status, spoke=worker.spoke)
 
     def _ended(self, node: _Node, status: int, *, spoke: bool) -> None:
-        self._gone_logs[node.name] = node.log
-        expected = node.over or node.failed or node.leave_by is not None or self._outcome.done()
-        expected = expected or self.roster.is_leaving(node.name)
-        if node.over:
-            self.roster.left(node.name)
-        else:
-            self._lost(node.name)
-        self._tell(node.name, f"ended with status {status}")
-        if not expected:
+        expected = self._managed.gone(node, left=node.over)
+        self._tell(node.id, f"ended with status {status}")
+        if not expected and not self._outcome.done():
             self._judge(node, status, spoke=spoke)
         self._settle()
         if self._done and not self._nodes:
@@ -339,61 +307,45 @@ class Coordinator:
         """Decide what the unexpected end of a worker means for the job."""
         if status == protocol.RESTART:
             if not self._done:
-                self._start(node.name)
+                self._start(node.id)
         elif status == 0 and not spoke and not self._done:
             self._failed(node, NEVER_CALLED, "")
-        elif status == 0 and self._trains_without(node):
-            self._failed(node, f"{node.name} ended with status 0", "")
+        elif status == 0 and self._managed.train_without(node):
+            self._failed(node, f"{node.id} ended with status 0", "")
         elif status == 0:
             self._finish()
-        elif status > 0 and status - 128 not in _KILLED:
-            tail = node.tail()
-            last = next((line.strip() for line in reversed(tail.splitlines()) if line.strip()), "")
-            self._failed(node, f"{node.name} ended with status {status}{': ' + last if last else ''}", tail)
-        elif status < 0 and -status not in _KILLED:
-            self._failed(node, f"{node.name} was ended by {signal.Signals(-status).name}", node.tail())
-
-    def _trains_without(self, node: _Node) -> bool:
-        """Return whether a node is a newcomer while others train."""
-        return not node.joined and any(other.joined for other in self._nodes.values() if other is not node)
+        elif not was_killed(status):
+            tail = LogTail(self._logs[node.id]).end(_LOG_TAIL)
+            last = next((f": {line.strip()}" for line in reversed(tail.splitlines()) if line.strip()), "")
+            how = f"ended with status {status}{last}" if status > 0 else f"was ended by {signal.Signals(-status).name}"
+            self._failed(node, f"{node.id} {how}", tail)
 
     def _failed(self, node: _Node, error: str, traceback: str) -> None:
         """Handle the failure of a worker. If it has not joined and others train, its node failed, not the job."""
-        if self._trains_without(node):
-            self._tell(node.name, f"{FAILED_ALONE}{error}")
+        if self._managed.train_without(node):
+            self._tell(node.id, f"{FAILED_ALONE}{error}")
         else:
             self._fail(error, traceback)
 
-    def _lost(self, name: str) -> None:
-        self._breaks.lost()
-        self.roster.lost(name)
-
     def _hear(self, node: _Node, message: object) -> None:
-        if isinstance(message, Broken) and self.roster.in_use(message.generation):
-            self._breaks.broke(message.generation, message.reason, time.monotonic())
-            if verdict := self._breaks.verdict(time.monotonic()):
-                self._fail(verdict, "")
-        self.roster.heard(node.name, message)
+        now, grace_s = time.monotonic(), self.settings.grace_s
+        if verdict := self._managed.heard(node, message, now, grace_s):
+            self._fail(verdict, "")
         match message:
             case Formed():
                 node.joined = True
-            case Leaving():
-                node.leave_by = time.monotonic() + self.settings.grace_s
-            case Left():
-                node.over = True
             case Done():
                 node.over = True
                 self._finish()
             case Failed(error, traceback, fresh):
                 node.joined = node.joined and not fresh
-                node.failed = self._trains_without(node)
-                node.leave_by = time.monotonic() + self.settings.grace_s  # a thread may keep it from ending
-                self._failed(node, f"{node.name}: {error}", traceback)
+                node.failed = self._managed.train_without(node)
+                node.leave_by = now + grace_s  # a thread may keep it from ending
+                self._failed(node, f"{node.id}: {error}", traceback)
             case Report():
                 node.report = message
-                self._breaks.reported(message.step, message.samples)
         self._settle()
-        self._tell(node.name, type(message).__name__.lower(), message)
+        self._tell(node.id, type(message).__name__.lower(), message)
 
     def _settle(self) -> None:
         for saying in self.roster.settle():
@@ -404,32 +356,29 @@ class Coordinator:
         while True:
             await asyncio.sleep(min(0.25, self.settings.silence_s / 4))
             now = time.monotonic()
-            for node in list(self._nodes.values()):
-                if node.leave_by is not None and now > node.leave_by:
-                    node.process.kill_group()
+            for node in self._managed.overdue(now):
+                node.kill()
+            for node in self._nodes.values():
                 if node.finish_by is not None and now > node.finish_by:
-                    limit_s = self.settings.finish_grace_s
-                    how = f"training was complete, but the script did not end within {limit_s:g} s after it"
-                    self._fail(f"{node.name}: {how}", node.tail())
+                    limit = f"within {self.settings.finish_grace_s:g} s after it"
+                    error = f"{node.id}: training was complete, but the script did not end {limit}"
+                    self._fail(error, LogTail(self._logs[node.id]).end(_LOG_TAIL))
 
     def _finish(self) -> None:
-        """Complete the training.
-
-        Workers that have not joined are ended; the others reach the same end by themselves.
-        """
+        """Complete the training. Workers that have not joined are ended; the others end by themselves."""
         if self._done:
             return
         self._done = True
         for node in self._nodes.values():
-            if node.name not in self.members:
-                node.process.kill_group()
+            if node.id not in self.members:
+                node.kill()
             elif node.leave_by is None:
                 node.finish_by = time.monotonic() + self.settings.finish_grace_s
 
     def _fail(self, error: str, traceback: str) -> None:
         self._end(Outcome("failed", error, traceback))
         for node in self._nodes.values():
-            node.process.kill_group()
+            node.kill()
 
     def _end(self, outcome: Outcome) -> None:
         if not self._outcome.done():

@@ -74,7 +74,7 @@ class WorkerStarted:
     """The process of a worker runs."""
 
     worker: WorkerProcess
-    pid: int
+    process: Process
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class WorkerProcesses:
         self._tell = tell
         self._workers: dict[str, WorkerProcess] = {}
         self._runs: set[asyncio.Task[None]] = set()
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
@@ -160,8 +160,8 @@ class WorkerProcesses:
             await asyncio.wait(self._runs)
         if self._server is not None:
             self._server.close()
-        for task in self._connections:
-            task.cancel()
+        for writer in self._connections.values():
+            writer.transport.abort()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     def __contains__(self, name: object) -> bool:
@@ -189,7 +189,9 @@ class WorkerProcesses:
 
     def stop(self, name: str, grace_s: float = 0.0) -> None:
         """End a worker: at once, or at the latest after `grace_s` seconds, in which it may end by itself."""
-        worker = self._workers[name]
+        worker = self._workers.get(name)
+        if worker is None:
+            return
         if worker.process is None:
             worker.unwanted = True
             worker.starting.cancel()
@@ -257,7 +259,7 @@ class WorkerProcesses:
             return
         if worker.unwanted:  # it had started before it could be cancelled
             worker.process.kill_group()
-        self._tell(WorkerStarted(worker, worker.process.pid))
+        self._tell(WorkerStarted(worker, worker.process))
         worker.is_up.set()
         status = await worker.process.wait()
         await self._hear_out(worker)
@@ -276,8 +278,7 @@ class WorkerProcesses:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+        self._connections[task] = writer
         worker: WorkerProcess | None = None
         try:
             while line := await reader.readline():
@@ -299,6 +300,7 @@ class WorkerProcesses:
         except (OSError, ValueError, TypeError, ProtocolError) as problem:  # ValueError: the line is too long
             self._tell(ChannelFailed(worker, problem))
         finally:
+            del self._connections[task]
             if worker is not None and worker.writer is writer:
                 worker.writer = None
             with contextlib.suppress(OSError):
