@@ -354,7 +354,10 @@ def test_workers_go_on_without_a_controller_and_all_is_told_to_the_next(tmp_path
             assert join.agent == controller.all(Join)[0].agent
             told = {status.worker: status for status in join.workers}
             assert (told["t1-1"].status, told["t1-1"].formed, told["t1-1"].pid) == (None, 1, pids["t1-1"])
-            assert told["t2-1"].status == 0
+            assert (await controller.hears(Ended)).worker == "t2-1"
+            await controller.cut()
+            told = {status.worker: status for status in (await controller.hears(Join, 3)).workers}
+            assert (told["t1-1"].status, told["t2-1"].status) == (None, 0)
             assert is_alive(pids["t1-1"])
             await controller.say(say("t1-1", Generation(2, ())))
             await until(lambda: "left" in controller.said("t1-1"))

@@ -58,7 +58,7 @@ told = []
 def stuck(self, only=None):
     if told:
         time.sleep(1000)
-    if any(worker.ready for worker in self._workers.book.workers):
+    if any(worker.ready for worker in self._workers.table.workers):
         told.append(self._link.send(messages.Beat({"stuck": {}})))
 agent.Agent._send_logs = stuck
 """

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bftrainer.cluster.agent.log_tail import INCOMPLETE_S, MOST_LINE_BYTES, MOST_MESSAGE_BYTES, LogTail, LogTails, Piece
+from bftrainer.cluster.agent.log_tails import LogTails
+from bftrainer.processes.log_tail import INCOMPLETE_S, MOST_LINE_BYTES, MOST_MESSAGE_BYTES, LogTail, Piece
 
 
 def append(path: Path, data: bytes) -> None:

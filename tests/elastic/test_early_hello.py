@@ -38,16 +38,17 @@ def test_a_worker_that_is_quicker_than_its_launcher_is_not_sent_away(tmp_path: P
         launcher = SlowToAnswer()
         argv = [script("chaos_worker.py"), str(tmp_path), "1", "0"]
         async with Coordinator(argv, launcher, nodes=(1, 1), folder=tmp_path / "logs", watch=heard.append) as job:
-            connected = job._connected
+            workers = job._workers
+            connected = workers._connected
 
             async def notice(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                 launcher.connected.set()
                 await connected(reader, writer)
 
-            assert job._server is not None
-            job._server.close()
-            job._channel.unlink(missing_ok=True)
-            job._server = await asyncio.start_unix_server(notice, job._channel)
+            assert workers._server is not None
+            workers._server.close()
+            workers._channel.unlink(missing_ok=True)
+            workers._server = await asyncio.start_unix_server(notice, workers._channel)
             await job.add(1)
             return (await asyncio.wait_for(job.wait(), 60)).status
 

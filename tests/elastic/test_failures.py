@@ -318,11 +318,9 @@ def test_a_worker_without_its_manager_ends(tmp_path: Path) -> None:
         await job.add(2)
         await trains(job, 2)
         pids.extend(job.pid(node) for node in job.nodes)
-        server = job._server
-        assert server is not None
-        for node in job._nodes.values():  # the connection breaks, the processes are not told
-            assert node.writer is not None
-            node.writer.close()
+        for worker in job._workers.running:  # the connection breaks, the processes are not told
+            assert worker.writer is not None
+            worker.writer.close()
         await job.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 30, "their end")
         (tmp_path / "end").touch()
 

@@ -42,6 +42,7 @@ from bftrainer.cluster.wire.messages import (
     Welcome,
 )
 from bftrainer.elastic import protocol
+from bftrainer.elastic.manager.processes import LOOPBACK
 from bftrainer.errors import BFTrainerError
 from bftrainer.processes import variables
 from bftrainer.processes.forker import fork_forker
@@ -110,8 +111,9 @@ class Agent:
                 inherited=self._inherited,
             )
             async with self._workers:
-                work = (self._link.keep(), self._keep_beating(), self._keep_sending_logs(), self._workers.keep_watch())
-                tasks = [asyncio.create_task(each) for each in (*work, self._leaving.wait())]
+                work = (self._link.keep(), self._keep_beating(), self._keep_sending_logs())
+                watch = self._workers.processes.keep_watch()
+                tasks = [asyncio.create_task(each) for each in (*work, watch, self._leaving.wait())]
                 try:
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                     failures = [task.exception() for task in tasks if task.done()]
@@ -119,7 +121,7 @@ class Agent:
                         await self._workers.taken(self.saving_s)
                     # Sent after saving: the controller then starts the trainer elsewhere, from the saved state.
                     self._link.send(Going(self._reason))
-                    self._workers.kill_all()
+                    self._workers.processes.kill_all()
                     await self._link.flush(GOODBYE_S)
                     if self._leaving.is_set():
                         # The node is wanted elsewhere. Any remaining worker processes end with this process.
@@ -136,7 +138,7 @@ class Agent:
     def _given_to_all(self) -> Mapping[str, str]:
         given = {variables.NODE: self._settings.node, protocol.HOST: self._settings.host}
         if self._settings.on_loopback:
-            given |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+            given |= LOOPBACK
         return given
 
     # Messages to the controller.
@@ -149,14 +151,14 @@ class Agent:
             self._link.send(message)
 
     def _joining(self) -> Join:
-        workers = self._workers.book.workers
+        workers = self._workers.table.workers
         return Join(self._settings.node, self._settings.host, self.name, workers, os.getpid())
 
     async def _keep_beating(self) -> None:
         while True:
             await asyncio.sleep(self._beat_s)
             if self._link.welcome and not self._link.crowded:
-                self._link.send(self._workers.book.beat())
+                self._link.send(self._workers.table.beat())
 
     async def _keep_sending_logs(self) -> None:
         while True:
@@ -195,11 +197,11 @@ class Agent:
     def _welcomed(self, welcome: Welcome) -> None:
         _log.info("joined as %s", self._settings.node)
         self._beat_s = max(0.05, welcome.beat_s)
-        self._workers.silence_s = max(0.1, welcome.silence_s)
+        self._workers.processes.silence_s = max(0.1, welcome.silence_s)
         self.saving_s = welcome.last_save_s
         self._workers.logs.connected(welcome.logged)
-        for worker in self._workers.book.workers:
-            answer = self._workers.book.answer(worker.worker)
+        for worker in self._workers.table.workers:
+            answer = self._workers.table.answer(worker.worker)
             if isinstance(answer, Ended):  # a `Join` cannot say why a worker could not be started
                 self._link.send(answer)
 

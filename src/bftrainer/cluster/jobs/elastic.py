@@ -23,7 +23,8 @@ from bftrainer.cluster.spec.states import TrainerState
 from bftrainer.cluster.wire.messages import WorkerStatus
 from bftrainer.elastic import protocol
 from bftrainer.elastic.breaks import Breaks
-from bftrainer.elastic.protocol import Broken, Done, Failed, Formed, Generation, Leaving, Left, Ready, Report
+from bftrainer.elastic.manager.workers import ManagedWorkers
+from bftrainer.elastic.protocol import Done, Failed, Formed, Generation, Ready, Report
 from bftrainer.elastic.roster import Roster
 from bftrainer.processes.unguided import NEVER_CALLED
 from bftrainer.util import ids
@@ -62,6 +63,7 @@ class ElasticJob:
         self._cut_at: float | None = None
         """When the survivors were first told of a lost member, if they have not formed a new generation since."""
         self._breaks = Breaks(settings.most_breaks)
+        self._managed = ManagedWorkers(self.workers, self.roster, self._breaks)
         self._bad_nodes = BadNodes(settings.restart_backoff_s)
         self._samples_at_failure = 0
         self._same_end = SameEnd()
@@ -121,9 +123,8 @@ class ElasticJob:
             return
         if worker.status is not None:  # the roster is not complete yet: other workers are awaited
             worker.status = then(worker.status, message)
-        if isinstance(message, Broken) and self.roster.in_use(message.generation):
-            self._broke(message, now)
-        self.roster.heard(worker_id, message)
+        if verdict := self._managed.heard(worker, message, now, self.settings.leave_grace_s):
+            self._broke(verdict, now)
         match message:
             case Ready():
                 worker.ready = True
@@ -134,10 +135,6 @@ class ElasticJob:
                 if message.world > 1:  # neither the network nor the script is at fault
                     self._bad_nodes.broke_alone.clear()
                 self._formed(self._formation.formed(worker_id, message, self.roster.going, self.workers, now))
-            case Leaving():
-                worker.leave_by = now + self.settings.leave_grace_s
-            case Left():
-                worker.over = True
             case Done():
                 worker.over = worker.said_done = True
                 self._complete(now)
@@ -157,9 +154,7 @@ class ElasticJob:
         worker = self.workers.drop(worker_id)
         if worker is None:
             return
-        expected = worker.over or worker.failed or worker.killed or worker.leave_by is not None
-        expected = expected or self.roster.is_leaving(worker_id)
-        self._gone(worker)
+        expected = self._gone(worker)
         self._take_up()
         if self.outcome is not None:
             return
@@ -174,7 +169,7 @@ class ElasticJob:
         elif worker.said_done:
             self._words_lost = True
         elif not expected and not self.finishing:
-            if status == 0 and (not spoke or self._trains_without(worker)):
+            if status == 0 and (not spoke or self._managed.train_without(worker)):
                 self._ended_early(worker, spoke, tail, now)
             else:
                 self._judge(worker, status, tail, error, now)
@@ -271,8 +266,8 @@ class ElasticJob:
                 continue
             if not self.finishing and worker.id not in self.roster.members:  # it was told to leave
                 worker.leave_by = min(worker.leave_by, now + self.settings.leave_grace_s)
-            if now >= worker.leave_by:
-                self._kill(worker)
+        for worker in self._managed.overdue(now):
+            self._kill(worker)
         return self._flush()
 
     @property
@@ -362,15 +357,13 @@ class ElasticJob:
 
     # Progress, failures and the end of a trainer.
 
-    def _gone(self, worker: Worker) -> None:
-        if worker.over and not worker.said_done:
-            self.roster.left(worker.id)
-        elif worker.id in self.roster:
-            self.roster.lost(worker.id)
-            self._breaks.lost()
+    def _gone(self, worker: Worker) -> bool:
+        """Handle the end or the loss of a worker. Returns whether its end was expected."""
+        expected = self._managed.gone(worker, left=worker.over and not worker.said_done)
         self._formation.gone(worker.id)
         if not self.workers and self.outcome is None:
             self._formation.members = frozenset()
+        return expected
 
     def _formed(self, rescale: Rescale | None) -> None:
         """Record a complete rescale, if there is one."""
@@ -383,14 +376,9 @@ class ElasticJob:
         self.progress.redone += max(report.redone - worker.redone, 0)
         worker.redone = max(report.redone, worker.redone)
         self.progress.take(report)
-        self._breaks.reported(report.step, report.samples)
 
-    def _broke(self, broken: Broken, now: float) -> None:
-        """Handle a broken group. If the group has newcomers that the others can do without, their nodes are blamed."""
-        self._breaks.broke(broken.generation, broken.reason, now)
-        verdict = self._breaks.verdict(now)
-        if not verdict:
-            return
+    def _broke(self, verdict: str, now: float) -> None:
+        """Handle a group that keeps breaking. Its newcomers are blamed, if the others can do without them."""
         members = [self.workers[name] for name in self.roster.going.members if name in self.workers]
         newcomers = [worker for worker in members if not worker.joined]
         if len(newcomers) == 1:
@@ -427,10 +415,6 @@ class ElasticJob:
             for worker in self.workers.values():
                 worker.leave_by = None
 
-    def _trains_without(self, worker: Worker) -> bool:
-        """Whether a worker is a newcomer, and others have the training state."""
-        return not worker.joined and any(other.joined for other in self.workers.values() if other is not worker)
-
     def _leave_out(self, worker: Worker, reason: str, now: float, *, turn: int = 1) -> None:
         """Continue without a newcomer that failed. Its node is tried again later."""
         failure = self._bad_nodes.failed(worker.node, worker.id, reason, now, turn=turn)
@@ -444,8 +428,7 @@ class ElasticJob:
         A `fresh` worker has joined, which cost the others a rescale. Its node is not tried again for long.
         """
         words = f"{error} (on {worker.node})"
-        others = any(other.joined for other in self.workers.values() if other is not worker)
-        if fresh and others and not self.finishing:
+        if fresh and self._managed.others_joined(worker) and not self.finishing:
             worker.failed = True
             worker.leave_by = now + self.settings.leave_grace_s
             self._leave_out(worker, words, now, turn=_LONG_WAIT)
@@ -457,7 +440,7 @@ class ElasticJob:
             return
         worker.failed = True
         worker.leave_by = now + self.settings.leave_grace_s  # a thread of the script may keep the process alive
-        if self._trains_without(worker):
+        if self._managed.train_without(worker):
             self._leave_out(worker, words, now)
             return
         hopeless = self._will_not_mend(worker, error, "")
@@ -466,7 +449,7 @@ class ElasticJob:
 
     def _ended_early(self, worker: Worker, spoke: bool, tail: str, now: float) -> None:
         """Handle a worker that ended with status 0 but cannot have trained."""
-        if self._trains_without(worker):
+        if self._managed.train_without(worker):
             why = "ended with status 0 before it joined" if spoke else NEVER_CALLED
             self._leave_out(worker, f"{why} (on {worker.node})", now)
         else:
@@ -487,7 +470,7 @@ class ElasticJob:
             return
         last = last_line(tail)
         words = end_in_words(worker, status, error, last)
-        if self._trains_without(worker):
+        if self._managed.train_without(worker):
             self._leave_out(worker, words, now)
             return
         if now < self._not_before:

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 
 from bftrainer.cluster.wire.messages import WorkerStatus
 from bftrainer.elastic import protocol
-
-_KILLED = (-9, -15, -1, -2, 128 + 9, 128 + 15, 128 + 1, 128 + 2)
-"""Exit statuses of a worker that was killed by a signal. Any other status is the script's own fault."""
+from bftrainer.elastic.manager.workers import was_killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +118,7 @@ class JobWorkers(dict[str, Worker]):
 
 def was_taken(status: int, error: str) -> bool:
     """Whether an ended worker was killed or has to be restarted; otherwise its end is the script's own fault."""
-    return not error and (status == protocol.RESTART or status in _KILLED)
+    return not error and (status == protocol.RESTART or was_killed(status))
 
 
 def end_in_words(worker: Worker, status: int, error: str, last: str) -> str:

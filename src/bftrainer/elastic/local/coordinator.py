@@ -1,8 +1,7 @@
 """Coordinator of one local elastic job: runs virtual nodes, which can be added, removed and killed.
 
-It is used stand-alone (`main.py`), in tests and in benchmarks. Each node is one worker process. The coordinator starts
-the workers, listens to them on a Unix socket, and carries out what the `Roster` decides. The agents of a cluster do the
-same over a network.
+It is used stand-alone (`main.py`), in tests and in benchmarks. Each node is one worker process. `WorkerProcesses` runs
+the workers, as on each node of a cluster. The coordinator carries out what the `Roster` decides.
 """
 
 from __future__ import annotations
@@ -13,27 +12,28 @@ import os
 import secrets
 import shutil
 import signal
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from bftrainer.elastic import protocol
 from bftrainer.elastic.breaks import Breaks
-from bftrainer.elastic.protocol import Broken, Done, Failed, Formed, FromWorker, Hello, Leaving, Left, Report
+from bftrainer.elastic.manager import processes
+from bftrainer.elastic.manager.processes import WorkerProcess, WorkerProcesses
+from bftrainer.elastic.manager.workers import ManagedWorkers, was_killed
+from bftrainer.elastic.protocol import Done, Failed, Formed, FromWorker, Report
 from bftrainer.elastic.roster import Roster
 from bftrainer.errors import InputError
 from bftrainer.processes.launch import Command, Process, ProcessLauncher
+from bftrainer.processes.log_tail import LogTail
 from bftrainer.processes.unguided import NEVER_CALLED
 
-_KILLED = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-"""Signals that mean that the node was taken away; any other signal is the script's own fault."""
 _LOG_TAIL = 4000
-_LAST_WORDS_S = 0.1
+"""How many characters of a worker's last output are shown with its failure."""
 FAILED_ALONE = "failed before it joined: "
 """Start of `Happening.what` for a newcomer's failure while others train."""
 
@@ -62,18 +62,19 @@ class Happening:
 
 @dataclass(slots=True)
 class _Node:
-    name: str
+    id: str
     process: Process
-    log: Path
-    writer: asyncio.StreamWriter | None = None
-    heard_at: float = 0.0
     leave_by: float | None = None
     finish_by: float | None = None
     joined: bool = False
     failed: bool = False  # it reported an exception before it joined
+    killed: bool = False
     over: bool = False  # it reported that it left or is done
     report: Report | None = None
-    watcher: asyncio.Task[None] | None = None
+
+    def kill(self) -> None:
+        self.killed = True
+        self.process.kill_group()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,23 +125,23 @@ class Coordinator:
         self._launcher = launcher
         self._watch = watch
         self._nodes: dict[str, _Node] = {}
-        self._gone_logs: dict[str, Path] = {}
-        self._started = 0
+        self._logs: dict[str, Path] = {}
         self._began = time.monotonic()
-        self._server: asyncio.Server | None = None
-        self._patrol: asyncio.Task[None] | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._workers: WorkerProcesses
+        self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
         self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._done = False
-        self._breaks = Breaks(self.settings.most_breaks)
+        self._managed = ManagedWorkers(self._nodes, self.roster, Breaks(self.settings.most_breaks))
 
     async def __aenter__(self) -> Coordinator:
         self.folder.mkdir(parents=True, exist_ok=True)
         # A separate short path: that of a socket may have only about a hundred characters.
         self._channel = Path(tempfile.mkdtemp(prefix="bft-")) / "channel"
-        self._server = await asyncio.start_unix_server(self._connected, self._channel)
-        self._patrol = asyncio.create_task(self._keep_watch())
+        self._workers = WorkerProcesses(self._channel, self._happened, silence_s=self.settings.silence_s)
+        await self._workers.open()
+        self._in_background(self._workers.keep_watch())
+        self._in_background(self._keep_deadlines())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -172,13 +173,13 @@ class Coordinator:
 
     def log(self, node: str) -> str:
         """Return what a worker has printed, even if the worker is gone."""
-        path = self._nodes[node].log if node in self._nodes else self._gone_logs.get(node)
+        path = self._logs.get(node)
         return path.read_text(errors="replace") if path is not None and path.exists() else ""
 
     @property
     def logs(self) -> Mapping[str, Path]:
         """The log files of the workers, by node."""
-        return {**self._gone_logs, **{name: node.log for name, node in self._nodes.items()}}
+        return dict(self._logs)
 
     async def add(self, count: int = 1) -> tuple[str, ...]:
         """Add nodes; their workers join when they are ready."""
@@ -186,25 +187,18 @@ class Coordinator:
             raise InputError("the job is over")
         if len(self._nodes) + count > self.most:
             raise InputError(f"the job may have {self.most} nodes at most, and has {len(self._nodes)}")
-        return tuple([await self._start() for _ in range(count)])
+        return tuple([await self._add() for _ in range(count)])
 
     def remove(self, node: str) -> None:
         """Remove a node with notice: its worker leaves at a step boundary."""
-        found = self._find(node)
-        if not self.roster.is_ready(node):
-            found.process.kill_group()
-            return
-        found.leave_by = time.monotonic() + self.settings.grace_s
-        self.roster.remove(node)
+        self._let_leave(self._find(node))
         self._settle()
 
     def signal(self, node: str, signum: int) -> None:
         """Send a signal to a node's worker: SIGKILL removes the node without notice, SIGSTOP makes it hang."""
-        found = self._find(node)
-        if signum == signal.SIGKILL:
-            found.process.kill_group(signum)
-        else:
-            found.process.signal(signum)
+        process = self._find(node).process
+        send = process.kill_group if signum == signal.SIGKILL else process.signal
+        send(signum)
 
     async def wait(self) -> Outcome:
         """Wait for the end of the job."""
@@ -224,35 +218,31 @@ class Coordinator:
 
     async def stop(self) -> None:
         """End the job in good order: all workers leave at a step boundary, and the last one takes a snapshot."""
-        for name in list(self._nodes):
+        for name, node in self._nodes.items():
             if not self.roster.is_leaving(name):
-                node = self._nodes[name]
-                if self.roster.is_ready(name):
-                    node.leave_by = time.monotonic() + self.settings.grace_s
-                    self.roster.remove(name)
-                else:
-                    node.process.kill_group()
+                self._let_leave(node)
         self._settle()
         await self.until(lambda: not self._nodes, self.settings.grace_s + 30.0, "the end of all workers")
         self._end(Outcome("stopped"))
 
     async def close(self) -> None:
         """End all workers at once."""
-        watchers = [node.watcher for node in self._nodes.values() if node.watcher is not None]
-        for node in list(self._nodes.values()):
-            node.process.kill_group()
-        await asyncio.gather(*watchers, return_exceptions=True)
-        if self._patrol is not None:
-            self._patrol.cancel()
-        if self._server is not None:
-            self._server.close()
-        for task in list(self._connections):
+        await self._workers.close()
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._end(Outcome("stopped"))
         shutil.rmtree(self._channel.parent, ignore_errors=True)
         if self._own_folder:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _let_leave(self, node: _Node) -> None:
+        """Let a worker leave at a step boundary. One that is not ready has nothing to hand over and is killed."""
+        if self.roster.is_ready(node.id):
+            node.leave_by = time.monotonic() + self.settings.grace_s
+            self.roster.remove(node.id)
+        else:
+            node.kill()
 
     # Workers.
 
@@ -261,189 +251,134 @@ class Coordinator:
             raise InputError(f"there is no node {node!r}; there are {', '.join(self._nodes) or 'none'}")
         return self._nodes[node]
 
-    async def _start(self, name: str | None = None) -> str:
-        if name is None:
-            self._started += 1
-            name = f"node-{self._started}"
-        log = self.folder / f"{name}.log"
-        environment = {**os.environ, **self.settings.environment}
-        environment |= {
-            protocol.CHANNEL: str(self._channel),
-            protocol.WORKER: name,
-            protocol.HOST: "127.0.0.1",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "NCCL_SOCKET_IFNAME": "lo",
-            "PYTHONUNBUFFERED": "1",
-        }
-        # Keep torch from printing a stack trace when a peer is lost.
-        environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    async def _add(self) -> str:
+        worker = self._start(f"node-{len(self._logs) + 1}")
+        try:
+            await worker.is_up.wait()
+        except asyncio.CancelledError:
+            self._workers.stop(worker.name)
+            raise
+        if worker.starting.cancelled():
+            raise InputError("the job is over")
+        worker.starting.result()  # raises the error of one that could not be started
+        return worker.name
+
+    def _start(self, name: str) -> WorkerProcess:
+        given = {protocol.HOST: "127.0.0.1", **processes.LOOPBACK, **self._workers.channel_of(name)}
+        environment = processes.worker_environment(os.environ, self.settings.environment, given)
         if self.settings.threads is not None:
             environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(self.settings.threads)
         background = self.settings.background_start and bool(self.members)
-        command = Command(self._script, environment, os.getcwd(), str(log), background=background)  # noqa: PTH109
+        self._logs[name] = self.folder / f"{name}.log"
+        output = str(self._logs[name])
+        command = Command(self._script, environment, os.getcwd(), output, background=background)  # noqa: PTH109
         self.roster.start(name)
-        try:
-            process = await self._launcher.start(command)
-        except BaseException:
-            self.roster.lost(name)
-            raise
-        node = self._nodes[name] = _Node(name, process, log)
-        node.watcher = asyncio.create_task(self._watch_process(node))
-        self._tell(name, "started")
-        return name
+        return self._workers.start(name, self._launcher.start(command), speaks=self.settings.speaks)
 
-    async def _watch_process(self, node: _Node) -> None:
-        status = await node.process.wait()
-        if status == 0 and self.settings.speaks and not node.heard_at:
-            await asyncio.sleep(_LAST_WORDS_S)  # its connection may be waiting to be accepted
-        self._nodes.pop(node.name, None)
-        self._gone_logs[node.name] = node.log
-        expected = node.over or node.failed or node.leave_by is not None or self._outcome.done()
-        expected = expected or self.roster.is_leaving(node.name)
-        if node.over:
-            self.roster.left(node.name)
-        else:
-            self._lost(node)
-        self._tell(node.name, f"ended with status {status}")
-        if not expected:
-            await self._judge(node, status)
+    def _happened(self, event: processes.WorkerEvent) -> None:
+        match event:
+            case processes.WorkerStarted(worker, process):
+                self._nodes[worker.name] = _Node(worker.name, process)
+                self._tell(worker.name, "started")
+            case processes.WorkerNotStarted(worker):
+                self.roster.lost(worker.name)
+            case processes.WorkerSaid(worker, message):
+                self._hear(self._nodes[worker.name], message)
+            case processes.WorkerSilent(worker):
+                if worker.name in self.roster:  # it is being killed; its peers need not wait for it
+                    self._managed.lost(worker.name)
+                    self._settle()
+                    self._tell(worker.name, "silent")
+            case processes.ChannelFailed(WorkerProcess(name=name), problem):
+                self._tell(name, f"channel: {problem}")
+            case processes.WorkerEnded(worker, status):
+                self._ended(self._nodes.pop(worker.name), status, spoke=worker.spoke)
+
+    def _ended(self, node: _Node, status: int, *, spoke: bool) -> None:
+        expected = self._managed.gone(node, left=node.over)
+        self._tell(node.id, f"ended with status {status}")
+        if not expected and not self._outcome.done():
+            self._judge(node, status, spoke=spoke)
         self._settle()
         if self._done and not self._nodes:
             self._end(Outcome("done"))
 
-    async def _judge(self, node: _Node, status: int) -> None:
+    def _judge(self, node: _Node, status: int, *, spoke: bool) -> None:
         """Decide what the unexpected end of a worker means for the job."""
         if status == protocol.RESTART:
             if not self._done:
-                await self._start(node.name)
-        elif status == 0 and self.settings.speaks and not node.heard_at and not self._done:
+                self._start(node.id)
+        elif status == 0 and not spoke and not self._done:
             self._failed(node, NEVER_CALLED, "")
-        elif status == 0 and self._trains_without(node):
-            self._failed(node, f"{node.name} ended with status 0", "")
+        elif status == 0 and self._managed.train_without(node):
+            self._failed(node, f"{node.id} ended with status 0", "")
         elif status == 0:
             self._finish()
-        elif status > 0 and status - 128 not in _KILLED:
-            tail = _tail(node.log)
-            last = next((line.strip() for line in reversed(tail.splitlines()) if line.strip()), "")
-            self._failed(node, f"{node.name} ended with status {status}{': ' + last if last else ''}", tail)
-        elif status < 0 and -status not in _KILLED:
-            self._failed(node, f"{node.name} was ended by {signal.Signals(-status).name}", _tail(node.log))
-
-    def _trains_without(self, node: _Node) -> bool:
-        """Return whether a node is a newcomer while others train."""
-        return not node.joined and any(other.joined for other in self._nodes.values() if other is not node)
+        elif not was_killed(status):
+            tail = LogTail(self._logs[node.id]).end(_LOG_TAIL)
+            last = next((f": {line.strip()}" for line in reversed(tail.splitlines()) if line.strip()), "")
+            how = f"ended with status {status}{last}" if status > 0 else f"was ended by {signal.Signals(-status).name}"
+            self._failed(node, f"{node.id} {how}", tail)
 
     def _failed(self, node: _Node, error: str, traceback: str) -> None:
         """Handle the failure of a worker. If it has not joined and others train, its node failed, not the job."""
-        if self._trains_without(node):
-            self._tell(node.name, f"{FAILED_ALONE}{error}")
+        if self._managed.train_without(node):
+            self._tell(node.id, f"{FAILED_ALONE}{error}")
         else:
             self._fail(error, traceback)
 
-    def _lost(self, node: _Node) -> None:
-        self._breaks.lost()
-        self.roster.lost(node.name)
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        node: _Node | None = None
-        try:
-            while line := await reader.readline():
-                message = protocol.decode(line)
-                if isinstance(message, Hello):
-                    while message.worker in self.roster and message.worker not in self._nodes:
-                        await asyncio.sleep(0.002)  # the worker was faster than its launcher's answer
-                    node = self._nodes.get(message.worker)
-                    if node is None:
-                        break
-                    node.writer = writer
-                if node is None or self._nodes.get(node.name) is not node:
-                    break
-                node.heard_at = time.monotonic()
-                if message is not None:
-                    self._hear(node, message)
-        except (ConnectionError, protocol.ProtocolError) as problem:
-            if node is not None:
-                self._tell(node.name, f"channel: {problem}")
-        finally:
-            self._connections.discard(task)
-            if node is not None and node.writer is writer:
-                node.writer = None
-            writer.close()
-
     def _hear(self, node: _Node, message: object) -> None:
-        if isinstance(message, Broken) and self.roster.in_use(message.generation):
-            self._breaks.broke(message.generation, message.reason, time.monotonic())
-            if verdict := self._breaks.verdict(time.monotonic()):
-                self._fail(verdict, "")
-        self.roster.heard(node.name, message)
+        now, grace_s = time.monotonic(), self.settings.grace_s
+        if verdict := self._managed.heard(node, message, now, grace_s):
+            self._fail(verdict, "")
         match message:
             case Formed():
                 node.joined = True
-            case Leaving():
-                node.leave_by = time.monotonic() + self.settings.grace_s
-            case Left():
-                node.over = True
             case Done():
                 node.over = True
                 self._finish()
             case Failed(error, traceback, fresh):
                 node.joined = node.joined and not fresh
-                node.failed = self._trains_without(node)
-                node.leave_by = time.monotonic() + self.settings.grace_s  # a thread may keep it from ending
-                self._failed(node, f"{node.name}: {error}", traceback)
+                node.failed = self._managed.train_without(node)
+                node.leave_by = now + grace_s  # a thread may keep it from ending
+                self._failed(node, f"{node.id}: {error}", traceback)
             case Report():
                 node.report = message
-                self._breaks.reported(message.step, message.samples)
         self._settle()
-        self._tell(node.name, type(message).__name__.lower(), message)
+        self._tell(node.id, type(message).__name__.lower(), message)
 
     def _settle(self) -> None:
         for saying in self.roster.settle():
-            node = self._nodes.get(saying.worker)
-            if node is not None and node.writer is not None:
-                node.writer.write(protocol.encode(saying.message))
+            self._workers.say(saying.worker, protocol.as_json(saying.message))
 
-    async def _keep_watch(self) -> None:
-        """Treat silent workers as lost, and end those that do not leave in time."""
+    async def _keep_deadlines(self) -> None:
+        """End workers that do not leave in time. The job fails if its script does not end after training."""
         while True:
             await asyncio.sleep(min(0.25, self.settings.silence_s / 4))
             now = time.monotonic()
-            for node in list(self._nodes.values()):
-                silent = node.heard_at and not node.over and now - node.heard_at > self.settings.silence_s
-                late = node.leave_by is not None and now > node.leave_by
-                if silent or late:
-                    node.process.kill_group()
+            for node in self._managed.overdue(now):
+                node.kill()
+            for node in self._nodes.values():
                 if node.finish_by is not None and now > node.finish_by:
-                    limit_s = self.settings.finish_grace_s
-                    how = f"training was complete, but the script did not end within {limit_s:g} s after it"
-                    self._fail(f"{node.name}: {how}", _tail(node.log))
-                if silent and node.name in self.roster:
-                    # The worker is being killed; its peers need not wait for it.
-                    self._lost(node)
-                    self._settle()
-                    self._tell(node.name, "silent")
+                    limit = f"within {self.settings.finish_grace_s:g} s after it"
+                    error = f"{node.id}: training was complete, but the script did not end {limit}"
+                    self._fail(error, LogTail(self._logs[node.id]).end(_LOG_TAIL))
 
     def _finish(self) -> None:
-        """Complete the training.
-
-        Workers that have not joined are ended; the others reach the same end by themselves.
-        """
+        """Complete the training. Workers that have not joined are ended; the others end by themselves."""
         if self._done:
             return
         self._done = True
         for node in self._nodes.values():
-            if node.name not in self.members:
-                node.process.kill_group()
+            if node.id not in self.members:
+                node.kill()
             elif node.leave_by is None:
                 node.finish_by = time.monotonic() + self.settings.finish_grace_s
 
     def _fail(self, error: str, traceback: str) -> None:
         self._end(Outcome("failed", error, traceback))
         for node in self._nodes.values():
-            node.process.kill_group()
+            node.kill()
 
     def _end(self, outcome: Outcome) -> None:
         if not self._outcome.done():
@@ -456,16 +391,9 @@ class Coordinator:
             async with self._changed:
                 self._changed.notify_all()
 
-        task = asyncio.ensure_future(notify())
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+        self._in_background(notify())
 
-
-def _tail(log: Path) -> str:
-    """Return the last lines of a worker's output."""
-    try:
-        text = log.read_text(errors="replace")
-    except OSError as problem:
-        print(f"bftrainer: {problem}", file=sys.stderr)
-        return ""
-    return text[-_LOG_TAIL:]
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

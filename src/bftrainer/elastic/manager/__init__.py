@@ -1,0 +1,1 @@
+"""Managing of workers, on one machine (`elastic.local`) and by the agents of a cluster (`cluster.agent`)."""

@@ -1,0 +1,330 @@
+"""What a manager hears of its workers, and in which order, whatever their launcher, their channel and their end do."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+
+import pytest
+
+from bftrainer.elastic import protocol
+from bftrainer.elastic.manager import processes
+from bftrainer.elastic.manager.processes import WorkerEvent, WorkerProcesses
+from bftrainer.elastic.protocol import Done, Failed, Generation, Go, Hello, Left, Message, Ready
+from bftrainer.errors import InputError
+
+
+class MadeUp:
+    """A process that ends when it is told to."""
+
+    def __init__(self, *, deaf: bool = False) -> None:
+        self.pid = 4711
+        self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.signals: list[int] = []
+        self._deaf = deaf
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self.exited)
+
+    def signal(self, signum: int) -> None:
+        self.signals.append(signum)
+
+    def kill_group(self, signum: int = SIGKILL) -> None:
+        self.signals.append(signum)
+        if not self._deaf:
+            self.end(-signum)
+
+    def end(self, status: int) -> None:
+        if not self.exited.done():
+            self.exited.set_result(status)
+
+
+class Managed:
+    """Worker processes, and what they told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.events: list[WorkerEvent] = []
+        self.on_event: Callable[[WorkerEvent], None] = lambda event: None
+        self.writers: list[asyncio.StreamWriter] = []
+        self.channel = folder / "channel"
+        self.workers = WorkerProcesses(self.channel, self.happened)
+
+    def happened(self, event: WorkerEvent) -> None:
+        self.events.append(event)
+        self.on_event(event)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The events by name; a message by its own name."""
+        return [
+            type(event.message if isinstance(event, processes.WorkerSaid) else event).__name__ for event in self.events
+        ]
+
+    async def until(self, *kinds: str) -> None:
+        """Wait until these events have happened, and no other ones."""
+        async with asyncio.timeout(20):
+            while len(self.kinds) < len(kinds):
+                await asyncio.sleep(0.005)
+        assert self.kinds == list(kinds)
+
+    async def start(self, process: MadeUp | None = None, *, speaks: bool = True) -> MadeUp:
+        """Start a worker that runs at once."""
+        process = process or MadeUp()
+
+        async def launched() -> MadeUp:
+            return process
+
+        await self.workers.start("w", launched(), speaks=speaks).is_up.wait()
+        return process
+
+    async def connect(self, *messages: Message) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect as the worker, and say hello and more."""
+        reader, writer = await asyncio.open_unix_connection(self.channel)
+        self.writers.append(writer)
+        for message in (Hello("w", 4711), *messages):
+            writer.write(protocol.encode(message))
+        return reader, writer
+
+
+@asynccontextmanager
+async def managed() -> AsyncIterator[Managed]:
+    with tempfile.TemporaryDirectory(prefix="bft-") as folder:
+        manager = Managed(Path(folder))
+        await manager.workers.open()
+        try:
+            yield manager
+        finally:
+            await asyncio.wait_for(manager.workers.close(), 20)
+            for writer in manager.writers:
+                writer.close()
+                with suppress(OSError):
+                    await writer.wait_closed()
+            assert manager.workers.running == ()
+
+
+def play(scene: Callable[[Managed], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with managed() as manager:
+            await scene(manager)
+
+    asyncio.run(main())
+
+
+def test_all_messages_come_before_the_end_although_the_process_ended_first() -> None:
+    async def scene(manager: Managed) -> None:
+        process = await manager.start()
+        _, writer = await manager.connect(Ready())
+        await manager.until("WorkerStarted", "Hello", "Ready")
+        process.end(0)  # noticed while the last message is on its way
+        await asyncio.sleep(0)
+        writer.write(protocol.encode(Left(3)))
+        writer.close()
+        await manager.until("WorkerStarted", "Hello", "Ready", "Left", "WorkerEnded")
+
+    play(scene)
+
+
+def test_the_last_message_is_heard_although_the_manager_writes_at_that_moment() -> None:
+    async def scene(manager: Managed) -> None:
+        process = await manager.start()
+        reader, writer = await manager.connect(Ready())
+        await manager.until("WorkerStarted", "Hello", "Ready")
+        writer.write(protocol.encode(Left(3)))
+        writer.write_eof()  # as `Membership.close` does: half-closed, until the manager closes
+        for number in range(1, 100):
+            manager.workers.say("w", protocol.as_json(Generation(number, ("w",))))
+        async with asyncio.timeout(20):
+            assert (await reader.read()).count(b"\n") == 99
+        writer.close()
+        process.end(0)
+        await manager.until("WorkerStarted", "Hello", "Ready", "Left", "WorkerEnded")
+
+    play(scene)
+
+
+def test_one_that_connected_just_before_it_ended_is_heard() -> None:
+    async def scene(manager: Managed) -> None:
+        process = await manager.start()
+        process.end(1)
+        _, writer = await manager.connect(Failed("ValueError: no", "Traceback"))
+        writer.close()
+        await manager.until("WorkerStarted", "Hello", "Failed", "WorkerEnded")
+        last = manager.events[-1]
+        assert isinstance(last, processes.WorkerEnded)
+        assert last.worker.spoke
+
+    play(scene)
+
+
+def test_a_worker_that_is_faster_than_its_launcher_is_heard_when_it_has_started() -> None:
+    async def scene(manager: Managed) -> None:
+        answer: asyncio.Future[MadeUp] = asyncio.get_running_loop().create_future()
+
+        async def launched() -> MadeUp:
+            return await answer
+
+        worker = manager.workers.start("w", launched())
+        await manager.connect(Ready())
+        await asyncio.sleep(0.05)
+        assert manager.events == []
+        answer.set_result(MadeUp())
+        await worker.is_up.wait()
+        await manager.until("WorkerStarted", "Hello", "Ready")
+
+    play(scene)
+
+
+def test_a_long_message_is_heard() -> None:
+    async def scene(manager: Managed) -> None:
+        await manager.start()
+        await manager.connect(Failed("ValueError: no", "x" * 300_000))
+        await manager.until("WorkerStarted", "Hello", "Failed")
+
+    play(scene)
+
+
+@pytest.mark.parametrize("line", [b"no json\n", b"[1]\n", b"x" * (processes.MOST_MESSAGE_BYTES + 1000)])
+def test_nonsense_closes_the_channel_and_is_told(line: bytes) -> None:
+    async def scene(manager: Managed) -> None:
+        await manager.start()
+        reader, writer = await manager.connect()
+        writer.write(line)
+        async with asyncio.timeout(20):
+            assert await reader.read() == b""
+        await manager.until("WorkerStarted", "Hello", "ChannelFailed")
+
+    play(scene)
+
+
+def test_a_stranger_is_sent_away() -> None:
+    async def scene(manager: Managed) -> None:
+        reader, _ = await manager.connect(Ready())
+        async with asyncio.timeout(20):
+            assert await reader.read() == b""
+        assert manager.events == []
+
+    play(scene)
+
+
+def test_one_that_connects_late_gets_the_newest_generation_only() -> None:
+    async def scene(manager: Managed) -> None:
+        await manager.start()
+        for message in (Generation(1, ("w",)), Generation(2, ("w",)), Go(1, ("here",)), Generation(1, ())):
+            manager.workers.say("w", protocol.as_json(message))
+        manager.workers.say("unknown", protocol.as_json(Generation(3, ())))
+        reader, _ = await manager.connect()
+        async with asyncio.timeout(20):
+            assert protocol.decode(await reader.readline()) == Generation(2, ("w",))
+        manager.workers.say("w", protocol.as_json(Go(2, ("here",))))
+        async with asyncio.timeout(20):
+            assert protocol.decode(await reader.readline()) == Go(2, ("here",))
+
+    play(scene)
+
+
+def test_one_that_is_stopped_while_it_starts_never_runs() -> None:
+    async def scene(manager: Managed) -> None:
+        worker = manager.workers.start("w", asyncio.sleep(1000, MadeUp()))
+        manager.workers.stop("w")
+        await worker.is_up.wait()
+        assert manager.events == [processes.WorkerNotStarted(worker, None)]
+
+    play(scene)
+
+
+def test_one_that_had_started_when_it_was_stopped_is_killed() -> None:
+    async def scene(manager: Managed) -> None:
+        process = MadeUp()
+
+        async def launched() -> MadeUp:
+            return process
+
+        worker = manager.workers.start("w", launched(), speaks=False)
+        while not worker.starting.done():
+            await asyncio.sleep(0)
+        assert worker.process is None  # the launcher has answered, and nobody has looked at it
+        manager.workers.stop("w")
+        await manager.until("WorkerStarted", "WorkerEnded")
+        assert process.signals == [SIGKILL]
+
+    play(scene)
+
+
+def test_the_error_of_one_that_cannot_be_started_is_told() -> None:
+    async def scene(manager: Managed) -> None:
+        async def launched() -> MadeUp:
+            raise InputError("there is no folder")
+
+        worker = manager.workers.start("w", launched())
+        await worker.is_up.wait()
+        (event,) = manager.events
+        assert isinstance(event, processes.WorkerNotStarted)
+        assert str(event.problem) == "there is no folder"
+        assert "w" not in manager.workers
+
+    play(scene)
+
+
+def test_a_grace_can_be_made_shorter_and_not_longer() -> None:
+    async def scene(manager: Managed) -> None:
+        process = await manager.start(speaks=False)
+        manager.workers.stop("w", 1000.0)
+        manager.workers.stop("w", 2000.0)
+        assert process.signals == [SIGTERM]
+        manager.workers.stop("w", 0.01)
+        await manager.until("WorkerStarted", "WorkerEnded")
+        assert process.signals == [SIGTERM, SIGKILL]
+
+    play(scene)
+
+
+def test_only_one_that_has_connected_and_has_more_to_say_can_be_silent() -> None:
+    async def scene(manager: Managed) -> None:
+        manager.workers.silence_s = 0.1
+        watching = asyncio.create_task(manager.workers.keep_watch())
+        try:
+            mute = await manager.start(MadeUp(deaf=True))
+            await asyncio.sleep(0.3)
+            assert mute.signals == []  # it imports, perhaps
+            await manager.connect(Done(7))
+            await manager.until("WorkerStarted", "Hello", "Done")
+            await asyncio.sleep(0.3)
+            assert mute.signals == []  # it saves the model
+            mute.end(0)
+            await manager.until("WorkerStarted", "Hello", "Done", "WorkerEnded")
+            manager.events.clear()
+            hung = await manager.start()
+            _, writer = await manager.connect(Ready())
+            manager.on_event = lambda event: writer.close() if isinstance(event, processes.WorkerSilent) else None
+            await manager.until("WorkerStarted", "Hello", "Ready", "WorkerSilent", "WorkerEnded")
+            assert hung.signals == [SIGKILL]
+        finally:
+            watching.cancel()
+
+    play(scene)
+
+
+def test_the_end_of_all_ends_those_that_are_started_again_too() -> None:
+    async def scene(manager: Managed) -> None:
+        again: list[MadeUp] = []
+
+        async def launched() -> MadeUp:
+            again.append(MadeUp())
+            return again[-1]
+
+        def restart(event: WorkerEvent) -> None:
+            if isinstance(event, processes.WorkerEnded) and not again:
+                manager.workers.start("w", launched(), speaks=False)
+                again.append(MadeUp())
+
+        await manager.start(speaks=False)
+        manager.on_event = restart
+        await asyncio.wait_for(manager.workers.close(), 20)
+        assert manager.workers.running == ()
+        assert manager.kinds[:2] == ["WorkerStarted", "WorkerEnded"]
+
+    play(scene)
