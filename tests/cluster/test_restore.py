@@ -7,10 +7,10 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+from bench import Bench
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench import Bench
 from bftrainer.cluster.controller.active import ActiveTrainer
 from bftrainer.cluster.jobs.base import JobRecord
 from bftrainer.cluster.spec.states import FINISHED, STATES
