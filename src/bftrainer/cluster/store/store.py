@@ -21,6 +21,8 @@ from typing import Any, Self
 from bftrainer.cluster.spec.states import FINISHED, STATES
 from bftrainer.cluster.store import event_logging
 from bftrainer.cluster.store.database import Database
+from bftrainer.cluster.store.event_columns import columns_of
+from bftrainer.cluster.store.events import LogEvent, OtherEvent
 from bftrainer.cluster.store.json_columns import decoded, decoded_object, encoded, plain
 from bftrainer.cluster.store.schema import (
     REFUSE_DELETE,
@@ -117,13 +119,20 @@ class Store:
     # Events.
 
     def log(
-        self, time: float, kind: str, *, trainer: str = "", node: str = "", data: Mapping[str, Any] | None = None
+        self,
+        time: float,
+        event: LogEvent | str,
+        *,
+        trainer: str = "",
+        node: str = "",
+        data: Mapping[str, Any] | None = None,
     ) -> int:
         """Add an event and return its number."""
-        event_logging.event(kind, trainer, node, data)
+        row = columns_of(OtherEvent(event, trainer, node, data or {}) if isinstance(event, str) else event)
+        event_logging.log_event(row)
         done = self._db.run(
             "INSERT INTO events (time, kind, trainer, node, data) VALUES (?, ?, ?, ?, ?)",
-            (time, text(kind), text(trainer), text(node), encoded(data or {})),
+            (time, text(row.kind), text(row.trainer), text(row.node), encoded(row.data)),
         )
         return int(done.lastrowid or 0)
 
