@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import Bench
-from bftrainer.cluster.report.excerpt import efficiency_of
+from bftrainer.cluster.report.efficiency import efficiency_of
 from bftrainer.cluster.report.usage import UsageReport, account, hours
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store.store import Store

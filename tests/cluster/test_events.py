@@ -39,6 +39,7 @@ from bftrainer.cluster.store.events import (
     WorkerWarned,
 )
 from bftrainer.cluster.store.replay import PoolReplay
+from bftrainer.cluster.store.scheduling_events import decision_limits, learned_event, learned_trainer
 from bftrainer.cluster.store.schema import EventRow
 from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.core.curve import Curve
@@ -70,7 +71,7 @@ STORED: list[tuple[LogEvent, str, str, str, str]] = [
     (TrainerSubmitted("t1", "a", "ann"), "trainer.submitted", "t1", "", '{"name":"a","owner":"ann"}'),
     (StateChanged("t1", "", "queued", ""), "trainer.state", "t1", "", '{"from":"","to":"queued","reason":""}'),
     (
-        TrainerLearned.of(TRAINER),
+        learned_event(TRAINER),
         *("trainer.learned", "t1", ""),
         '{"name":"t1","curve":{"nodes":[0,1,2],"rates":[0.0,5.0,9.5]},"min_nodes":1,"max_nodes":2,"up_s":1.5,'
         '"down_s":0.5,"submit":7.0,"owner":"ann","weight":2.0,"model":""}',
@@ -141,10 +142,10 @@ def test_data_of_other_versions_survive() -> None:
     assert columns_of(event).data == row.data
     unknown = EventRow(2, 1.0, "node.moved", "t1", "n1", {"to": "n2"})
     assert columns_of(event_of(unknown)) == ("node.moved", "t1", "n1", {"to": "n2"})
-    learned = columns_of(TrainerLearned.of(TRAINER)).data | {"colour": "red"}
+    learned = columns_of(learned_event(TRAINER)).data | {"colour": "red"}
     read = event_of(EventRow(3, 1.0, "trainer.learned", "t1", "", json.loads(json.dumps(learned))))
     assert isinstance(read, TrainerLearned)
-    assert read.known == TRAINER
+    assert learned_trainer(read) == TRAINER
 
 
 @pytest.mark.parametrize("kind", [row[1] for row in STORED])
@@ -162,7 +163,7 @@ def test_a_missing_or_damaged_value_is_empty(kind: str, value: object) -> None:
 
 def test_a_decision_tells_the_limits_that_were_in_force() -> None:
     decided = Decided("exact", LIMITS, 0, None, {}, {}, [], [], 0, 0.0)
-    assert decided.known_limits == Limits({"ann": 2}, {"bob": 1})
+    assert decision_limits(decided) == Limits({"ann": 2}, {"bob": 1})
 
 
 def replay(*told: LogEvent) -> tuple[PoolReplay, list[tuple[str, bool, float | None]]]:

@@ -25,6 +25,7 @@ from bftrainer.cluster.doctor.invariants import (
     workers_agree,
 )
 from bftrainer.cluster.store import schema
+from bftrainer.cluster.store.events import ServeStarted, ServeStopped, kinds_of
 from bftrainer.cluster.store.schema import NodeRow, WorkerRow
 from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.elastic.protocol import WORKER
@@ -135,7 +136,7 @@ def _ending(store: Store, alive: bool, running: Sequence[WorkerRow]) -> Iterator
     if alive:
         return
     advice = "start `bftrainer serve`: it goes on where that one stopped"
-    started, stopped = store.events(kind="serve.started", limit=1), store.events(kind="serve.stopped", limit=1)
+    started, stopped = (store.events(kind=kind, limit=1) for kind in kinds_of(ServeStarted, ServeStopped))
     if started and not (stopped and stopped[0].seq > started[0].seq):
         yield DoctorFinding("warning", f"the last controller was killed: its {LOCK} is stale", advice)
     if running:

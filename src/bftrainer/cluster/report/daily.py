@@ -1,9 +1,9 @@
 """`DailyEfficiency` computes the efficiency of the last day in a separate process.
 
-The figures are those of `bftrainer report` for the last 24 hours (`usage.py`, `excerpt.py`). They require a replay of
-the run, which may take many seconds of a core. A process of low priority (`python -m bftrainer.cluster.report.daily`)
-does it: at most once a minute (sooner while there is no figure yet), for at most a twentieth of the time, and only
-while an open page asks for it.
+The figures are those of `bftrainer report` for the last 24 hours (`usage.py`, `efficiency.py`). They require a replay
+of the run, which may take many seconds of a core. A process of low priority does it
+(`python -m bftrainer.cluster.report.daily`): at most once a minute (sooner while there is no figure yet), for at most a
+twentieth of the time, and only while an open page asks for it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def look_back(path: Path, policy: PolicySettings, now: float, window_s: float = 
     """Return efficiency and bound of the last day, and the samples lost in it."""
     # Imported here, because the controller needs none of these.
     from bftrainer.cluster.config.policy import policy_of
-    from bftrainer.cluster.report.excerpt import efficiency_of
+    from bftrainer.cluster.report.efficiency import efficiency_of
     from bftrainer.cluster.report.usage import account
 
     db = Database.open(path, read_only=True)

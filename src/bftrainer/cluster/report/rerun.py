@@ -28,6 +28,7 @@ from bftrainer.cluster.store.events import (
     kinds_of,
 )
 from bftrainer.cluster.store.replay import POOL_EVENTS, PoolReplay
+from bftrainer.cluster.store.scheduling_events import decision_limits, learned_trainer
 from bftrainer.cluster.store.schema import EventRow, TrainerRow
 from bftrainer.core.pool import Event, Fragment
 from bftrainer.core.trace import Trace, Window
@@ -68,14 +69,14 @@ def check(rows: Iterable[EventRow], policy: Policy) -> Checked:
             case NodeLeaving(node=node) | NodeLeft(node=node) if at.lost:
                 state, _ = state.pool_changed(Event(at.time, left=(node,)))
             case TrainerLearned() as learned:
-                trainer = learned.known
+                trainer = learned_trainer(learned)
                 state = state.relearned(trainer) if trainer.name in known else state.submitted(trainer)
                 known.add(trainer.name)
             case StateChanged(trainer=name, to=to) if to in FINISHED and name in known:
                 known.discard(name)
                 state = state.finished(name)
             case Decided() as recorded:
-                plan = scheduler.decide(state, recorded.known_limits)
+                plan = scheduler.decide(state, decision_limits(recorded))
                 state = state.after(plan)
                 count += 1
                 made = {name: list(nodes) for name, nodes in state.assigned.items()}
@@ -200,7 +201,7 @@ def as_study(source: EventSource, *, lag: bool = True, idle: Trace | None = None
     trainers = []
     for row in rows:
         work = row.samples if row.state == "done" else row.total or math.inf
-        known = log.learned[row.id].known
+        known = learned_trainer(log.learned[row.id])
         spec = TrainerSpec.model_validate(row.spec)
         learned = Learned.from_json(row.learned or {}, Prior(spec.prior_curve(), spec.up_s, spec.down_s))
         known = replace(known, work=float(work) if work else math.inf, submit=max(row.submitted, start))

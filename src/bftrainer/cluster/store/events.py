@@ -1,7 +1,7 @@
 """Events of the log are typed values: one class per kind.
 
 `Store.log` writes an event; `replay.py` reads them for reports, the history and the doctor; `event_columns.py` converts
-them to and from rows. A kind's name appears only here.
+them to and from rows; `scheduling_events.py` makes them of the scheduler's values. A kind's name appears only here.
 """
 
 from __future__ import annotations
@@ -9,11 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
-
-from bftrainer.allocate.problem import Limits
-from bftrainer.core.curve import Curve
-from bftrainer.core.trainer import Trainer
-from bftrainer.scheduler import Plan, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,39 +151,6 @@ class TrainerLearned(TypedEvent):
     weight: float
     model: str
 
-    @classmethod
-    def of(cls, known: Trainer) -> TrainerLearned:
-        """Return the event that tells the scheduler's description of a trainer."""
-        return cls(
-            known.name,
-            known.name,
-            {"nodes": known.curve.nodes, "rates": known.curve.rates},
-            known.min_nodes,
-            known.max_nodes,
-            known.up_s,
-            known.down_s,
-            known.submit,
-            known.owner,
-            known.weight,
-            known.model,
-        )
-
-    @property
-    def known(self) -> Trainer:
-        """The scheduler's description."""
-        return Trainer(
-            self.name,
-            Curve(tuple(self.curve["nodes"]), tuple(self.curve["rates"])),
-            self.min_nodes,
-            self.max_nodes,
-            self.up_s,
-            self.down_s,
-            submit=self.submit,
-            owner=self.owner,
-            weight=self.weight,
-            model=self.model,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Rescaled(TypedEvent):
@@ -225,35 +187,6 @@ class Decided(TypedEvent):
     reasons: Sequence[str]
     waiting: int
     ms: float
-
-    @classmethod
-    def of(cls, plan: Plan, state: State, names: Mapping[str, str], took_ms: float) -> Decided:
-        """Return the event of a plan.
-
-        `state` is the state after the decision; `names` are the trainers' names that people gave.
-        """
-        changes = [change for change in plan.changes if change.action not in ("keep", "wait")]
-        reasons = [names.get(each.trainer, each.trainer) + each.reason.removeprefix(each.trainer) for each in changes]
-        if plan.limits and changes:
-            reasons.append(f"within owners' limits: {_limits_as_text(plan.limits)}")
-        keys = ("trainer", "action", "before", "after", "gain", "cost")
-        return cls(
-            plan.allocator,
-            _limits_as_json(plan.limits) if plan.limits else None,
-            plan.pool,
-            plan.horizon_s,
-            dict(plan.counts),
-            {name: list(nodes) for name, nodes in state.assigned.items()},
-            [{key: getattr(change, key) for key in keys} for change in changes],
-            reasons,
-            len(state.waiting),
-            round(took_ms, 3),
-        )
-
-    @property
-    def known_limits(self) -> Limits:
-        """The owners' limits that were in force."""
-        return Limits(dict(self.limits["caps"]), dict(self.limits["shares"])) if self.limits else Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,25 +285,15 @@ def quoted_kinds(*events: type[TypedEvent]) -> str:
     return ", ".join(f"'{event.kind}'" for event in events)
 
 
-def _limits_as_json(limits: Limits) -> dict[str, Any]:
-    return {"caps": dict(limits.owner_caps), "shares": dict(limits.owner_shares)}
-
-
-def _limits_as_text(limits: Limits) -> str:
-    caps = [f"{owner} at most {nodes}" for owner, nodes in limits.owner_caps.items()]
-    shares = [f"{owner} at least {nodes}" for owner, nodes in limits.owner_shares.items()]
-    return ", ".join([*caps, *shares]) + " nodes"
-
-
-def trainer_as_json(trainer: Trainer) -> dict[str, Any]:
+def trainer_as_json(trainer: Any) -> dict[str, Any]:
     """Convert everything about a trainer that decisions depend on to JSON."""
-    from bftrainer.cluster.store.event_columns import columns_of
+    from bftrainer.cluster.store import event_columns, scheduling_events
 
-    return columns_of(TrainerLearned.of(trainer)).data
+    return event_columns.columns_of(scheduling_events.learned_event(trainer)).data
 
 
-def decision_as_json(plan: Plan, state: State, names: Mapping[str, str], took_ms: float) -> dict[str, Any]:
+def decision_as_json(plan: Any, state: Any, names: Mapping[str, str], took_ms: float) -> dict[str, Any]:
     """Convert a decision with its reasons and numbers to JSON."""
-    from bftrainer.cluster.store.event_columns import columns_of
+    from bftrainer.cluster.store import event_columns, scheduling_events
 
-    return columns_of(Decided.of(plan, state, names, took_ms)).data
+    return event_columns.columns_of(scheduling_events.decision_event(plan, state, names, took_ms)).data

@@ -10,25 +10,33 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from bftrainer.cluster.store.event_columns import event_of
-from bftrainer.cluster.store.events import LogEvent, NodeJoined, NodeLeaving, NodeLeft, kinds_of
+from bftrainer.cluster.store.events import LogEvent, NodeJoined, NodeLeaving, NodeLeft
 from bftrainer.cluster.store.schema import EventRow
 
 POOL_EVENTS = (NodeJoined, NodeLeaving, NodeLeft)
 """The events that change the pool."""
-POOL_KINDS = kinds_of(*POOL_EVENTS)
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """An event of the log, and what it means for the pool."""
 
-    seq: int
-    time: float
+    row: EventRow
     event: LogEvent
     lost: bool = False
     """Whether the pool loses a node with this event."""
     since: float | None = None
     """When the lost node had joined, if that is in the log."""
+
+    @property
+    def seq(self) -> int:
+        """Number of the event."""
+        return self.row.seq
+
+    @property
+    def time(self) -> float:
+        """Time of the event."""
+        return self.row.time
 
 
 class PoolReplay:
@@ -46,11 +54,11 @@ class PoolReplay:
             event = event_of(row)
             if isinstance(event, NodeLeaving | NodeLeft):
                 since = self.here.get(event.node)
-                yield Replayed(row.seq, row.time, event, self.depart(event.node), since)
+                yield Replayed(row, event, self.depart(event.node), since)
                 continue
             if isinstance(event, NodeJoined):
                 self.join(event.node, row.time)
-            yield Replayed(row.seq, row.time, event)
+            yield Replayed(row, event)
 
     def join(self, node: str, time: float) -> None:
         """Add a node."""
