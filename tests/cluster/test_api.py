@@ -47,7 +47,7 @@ def play(folder: Path, scene: Scene) -> None:
     async def run() -> None:
         tokens = {}
         for name, role in (("ann", "user"), ("bob", "user"), ("root", "admin")):
-            tokens[name] = bench.store.create_token(name=name, owner=name, role=role, time=1.0)
+            tokens[name] = bench.store.tokens.create(name=name, owner=name, role=role, time=1.0)
         config = dataclasses.replace(Config(), server=Server(state=folder))
         controller = Controller(bench.cluster, NoPool(), config, lambda trainer: Logbook(folder / trainer, 1 << 20), {})
         transport = httpx.ASGITransport(app.build(controller, SECRET), raise_app_exceptions=False)
@@ -67,7 +67,7 @@ def by(tokens: dict[str, str], name: str) -> dict[str, str]:
 def test_without_a_good_token_only_health_answers(tmp_path: Path) -> None:
     async def scene(client: httpx.AsyncClient, bench: Bench, tokens: dict[str, str]) -> None:
         assert (await client.get("/v1/health")).json()["ok"] is True
-        bench.store.revoke_token("bob", 2.0)
+        bench.store.tokens.revoke("bob", 2.0)
         bad = ["", "Bearer", "Bearer nonsense", f"Basic {tokens['ann']}", f"Bearer {tokens['bob']}", f"Bearer {SECRET}"]
         paths = ["/v1/status", "/v1/trainers", "/v1/trainers/t1", "/v1/trainers/t1/logs", "/v1/nodes", "/v1/events"]
         for header in bad:

@@ -18,9 +18,11 @@ import pytest
 
 from bftrainer.cli import main
 from bftrainer.cluster.doctor import doctor, invariants
-from bftrainer.cluster.doctor.doctor import STATE_ID, DoctorFinding, examine
+from bftrainer.cluster.doctor.doctor import examine
+from bftrainer.cluster.doctor.invariants import DoctorFinding
 from bftrainer.cluster.store.store import Store
 from bftrainer.errors import InputError
+from bftrainer.processes.variables import STATE_ID
 
 THIS = f"state-{os.getpid()}"
 """The id of the state. Tests in other processes must not take ours for their own."""

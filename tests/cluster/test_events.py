@@ -39,8 +39,8 @@ from bftrainer.cluster.store.events import (
     WorkerWarned,
 )
 from bftrainer.cluster.store.replay import PoolReplay
+from bftrainer.cluster.store.rows import EventRow
 from bftrainer.cluster.store.scheduling_events import decision_limits, learned_event, learned_trainer
-from bftrainer.cluster.store.schema import EventRow
 from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.core.curve import Curve
 from bftrainer.core.trainer import Trainer

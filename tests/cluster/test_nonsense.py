@@ -177,7 +177,7 @@ def play(lives: Sequence[Sequence[Sequence[Any]]], *, ask: bool = False) -> dict
         patch.setattr(controller, "LEARN_S", 0.0)
         folder = Path(name)
         bench = Bench(folder)
-        token = bench.store.create_token(name="root", owner="root", role="admin", time=1.0)
+        token = bench.store.tokens.create(name="root", owner="root", role="admin", time=1.0)
         bench.submit("1-1")
         bench.submit("1-1")
         bench.join("n1", "n2")

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from bftrainer.cluster.spec.states import FINISHED, STATES
-from bftrainer.cluster.store import database, schema
+from bftrainer.cluster.store import database, migrations
 from bftrainer.cluster.store.database import DiskFullError
 from bftrainer.cluster.store.store import Store
 from bftrainer.errors import BFTrainerError, InputError
@@ -273,50 +273,50 @@ def test_a_reader_sees_one_instant_while_another_process_writes(store: Store, pa
 
 
 def test_a_token_is_known_by_its_hash_until_it_is_revoked(store: Store, path: Path) -> None:
-    token = store.create_token(name="laptop", owner="ada", role="user", time=1.0)
+    token = store.tokens.create(name="laptop", owner="ada", role="user", time=1.0)
     assert token.startswith("bft_")
     assert len(token) >= 4 + 43
-    found = store.check_token(token)
+    found = store.tokens.check(token)
     assert found is not None
     assert (found.name, found.owner, found.role) == ("laptop", "ada", "user")
-    assert store.check_token(token[:-1]) is None
-    assert store.check_token("") is None
+    assert store.tokens.check(token[:-1]) is None
+    assert store.tokens.check("") is None
     with pytest.raises(InputError, match="a token named 'laptop' already"):
-        store.create_token(name="laptop", owner="ada", role="user", time=2.0)
-    assert store.revoke_token("laptop", 3.0)
-    assert not store.revoke_token("laptop", 4.0)
-    assert store.check_token(token) is None
-    assert [row.revoked for row in store.tokens()] == [3.0]
-    second = store.create_token(name="laptop", owner="ada", role="admin", time=5.0)
-    assert store.revoke_token(str(store.tokens()[-1].id), 6.0)
-    assert store.check_token(second) is None
+        store.tokens.create(name="laptop", owner="ada", role="user", time=2.0)
+    assert store.tokens.revoke("laptop", 3.0)
+    assert not store.tokens.revoke("laptop", 4.0)
+    assert store.tokens.check(token) is None
+    assert [row.revoked for row in store.tokens.all()] == [3.0]
+    second = store.tokens.create(name="laptop", owner="ada", role="admin", time=5.0)
+    assert store.tokens.revoke(str(store.tokens.all()[-1].id), 6.0)
+    assert store.tokens.check(second) is None
     with pytest.raises(InputError, match="role must be one of user, admin"):
-        store.create_token(name="x", owner="ada", role="root", time=2.0)
+        store.tokens.create(name="x", owner="ada", role="root", time=2.0)
     store.close()
     assert all(token.encode() not in file.read_bytes() for file in path.parent.iterdir())
 
 
 def test_the_use_of_a_token_is_noted_now_and_then(store: Store) -> None:
-    token = store.create_token(name="a", owner="ada", role="user", time=1.0)
+    token = store.tokens.create(name="a", owner="ada", role="user", time=1.0)
     used = []
     for time in (10.0, 30.0, 70.0):
-        assert store.check_token(token, time)
-        used.append(store.tokens()[0].last_used)
+        assert store.tokens.check(token, time)
+        used.append(store.tokens.all()[0].last_used)
     assert used == [10.0, 10.0, 70.0]
 
 
 def test_an_adopted_token_replaces_the_one_before_and_stays_revoked(store: Store) -> None:
     old, new = "o" * 40, "n" * 40
     given: dict[str, Any] = {"name": "this machine", "owner": "ada", "role": "admin", "time": 1.0}
-    assert store.adopt_token(old, **given)
-    assert store.adopt_token(old, **given)
-    assert len(store.tokens()) == 1
-    assert store.adopt_token(new, **given)
-    assert store.check_token(old) is None
-    assert store.check_token(new)
-    assert not store.adopt_token(old, **given)
+    assert store.tokens.adopt(old, **given)
+    assert store.tokens.adopt(old, **given)
+    assert len(store.tokens.all()) == 1
+    assert store.tokens.adopt(new, **given)
+    assert store.tokens.check(old) is None
+    assert store.tokens.check(new)
+    assert not store.tokens.adopt(old, **given)
     with pytest.raises(InputError, match="32 characters or more, but got 3"):
-        store.adopt_token("abc", **given)
+        store.tokens.adopt("abc", **given)
 
 
 # The file.
@@ -329,16 +329,16 @@ def test_a_new_file_is_for_its_owner_alone_and_uses_the_write_ahead_log(store: S
     assert pragmas == ["wal", 1, 1]
 
 
-@pytest.mark.parametrize("version", range(len(schema.MIGRATIONS)))
+@pytest.mark.parametrize("version", range(len(migrations.MIGRATIONS)))
 def test_every_older_version_is_brought_up_to_date(path: Path, version: int) -> None:
     old = sqlite3.connect(path)
-    for statements in schema.MIGRATIONS[:version]:
+    for statements in migrations.MIGRATIONS[:version]:
         for statement in statements:
             old.execute(statement)
     old.execute(f"PRAGMA user_version = {version}")
     old.close()
     with Store.open(path) as store:
-        assert store._db.rows("PRAGMA user_version")[0][0] == len(schema.MIGRATIONS)
+        assert store._db.rows("PRAGMA user_version")[0][0] == len(migrations.MIGRATIONS)
         assert add(store) == "t1"
         assert store.problems() == []
         made = {row[0] for row in store._db.rows("SELECT sql FROM sqlite_master")}
@@ -357,16 +357,16 @@ def test_a_migration_that_fails_changes_nothing(path: Path, monkeypatch: pytest.
         add(store)
     later = ("CREATE TABLE extra (a)",)
     with monkeypatch.context() as patch:
-        patch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, later, ("CREATE TABLE more (a)", "nonsense")))
+        patch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, later, ("CREATE TABLE more (a)", "nonsense")))
         with pytest.raises(BFTrainerError, match="syntax error"):
             Store.open(path)
     reading = sqlite3.connect(path)
-    assert reading.execute("PRAGMA user_version").fetchone() == (len(schema.MIGRATIONS) + 1,)
+    assert reading.execute("PRAGMA user_version").fetchone() == (len(migrations.MIGRATIONS) + 1,)
     tables = {row[0] for row in reading.execute("SELECT name FROM sqlite_master")}
     reading.close()
     assert "extra" in tables
     assert "more" not in tables
-    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, later, ("CREATE TABLE more (a)",)))
+    monkeypatch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, later, ("CREATE TABLE more (a)",)))
     with Store.open(path) as store:
         assert [row.id for row in store.trainers()] == ["t1"]
 
@@ -680,7 +680,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(name=NAMES, spec=st.dictionaries(st.text(), VALUES, max_size=2))
     def submit(self, name: str, spec: dict[str, Any]) -> None:
-        taken = any(t["name"] == name and t["state"] not in schema.FINISHED for t in self.trainers.values())
+        taken = any(t["name"] == name and t["state"] not in FINISHED for t in self.trainers.values())
         try:
             row = self.store.add_trainer(name=name, owner="o", spec=spec, time=1.0)
         except InputError:
@@ -693,14 +693,14 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.trainers)
     @rule(data=st.data(), columns=COLUMNS)
     def update(self, data: st.DataObject, columns: dict[str, Any]) -> None:
-        live = [name for name, trainer in self.trainers.items() if trainer["state"] not in schema.FINISHED]
+        live = [name for name, trainer in self.trainers.items() if trainer["state"] not in FINISHED]
         if live:
             name = data.draw(st.sampled_from(live))
             self.store.update_trainer(name, **columns)
             self.trainers[name].update(columns)
 
     @precondition(lambda self: self.trainers)
-    @rule(data=st.data(), state=st.sampled_from(schema.FINISHED))
+    @rule(data=st.data(), state=st.sampled_from(FINISHED))
     def finish(self, data: st.DataObject, state: str) -> None:
         name = data.draw(st.sampled_from(sorted(self.trainers)))
         with self.store.transaction():

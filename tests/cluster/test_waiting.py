@@ -11,7 +11,7 @@ import pytest
 from bench import Bench
 from bftrainer.cluster.controller.active import ControllerSettings
 from bftrainer.cluster.http.wait_reason import WaitReasons
-from bftrainer.cluster.store.schema import OwnerRow
+from bftrainer.cluster.store.rows import OwnerRow
 
 
 @pytest.fixture

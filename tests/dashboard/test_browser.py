@@ -186,7 +186,7 @@ def test_older_decisions_come_once_however_often_one_presses(browser: Any, past:
 def test_the_next_user_sees_nothing_of_the_last(browser: Any, past: Live) -> None:
     url, token = client_of(past)
     with Store.open(past.folder / FILE) as store:
-        nobody = store.create_token(name="nobody", owner="nobody", role="user", time=time.time())
+        nobody = store.tokens.create(name="nobody", owner="nobody", role="user", time=time.time())
     inked = "document.getElementById('gantt').width * document.getElementById('gantt').height"
     seen = "document.body.textContent.includes('trial-')"
     with Watched(browser, url) as watched:

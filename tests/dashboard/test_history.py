@@ -31,6 +31,7 @@ from bftrainer.cluster.report.daily import look_back
 from bftrainer.cluster.report.lost_samples import read_costs
 from bftrainer.cluster.store.database import Database
 from bftrainer.cluster.store.store import Store
+from bftrainer.cluster.store.tokens import TokenTable
 from bftrainer.errors import InputError
 
 
@@ -58,7 +59,7 @@ def play(bench: Bench, scene: Scene) -> None:
     async def run() -> None:
         by = {}
         for name, role in (("ann", "user"), ("someone", "user"), ("root", "admin")):
-            token = bench.store.create_token(name=name, owner=name, role=role, time=1.0)
+            token = bench.store.tokens.create(name=name, owner=name, role=role, time=1.0)
             by[name] = {"Authorization": f"Bearer {token}"}
         config = replace(Config(), server=Server(state=bench.folder))
         logbook = lambda trainer: Logbook(bench.folder / trainer, 1 << 20)  # noqa: E731
@@ -403,7 +404,7 @@ def test_the_stream_tells_the_status_and_ends_with_the_token(bench: Bench, monke
     good = iter([True, False])
 
     async def scene(client: httpx.AsyncClient, by: dict[str, dict[str, str]]) -> None:
-        monkeypatch.setattr(Store, "check_token", _until(bench.store, good))
+        monkeypatch.setattr(TokenTable, "check", _until(bench.store, good))
         answer = await client.get("/v1/stream", headers=by["root"])
         told = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -424,7 +425,7 @@ def test_one_owner_cannot_take_all_streams(bench: Bench, monkeypatch: pytest.Mon
 
     async def count() -> None:
         feed = dashboard._Feed(lambda caller: {})
-        row = next(row for row in bench.store.tokens() if row.owner == "ann")
+        row = next(row for row in bench.store.tokens.all() if row.owner == "ann")
         streams = [feed.events(row, lambda: True, lambda: False) for _ in range(2)]
         for stream in streams:
             await anext(stream)
@@ -440,7 +441,7 @@ def test_a_stream_ends_with_the_controller_however_long_it_rests(bench: Bench, m
     monkeypatch.setattr(dashboard, "STREAM_EVERY_S", 3600.0)
 
     async def scene() -> None:
-        row = bench.store.check_token(bench.store.create_token(name="a", owner="a", role="user", time=1.0))
+        row = bench.store.tokens.check(bench.store.tokens.create(name="a", owner="a", role="user", time=1.0))
         assert row is not None
         over: list[bool] = []
         stream = dashboard._Feed(lambda caller: {}).events(row, lambda: True, lambda: bool(over))
@@ -453,9 +454,9 @@ def test_a_stream_ends_with_the_controller_however_long_it_rests(bench: Bench, m
 
 
 def _until(store: Store, good: Any) -> Any:
-    real = store.check_token
+    real = store.tokens.check
 
-    def check(self: Store, token: str, time: float | None = None) -> Any:
+    def check(self: TokenTable, token: str, time: float | None = None) -> Any:
         return real(token, time) if time is not None or next(good) else None
 
     return check

@@ -14,7 +14,7 @@ from bftrainer.cluster.controller.reconciler import Reconciler
 from bftrainer.cluster.launchers.base import HEAD
 from bftrainer.cluster.spec.states import TrainerState
 from bftrainer.cluster.spec.trainer import TrainerSpec
-from bftrainer.cluster.store.schema import TrainerRow
+from bftrainer.cluster.store.rows import TrainerRow
 from bftrainer.core.pool import Pool
 from bftrainer.elastic.metrics import Position
 from bftrainer.elastic.protocol import Generation

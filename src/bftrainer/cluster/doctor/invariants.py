@@ -22,7 +22,7 @@ from bftrainer.cluster.store.events import (
     kinds_of,
 )
 from bftrainer.cluster.store.replay import PoolReplay
-from bftrainer.cluster.store.schema import EventRow, EventSpan, NodeRow, TrainerRow, WorkerRow
+from bftrainer.cluster.store.rows import EventRow, EventSpan, NodeRow, TrainerRow, WorkerRow
 
 EVENT_KINDS = kinds_of(TrainerSubmitted, StateChanged, Rescaled, WorkerStarted, Decided)
 """Kinds of events that `history` checks."""

@@ -32,7 +32,7 @@ from bftrainer.cluster.store.events import (
     kinds_of,
 )
 from bftrainer.cluster.store.replay import POOL_EVENTS, PoolReplay
-from bftrainer.cluster.store.schema import EventRow, TrainerRow
+from bftrainer.cluster.store.rows import EventRow, TrainerRow
 from bftrainer.cluster.store.store import Store
 from bftrainer.core.trace import Trace
 from bftrainer.core.trainer import Trainer

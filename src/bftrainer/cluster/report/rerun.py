@@ -28,8 +28,8 @@ from bftrainer.cluster.store.events import (
     kinds_of,
 )
 from bftrainer.cluster.store.replay import POOL_EVENTS, PoolReplay
+from bftrainer.cluster.store.rows import EventRow, TrainerRow
 from bftrainer.cluster.store.scheduling_events import decision_limits, learned_trainer
-from bftrainer.cluster.store.schema import EventRow, TrainerRow
 from bftrainer.core.pool import Event, Fragment
 from bftrainer.core.trace import Trace, Window
 from bftrainer.core.trainer import Trainer

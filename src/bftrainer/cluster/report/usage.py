@@ -24,7 +24,7 @@ from bftrainer.cluster.store.events import (
     kinds_of,
 )
 from bftrainer.cluster.store.replay import POOL_EVENTS, PoolReplay, Replayed
-from bftrainer.cluster.store.schema import TrainerRow
+from bftrainer.cluster.store.rows import TrainerRow
 from bftrainer.cluster.store.store import Store
 from bftrainer.core.trace import Window, utc
 from bftrainer.errors import InputError

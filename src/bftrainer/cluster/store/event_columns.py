@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from bftrainer.cluster.store import events
 from bftrainer.cluster.store.events import LogEvent, OtherEvent, PoolNote, TypedEvent
-from bftrainer.cluster.store.schema import EventRow
+from bftrainer.cluster.store.rows import EventRow
 
 _COLUMNS = ("trainer", "node")
 """Fields that have a column of their own. All others are in the JSON of the column `data`."""

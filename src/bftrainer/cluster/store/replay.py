@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bftrainer.cluster.store.event_columns import event_of
 from bftrainer.cluster.store.events import LogEvent, NodeJoined, NodeLeaving, NodeLeft
-from bftrainer.cluster.store.schema import EventRow
+from bftrainer.cluster.store.rows import EventRow
 
 POOL_EVENTS = (NodeJoined, NodeLeaving, NodeLeft)
 """The events that change the pool."""
