@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from bftrainer.cluster.report.step_function import StepFunction
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.store.events import (
     Decided,
@@ -170,46 +171,9 @@ def account(
 
 
 @dataclass(slots=True)
-class _Steps:
-    """A step function of time: from `times[i]` on, its value is `values[i]`."""
-
-    times: list[int] = field(default_factory=lambda: [-(1 << 62)])
-    values: list[int] = field(default_factory=lambda: [0])
-
-    def set(self, time: int, value: int) -> None:
-        if value == self.values[-1]:
-            return
-        if time == self.times[-1]:
-            self.values[-1] = value
-            return
-        self.times.append(time)
-        self.values.append(value)
-
-    def stand_still(self, start: int, end: int) -> None:
-        """Set the function to 0 from `start` to `end`; after `end` it has its newest value again."""
-        value, at = self.values[-1], bisect_right(self.times, start)
-        if start >= end:
-            return
-        del self.times[at:], self.values[at:]
-        self.set(start, 0)
-        self.set(end, value)
-
-    def until(self, start: int, end: int) -> int:
-        """Return the integral from `start` to `end`."""
-        at = max(bisect_right(self.times, start) - 1, 0)
-        total = 0
-        for i in range(at, len(self.times)):
-            if self.times[i] >= end:
-                break
-            after = self.times[i + 1] if i + 1 < len(self.times) else end
-            total += self.values[i] * max(0, min(after, end) - max(self.times[i], start))
-        return total
-
-
-@dataclass(slots=True)
 class _Trainer:
-    given: _Steps = field(default_factory=_Steps)
-    computing: _Steps = field(default_factory=_Steps)
+    given: StepFunction = field(default_factory=StepFunction)
+    computing: StepFunction = field(default_factory=StepFunction)
     nodes: set[str] = field(default_factory=set)
     world: int = 0
     rescales: int = 0
@@ -369,7 +333,8 @@ def _made(one: _Trainer, known: Sequence[tuple[int, int]], time: int) -> float:
 def _here_at_the_cut(store: Store, first: float) -> set[str]:
     """Return the nodes that were in the pool at the beginning of a log whose older part was dropped."""
     pool = PoolReplay()
-    here = {at.row.node for at in pool.read(store.all_events(kinds_of(*POOL_EVENTS))) if at.lost and at.since is None}
+    replayed = pool.read(store.all_events(kinds_of(*POOL_EVENTS)))
+    here = {at.row.node for at in replayed if at.lost and at.since is None}
     still = {row.node for row in store.nodes(here=True) if row.joined <= first and row.leaving is None}
     return here | (still - pool.here.keys() - pool.gone)
 
