@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from bftrainer.cluster.spec.states import FINISHED, STATES
 from bftrainer.cluster.store import database, migrations
 from bftrainer.cluster.store.database import DiskFullError
+from bftrainer.cluster.store.events import OtherEvent
 from bftrainer.cluster.store.store import Store
 from bftrainer.errors import BFTrainerError, InputError
 
@@ -179,7 +180,7 @@ def test_a_node_that_comes_back_is_here_again(store: Store) -> None:
 
 def test_events_are_found_by_number_trainer_and_kind(store: Store) -> None:
     for n in range(10):
-        store.log(float(n), "even" if n % 2 == 0 else "odd", trainer=f"t{n % 3}", data={"n": n})
+        store.log(float(n), OtherEvent("even" if n % 2 == 0 else "odd", trainer=f"t{n % 3}", data={"n": n}))
     assert [event.seq for event in store.events(limit=3)] == [8, 9, 10]
     assert [event.seq for event in store.events(after=2, limit=3)] == [3, 4, 5]
     assert [event.data["n"] for event in store.events(kind="odd", limit=2)] == [7, 9]
@@ -192,12 +193,12 @@ def test_events_are_found_by_number_trainer_and_kind(store: Store) -> None:
 
 def test_reading_all_events_ends_even_when_each_one_causes_another(store: Store) -> None:
     for n in range(2500):
-        store.log(float(n), "x")
-    assert sum(1 for event in store.all_events() if store.log(event.time, "echo")) == 2500
+        store.log(float(n), OtherEvent("x"))
+    assert sum(1 for event in store.all_events() if store.log(event.time, OtherEvent("echo"))) == 2500
 
 
 def test_events_cannot_be_changed_or_removed(store: Store, path: Path) -> None:
-    store.log(1.0, "x")
+    store.log(1.0, OtherEvent("x"))
     other = sqlite3.connect(path)
     for statement in ("UPDATE events SET kind = 'y'", "DELETE FROM events"):
         with pytest.raises(sqlite3.IntegrityError, match="events are never"):
@@ -208,7 +209,7 @@ def test_events_cannot_be_changed_or_removed(store: Store, path: Path) -> None:
 
 def test_trimming_keeps_the_newest_events_and_the_guard(store: Store, path: Path) -> None:
     for n in range(10):
-        store.log(float(n), "x")
+        store.log(float(n), OtherEvent("x"))
     assert store.trim_events(20) == 0
     assert store.trim_events(4) == 6
     assert store.trim_events(4) == 0
@@ -220,7 +221,7 @@ def test_trimming_keeps_the_newest_events_and_the_guard(store: Store, path: Path
     with pytest.raises(BFTrainerError, match="never changed"):
         store._db.run("UPDATE events SET kind = 'y'")
     assert store.trim_events(0) == 4
-    assert store.log(11.0, "x") == 11
+    assert store.log(11.0, OtherEvent("x")) == 11
     with pytest.raises(InputError, match="must be 0 or more"):
         store.trim_events(-1)
 
@@ -446,7 +447,7 @@ def test_a_full_disk_takes_the_whole_transaction_back(store: Store, path: Path) 
     store._db.run(f"PRAGMA max_page_count = {pages + 2}")
     much = {"text": "x" * 100_000}
     with pytest.raises(DiskFullError, match="the disk is full; free some space") as caught:
-        undone(store, lambda: store.keep("n", 2), lambda: store.log(1.0, "x", data=much))
+        undone(store, lambda: store.keep("n", 2), lambda: store.log(1.0, OtherEvent("x", data=much)))
     one_line(caught, path)
     assert store.kept("n") == 1
     assert store.events() == []
@@ -480,7 +481,7 @@ def test_a_disk_that_is_really_full_is_named_and_work_goes_on_once_there_is_room
             while written < 1000:
                 with store.transaction():
                     store.keep("n", written)
-                    store.log(1.0, "x", data={"n": written, "text": "x" * 10_000})
+                    store.log(1.0, OtherEvent("x", data={"n": written, "text": "x" * 10_000}))
                 written += 1
 
         with pytest.raises(DiskFullError) as caught:
@@ -530,7 +531,7 @@ def test_a_damaged_row_is_said_clearly(store: Store) -> None:
 
 def test_a_back_up_is_one_whole_file_that_can_be_put_in_place(store: Store, tmp_path: Path, path: Path) -> None:
     add(store)
-    store.log(1.0, "x")
+    store.log(1.0, OtherEvent("x"))
     copy = tmp_path / "copies" / "copy.db"
     with pytest.raises(BFTrainerError, match="folder must exist"):
         store.backup(copy)
@@ -555,6 +556,7 @@ def test_a_back_up_is_one_whole_file_that_can_be_put_in_place(store: Store, tmp_
 WRITER = """
 import sys
 from pathlib import Path
+from bftrainer.cluster.store.events import OtherEvent
 from bftrainer.cluster.store.store import Store
 
 store = Store.open(Path(sys.argv[1]))
@@ -566,7 +568,7 @@ for n in range(begin + 1, begin + 1_000_000):
         store.update_trainer("t1", samples=n)
         if n % 7 == 0:
             print("midst", flush=True)
-        store.log(float(n), "n", trainer="t1", data={"n": n, "text": "x" * (n * 37 % 5000)})
+        store.log(float(n), OtherEvent("n", trainer="t1", data={"n": n, "text": "x" * (n * 37 % 5000)}))
         if n % 50 == 0:
             store.trim_events(20)
         store.keep("n", n)
@@ -602,6 +604,7 @@ def test_killed_at_any_instant_the_state_and_the_log_agree_and_nothing_told_is_l
 DYING = """
 import os, signal, sys
 from pathlib import Path
+from bftrainer.cluster.store.events import OtherEvent
 from bftrainer.cluster.store.store import Store
 
 def step(number):
@@ -612,7 +615,7 @@ store = Store.open(Path(sys.argv[1]))
 with store.transaction():
     store.update_trainer("t1", samples=2)
     step(1)
-    store.log(1.0, "n", data={"text": "x" * 5_000_000})
+    store.log(1.0, OtherEvent("n", data={"text": "x" * 5_000_000}))
     step(2)
     store.trim_events(0)
     step(3)
@@ -627,13 +630,13 @@ def test_a_kill_within_a_transaction_takes_all_of_it_back_and_one_after_it_nothi
     with Store.open(path) as store:
         add(store)
         store.update_trainer("t1", samples=1)
-        store.log(1.0, "n")
+        store.log(1.0, OtherEvent("n"))
         store.keep("n", 1)
     assert subprocess.run([sys.executable, "-c", DYING, path, str(step)]).returncode == -signal.SIGKILL
     with Store.open(path) as store:
         found = [(row.samples, store.kept("n"), store.event_span().count) for row in store.trainers()]
         assert found == [(2, 2, 0) if step == 5 else (1, 1, 1)]
-        assert store.log(2.0, "n") == (3 if step == 5 else 2)
+        assert store.log(2.0, OtherEvent("n")) == (3 if step == 5 else 2)
         assert store.problems() == []
 
 
@@ -744,7 +747,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(kind=NAMES)
     def log(self, kind: str) -> None:
         self.seq += 1
-        assert self.store.log(1.0, kind) == self.seq
+        assert self.store.log(1.0, OtherEvent(kind)) == self.seq
         self.events.append((self.seq, kind))
 
     @rule(most=st.integers(0, 5))
@@ -761,7 +764,12 @@ class StoreMachine(RuleBasedStateMachine):
             with store.transaction():
                 store.put_node("never", host="h", agent="a", pid=1, joined=1.0)
 
-        changes = (lambda: store.keep(key, "never"), lambda: store.log(1.0, kind), lambda: store.trim_events(0), node)
+        changes = (
+            lambda: store.keep(key, "never"),
+            lambda: store.log(1.0, OtherEvent(kind)),
+            lambda: store.trim_events(0),
+            node,
+        )
         with pytest.raises(UndoError):
             undone(store, *changes)
 
@@ -795,7 +803,7 @@ def test_the_state_is_what_the_operations_add_up_to(tmp_path_factory: pytest.Tem
 
 def test_all_that_is_stored_can_be_read_by_any_sqlite_tool(store: Store, path: Path) -> None:
     add(store, script="a.py")
-    store.log(1.0, "x", data={"n": 1})
+    store.log(1.0, OtherEvent("x", data={"n": 1}))
     other = sqlite3.connect(path)
     ((spec,),) = other.execute("SELECT spec FROM trainers").fetchall()
     ((data,),) = other.execute("SELECT data FROM events").fetchall()

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from browsing import Watched, needs_browser, until
 
+from bftrainer.cluster.store.events import OtherEvent
 from bftrainer.cluster.store.store import FILE, Store
 from dashboard import fill
 from live import EXAMPLES, Live, wait_until
@@ -43,7 +44,7 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         for i in range(100):
             changes = [{**change, "before": i, "after": i + 1}]
             data = {"pool": 9, "horizon_s": 60, "changes": changes, "reasons": ["trial-1: a free node"], "ms": 1}
-            store.log(now - 100 + i, "decision", data=data)
+            store.log(now - 100 + i, OtherEvent("decision", data=data))
     with Live(state, "--pool", "local", "--nodes", "1", "--dry-run") as live:
         yield live
 

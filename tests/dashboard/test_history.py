@@ -30,6 +30,7 @@ from bftrainer.cluster.report import daily
 from bftrainer.cluster.report.daily import look_back
 from bftrainer.cluster.report.lost_samples import read_costs
 from bftrainer.cluster.store.database import Database
+from bftrainer.cluster.store.events import OtherEvent
 from bftrainer.cluster.store.store import Store
 from bftrainer.cluster.store.tokens import TokenTable
 from bftrainer.errors import InputError
@@ -488,7 +489,9 @@ def test_what_pauses_cost_is_counted_at_the_rate_before_them(bench: Bench) -> No
     trainer = bench.submit()
     bench.store.update_trainer(trainer, learned={"in_use": {"2": 100.0}}, samples_redone=(1 << 63) - 1)
     for why, size in (("grow", 2), ("preempt", 4), ("start", 2)):
-        bench.store.log(bench.now, "rescale", trainer=trainer, data={"why": why, "world_before": size, "pause_s": 0.5})
+        bench.store.log(
+            bench.now, OtherEvent("rescale", trainer=trainer, data={"why": why, "world_before": size, "pause_s": 0.5})
+        )
     assert costs(bench, 10) == {"preemption": 100.0, "rescale": 50.0}
     assert costs(bench, -10)["rescale"] == 0
 
@@ -582,7 +585,7 @@ def test_looking_back_says_how_efficient_it_was_or_why_it_cannot(bench: Bench, w
     story(bench)
     for trainer in ("t1", "t2"):
         bench.store.update_trainer(trainer, samples=500, started=1000.0)
-    bench.store.log(bench.now, "trainer.note")
+    bench.store.log(bench.now, OtherEvent("trainer.note"))
     found = look_back(bench.store.path, policy, bench.now, window_s)
     assert found["why"] == ""
     assert 0 < found["bound"] <= 1.5
@@ -595,7 +598,7 @@ def test_what_was_made_before_the_last_day_does_not_count_in_it(bench: Bench) ->
     trainer = bench.submit("1-2", name="silent")  # no metrics, and no end that it tells
     bench.now += 3000
     bench.store.update_trainer(trainer, samples=3000, started=1000.0)
-    bench.store.log(bench.now, "trainer.note")
+    bench.store.log(bench.now, OtherEvent("trainer.note"))
     whole, third = (look_back(bench.store.path, PolicySettings(), bench.now, seconds) for seconds in (3000.0, 1000.0))
     assert (whole["why"], third["why"]) == ("", "")
     assert third["efficiency"] == pytest.approx(whole["efficiency"], rel=0.05)

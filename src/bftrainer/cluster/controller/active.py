@@ -18,6 +18,7 @@ from bftrainer.cluster.jobs.worker import JobSettings
 from bftrainer.cluster.launchers.base import HEAD, Launch
 from bftrainer.cluster.spec.states import FINISHED, TrainerState
 from bftrainer.cluster.spec.trainer import TrainerSpec
+from bftrainer.cluster.store import events
 from bftrainer.cluster.store.store import Store
 from bftrainer.cluster.wire.worker_messages import LEAST, MOST
 from bftrainer.core.curve import Curve
@@ -141,11 +142,10 @@ class ActiveTrainer:
                 self.learned.started(start_s)
             self.stale = True
             self.started = self.started or now
-            store.log(now, "rescale", trainer=self.id, data={**asdict(rescale), "why": rescale.why})
+            store.log(now, events.Rescaled(self.id, **asdict(rescale), why=rescale.why))
         self.job.rescales.clear()
         for failure in self.job.node_failures:
-            data = {name: value for name, value in asdict(failure).items() if name != "node"}
-            store.log(now, "worker.failed", trainer=self.id, node=failure.node, data=data)
+            store.log(now, events.WorkerFailed(self.id, **asdict(failure)))
         self.job.node_failures.clear()
 
     def save(self, store: Store, now: float, *, at_once: bool = False) -> None:
@@ -160,8 +160,7 @@ class ActiveTrainer:
         if not (changed or shape != self.stored) and (at_once or now - self.stored_at < PROGRESS_EVERY_S):
             return
         if changed:
-            data = {"from": self.state, "to": state, "reason": job.reason}
-            store.log(now, "trainer.state", trainer=self.id, data=data)
+            store.log(now, events.StateChanged(self.id, self.state, state, job.reason))
             self.state = state
         if shape != self.stored:
             members = list(job.roster.generation.members)

@@ -28,6 +28,7 @@ from bftrainer.cluster.controller.restore import restore
 from bftrainer.cluster.launchers import HEAD
 from bftrainer.cluster.pools.base import Pool
 from bftrainer.cluster.spec.trainer import TrainerSpec
+from bftrainer.cluster.store import events
 from bftrainer.cluster.wire import messages
 from bftrainer.cluster.wire.messages import Beat, Bye, Ended, Going, Heard, Join, Log, Logged, Started, Welcome
 from bftrainer.elastic.leftovers import sweep_after
@@ -98,7 +99,7 @@ class Controller:
         gc.set_threshold(*self._collector[:2], 1 << 30)  # no automatic collection of all objects: see `COLLECT_S`
         with self._happening():
             restore(self.cluster, time.time())
-            self.cluster.store.log(time.time(), "serve.started", data={"pool": self.config.pool.kind})
+            self.cluster.store.log(time.time(), events.ServeStarted(self.config.pool.kind))
         loops = (self._keep_listening, self._keep_deciding, self._keep_ticking)
         self._tasks = [asyncio.create_task(self._guarded(loop)) for loop in loops]
         await self.pool.open(self)
@@ -128,7 +129,7 @@ class Controller:
         with contextlib.suppress(BFTrainerError):
             self._attend(list(self._inbox))
             self._take_reports(list(self._reports))
-            self.cluster.store.log(time.time(), "serve.stopped", data={"drained": drain})
+            self.cluster.store.log(time.time(), events.ServeStopped(drain))
 
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -448,7 +449,7 @@ class Controller:
     def note(self, what: str, **facts: Any) -> None:
         """See `PoolHost`."""
         with self._happening() as cluster:
-            cluster.store.log(time.time(), f"pool.{what}", data=facts)
+            cluster.store.log(time.time(), events.PoolNote(what, facts))
 
 
 def _checked(reports: Any) -> Mapping[str, Mapping[str, Any]]:

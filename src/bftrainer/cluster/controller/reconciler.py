@@ -22,6 +22,8 @@ from bftrainer.cluster.jobs.worker import Order
 from bftrainer.cluster.launchers.base import HEAD, Launcher
 from bftrainer.cluster.spec.trainer import TrainerSpec, free_name
 from bftrainer.cluster.store import events
+from bftrainer.cluster.store.event_columns import columns_of
+from bftrainer.cluster.store.scheduling_events import decision_event, learned_event
 from bftrainer.cluster.store.store import Store
 from bftrainer.cluster.wire.messages import Bye, Ended, Forget, FromController, Join, Start, Stop, WorkerStatus
 from bftrainer.cluster.wire.worker_messages import understood
@@ -88,8 +90,8 @@ class Reconciler:
             return
         self.nodes[name] = NodeState(name, join.host, join.agent, join.pid, now, now)
         self.store.put_node(name, host=join.host, agent=join.agent, pid=join.pid, joined=now)
-        data = {"host": join.host, "agent": join.agent}
-        self.store.log(now, "head.joined" if name == HEAD else "node.joined", node=name, data=data)
+        joined = events.HeadJoined if name == HEAD else events.NodeJoined
+        self.store.log(now, joined(name, join.host, join.agent))
         if name == HEAD:
             for live in self._on_head():
                 self._after(live.id, now)
@@ -114,7 +116,7 @@ class Reconciler:
             return
         node.leave_by = now + grace_s
         self.store.update_node(name, leaving=now)
-        self.store.log(now, "node.leaving", node=name, data={"grace_s": grace_s})
+        self.store.log(now, events.NodeLeaving(name, grace_s))
         touched = self._pool_changed(Event(now, left=(name,)), now)
         for live in self._concerned(name):
             live.job.leave(name, node.leave_by)
@@ -129,7 +131,7 @@ class Reconciler:
         if node is None:
             return
         self.store.update_node(name, left=now)
-        self.store.log(now, "head.left" if name == HEAD else "node.left", node=name, data={"reason": reason})
+        self.store.log(now, events.HeadLeft(name, reason) if name == HEAD else events.NodeLeft(name, reason))
         touched = self._pool_changed(Event(now, left=(name,)), now) if node.in_pool else set()
         for live in self._concerned(name):
             worker = live.job.worker_on(name)
@@ -241,8 +243,8 @@ class Reconciler:
         live = self._trainer_of(worker)
         if live is not None and worker in live.job.workers:
             if warning:
-                node, data = live.job.workers[worker].node, {"worker": worker, "warning": warning}
-                self.store.log(now, "worker.warned", trainer=live.id, node=node, data=data)
+                node = live.job.workers[worker].node
+                self.store.log(now, events.WorkerWarned(live.id, node, worker, warning))
             live.job.started(worker, pid)
             self._after(live.id, now)
 
@@ -268,8 +270,8 @@ class Reconciler:
             del self.occupied[worker.node]
         outcome = "done" if worker.said_done else "left" if worker.over else "killed" if worker.killed else "ended"
         self.store.end_worker(message.worker, ended=now, status=message.status, outcome=outcome)
-        data = {"worker": message.worker, "status": message.status, "outcome": outcome}
-        self.store.log(now, "worker.ended", trainer=live.id, node=worker.node, data=data)
+        ended = events.WorkerEnded(live.id, worker.node, message.worker, message.status, outcome)
+        self.store.log(now, ended)
         self._tell(worker.node, Forget(message.worker))
 
     # Trainers.
@@ -283,8 +285,8 @@ class Reconciler:
         row = self.store.add_trainer(name=name, owner=owner, spec=spec.as_json(), time=now)
         live = self.make_live(row.id, name, owner, now, spec, None)
         self.trainers[row.id] = live
-        self.store.log(now, "trainer.submitted", trainer=row.id, data={"name": name, "owner": owner})
-        self.store.log(now, "trainer.state", trainer=row.id, data={"from": "", "to": "queued", "reason": ""})
+        self.store.log(now, events.TrainerSubmitted(row.id, name, owner))
+        self.store.log(now, events.StateChanged(row.id, "", "queued", ""))
         self.state = self.state.submitted(self.tell_scheduler(live, now))
         self.undecided = True
         return row.id
@@ -306,7 +308,7 @@ class Reconciler:
         """Return the scheduler's description of a trainer, and log it so that decisions can be replayed."""
         live.known = live.as_trainer(self._usual_rate() if usual_rate is None else usual_rate)
         live.stale = False
-        self.store.log(now, "trainer.learned", trainer=live.id, data=events.trainer_as_json(live.known))
+        self.store.log(now, learned_event(live.known))
         return live.known
 
     def _usual_rate(self) -> float:
@@ -352,7 +354,7 @@ class Reconciler:
         """Stop harvesting and give all nodes back after `grace_s` seconds."""
         self.paused = True
         self.store.keep("paused", True)
-        self.store.log(now, "pool.paused")
+        self.store.log(now, events.PoolPaused())
         for name in list(self.nodes):
             if name != HEAD:
                 self.leaving(name, grace_s, now)
@@ -361,7 +363,7 @@ class Reconciler:
         """Resume harvesting."""
         self.paused = False
         self.store.keep("paused", False)
-        self.store.log(now, "pool.resumed")
+        self.store.log(now, events.PoolResumed())
         self.undecided = True
 
     # Decisions.
@@ -374,7 +376,7 @@ class Reconciler:
         self.rules.read()
         if self.rules.quotas != self.scheduler.policy.quotas:
             self._obey_rules()
-            self.store.log(now, "owners.changed", data={"owners": [asdict(row) for row in self.rules.rows]})
+            self.store.log(now, events.OwnersChanged([asdict(row) for row in self.rules.rows]))
             self.undecided = True
 
     def decide(self, now: float) -> None:
@@ -393,9 +395,9 @@ class Reconciler:
         self.state = self.state.after(plan)
         self.decisions += 1
         names = {name: live.name for name, live in self.trainers.items()}
-        decision = events.decision_as_json(plan, self.state, names, took_ms)
-        self.last_decision = {"time": now, **decision}
-        self.store.log(now, "decision", data=decision)
+        decision = decision_event(plan, self.state, names, took_ms)
+        self.last_decision = {"time": now, **columns_of(decision).data}
+        self.store.log(now, decision)
         self.store.keep("admitted", [trainer.name for trainer in self.state.admitted])
         if not math.isnan(self.state.seen.since):
             self.store.keep("seen", asdict(self.state.seen))
@@ -471,7 +473,7 @@ class Reconciler:
                     if node != HEAD:
                         self.occupied[node] = message.worker
                     store.put_worker(message.worker, trainer=trainer, node=node, agent=agent, started=now)
-                    store.log(now, "worker.started", trainer=trainer, node=node, data={"worker": message.worker})
+                    store.log(now, events.WorkerStarted(trainer, node, message.worker))
                 self._tell(node, message)
         live.take_rescales(store, now)
         live.count(now)

@@ -14,6 +14,7 @@ from bftrainer.cluster.controller.reconciler import Reconciler
 from bftrainer.cluster.launchers.base import HEAD
 from bftrainer.cluster.spec.states import TrainerState
 from bftrainer.cluster.spec.trainer import TrainerSpec
+from bftrainer.cluster.store import events
 from bftrainer.cluster.store.rows import TrainerRow
 from bftrainer.core.pool import Pool
 from bftrainer.elastic.metrics import Position
@@ -54,7 +55,7 @@ def restore(cluster: Reconciler, now: float) -> None:
         MappingProxyType({live.id: live.job.nodes for live in queue if live.job.nodes}),
         PoolStatistics(**seen) if (seen := store.kept("seen")) else PoolStatistics(),
     )
-    store.log(now, "serve.restored", data={"trainers": len(queue), "nodes": len(cluster.nodes)})
+    store.log(now, events.ServeRestored(len(queue), len(cluster.nodes)))
     cluster.undecided = True
 
 

@@ -264,7 +264,7 @@ class PoolNote:
 
 @dataclass(frozen=True, slots=True)
 class OtherEvent:
-    """An event of a kind that this version does not know."""
+    """An event given by its columns: one of a kind that this version does not know."""
 
     kind: str
     trainer: str = ""
@@ -283,17 +283,3 @@ def kinds_of(*events: type[TypedEvent]) -> tuple[str, ...]:
 def quoted_kinds(*events: type[TypedEvent]) -> str:
     """Return the kinds of some classes as a list for SQL."""
     return ", ".join(f"'{event.kind}'" for event in events)
-
-
-def trainer_as_json(trainer: Any) -> dict[str, Any]:
-    """Convert everything about a trainer that decisions depend on to JSON."""
-    from bftrainer.cluster.store import event_columns, scheduling_events
-
-    return event_columns.columns_of(scheduling_events.learned_event(trainer)).data
-
-
-def decision_as_json(plan: Any, state: Any, names: Mapping[str, str], took_ms: float) -> dict[str, Any]:
-    """Convert a decision with its reasons and numbers to JSON."""
-    from bftrainer.cluster.store import event_columns, scheduling_events
-
-    return event_columns.columns_of(scheduling_events.decision_event(plan, state, names, took_ms)).data

@@ -20,7 +20,7 @@ from bftrainer.cluster.spec.states import FINISHED, STATES
 from bftrainer.cluster.store import event_logging
 from bftrainer.cluster.store.database import Database
 from bftrainer.cluster.store.event_columns import columns_of
-from bftrainer.cluster.store.events import LogEvent, OtherEvent
+from bftrainer.cluster.store.events import LogEvent
 from bftrainer.cluster.store.json_columns import decoded, decoded_object, encoded, plain
 from bftrainer.cluster.store.migrations import REFUSE_DELETE, REFUSE_UPDATE
 from bftrainer.cluster.store.rows import EventRow, EventSpan, NodeRow, OwnerRow, Sums, TrainerRow, WorkerRow
@@ -100,17 +100,9 @@ class Store:
 
     # Events.
 
-    def log(
-        self,
-        time: float,
-        event: LogEvent | str,
-        *,
-        trainer: str = "",
-        node: str = "",
-        data: Mapping[str, Any] | None = None,
-    ) -> int:
+    def log(self, time: float, event: LogEvent) -> int:
         """Add an event and return its number."""
-        row = columns_of(OtherEvent(event, trainer, node, data or {}) if isinstance(event, str) else event)
+        row = columns_of(event)
         event_logging.log_event(row)
         done = self._db.run(
             "INSERT INTO events (time, kind, trainer, node, data) VALUES (?, ?, ?, ?, ?)",
