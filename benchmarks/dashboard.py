@@ -22,6 +22,7 @@ from typing import Any
 import httpx
 
 from bftrainer.cluster.config.load import CLIENT_FILE
+from bftrainer.cluster.store.events import NodeJoined, NodeLeft, Rescaled
 from bftrainer.cluster.store.store import FILE, Store
 
 LIMIT_S = 2.0
@@ -48,18 +49,17 @@ def fill(path: Path, nodes: int, hours: float, fragments: int, now: float, seed:
         for number, (at, _, node, what, trainer) in enumerate(happened):
             if what == "join":
                 store.put_node(node, host=node, agent="a", pid=1, joined=at)
-                store.log(at, "node.joined", node=node, data={"host": node, "agent": "a"})
+                store.log(at, NodeJoined(node, node, "a"))
                 if number % 9:
                     workers[node] = f"t{trainer}-{number}"
                     store.put_worker(workers[node], trainer=f"t{trainer}", node=node, agent="a", started=at + 2)
             else:
                 store.update_node(node, left=at)
-                store.log(at, "node.left", node=node, data={"reason": "gone"})
+                store.log(at, NodeLeft(node, "gone"))
                 if (worker := workers.pop(node, None)) is not None:
                     store.end_worker(worker, ended=at, status=None, outcome="lost")
             if number % 25 == 0:
-                data = {"why": "grow", "world_before": 2, "world": 3, "pause_s": 0.1, "form_s": 0.05, "sync_s": 0.02}
-                store.log(at, "rescale", trainer=f"t{trainer}", data=data)
+                store.log(at, Rescaled(f"t{trainer}", number, 2, 3, 0.1, 0.05, 0.02, False, (), "grow"))
         return store.event_span().count
 
 

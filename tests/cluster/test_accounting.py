@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bftrainer.cluster.report.excerpt import efficiency_of
+from bftrainer.cluster.report.efficiency import efficiency_of
 from bftrainer.cluster.report.usage import UsageReport, account, hours
 from bftrainer.cluster.spec.trainer import TrainerSpec
+from bftrainer.cluster.store.events import NodeJoined, OtherEvent, ServeStopped, TrainerSubmitted
 from bftrainer.cluster.store.store import Store
 from bftrainer.errors import InputError
 from support.cluster.bench import Bench
@@ -201,7 +202,7 @@ def test_nodes_that_were_gone_when_the_controller_came_back_count_until_it_went(
         submit(on, "ann", "1-2")
         on.pass_time(10)
         with on.store.transaction():
-            on.store.log(on.now, "serve.stopped")
+            on.store.log(on.now, ServeStopped(drained=False))
         on.crash()
         on.now += 3600.0
         del on.agents["n2"]
@@ -223,7 +224,7 @@ def test_a_node_that_was_leaving_when_the_controller_died_counts_again_once_it_i
         on.pass_time(10)
         with on.store.transaction():
             on.act(on.cluster.pause(60.0, on.now))
-            on.store.log(on.now + 1.0, "trainer.submitted", trainer="t9")  # the last that is known of that life
+            on.store.log(on.now + 1.0, TrainerSubmitted("t9", "x", "x"))  # the last that is known of that life
         on.crash()  # and the agents with it
         on.agents.clear()
         on.workers.clear()
@@ -244,8 +245,8 @@ def test_a_node_that_was_leaving_when_the_controller_died_counts_again_once_it_i
 def test_a_dry_run_holds_nothing(tmp_path: Path) -> None:
     with bench(tmp_path) as on:
         with on.store.transaction():
-            on.store.log(1000.0, "node.joined", node="n1", data={"host": "n1", "agent": "none"})
-            on.store.log(1001.0, "decision", data={"nodes": {"t1": ["n1"]}, "counts": {"t1": 1}})
+            on.store.log(1000.0, NodeJoined("n1", "n1", "none"))
+            on.store.log(1001.0, OtherEvent("decision", data={"nodes": {"t1": ["n1"]}, "counts": {"t1": 1}}))
         found = account(on.store, now=2000.0)
         adds_up(found)
         assert found.pool_us == 0

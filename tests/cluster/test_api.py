@@ -15,7 +15,7 @@ from support.cluster.bench import Bench
 def test_without_a_good_token_only_health_answers(tmp_path: Path) -> None:
     async def scene(client: httpx.AsyncClient, bench: Bench, tokens: dict[str, str]) -> None:
         assert (await client.get("/v1/health")).json()["ok"] is True
-        bench.store.revoke_token("bob", 2.0)
+        bench.store.tokens.revoke("bob", 2.0)
         bad = ["", "Bearer", "Bearer nonsense", f"Basic {tokens['ann']}", f"Bearer {tokens['bob']}", f"Bearer {SECRET}"]
         paths = ["/v1/status", "/v1/trainers", "/v1/trainers/t1", "/v1/trainers/t1/logs", "/v1/nodes", "/v1/events"]
         for header in bad:

@@ -23,7 +23,7 @@ from bftrainer.cluster.config.keys import Config, Server
 from bftrainer.cluster.controller.controller import Controller
 from bftrainer.cluster.controller.logbook import Logbook
 from bftrainer.cluster.http.app import build
-from bftrainer.cluster.store.schema import OwnerRow
+from bftrainer.cluster.store.rows import OwnerRow
 from support.cluster.api import SECRET, SPEC, NoPool
 from support.cluster.bench import Bench
 
@@ -112,7 +112,7 @@ def test_generated_requests_never_fail_and_never_show_what_is_anothers(tmp_path:
 
 def _fuzz(loop: asyncio.AbstractEventLoop, bench: Bench, folder: Path) -> None:
     tokens = {
-        name: bench.store.create_token(name=name, owner=name, role=role, time=1.0)
+        name: bench.store.tokens.create(name=name, owner=name, role=role, time=1.0)
         for name, role in (("victim", "user"), ("bob", "user"), ("root", "admin"))
     }
     for owner in ("bob", "root"):

@@ -18,9 +18,19 @@ import pytest
 
 from bftrainer.cli import main
 from bftrainer.cluster.doctor import doctor, invariants
-from bftrainer.cluster.doctor.doctor import STATE_ID, DoctorFinding, examine
+from bftrainer.cluster.doctor.doctor import examine
+from bftrainer.cluster.doctor.invariants import DoctorFinding
+from bftrainer.cluster.store.events import (
+    NodeJoined,
+    OtherEvent,
+    ServeStarted,
+    ServeStopped,
+    StateChanged,
+    WorkerStarted,
+)
 from bftrainer.cluster.store.store import Store
 from bftrainer.errors import InputError
+from bftrainer.processes.variables import STATE_ID
 
 THIS = f"state-{os.getpid()}"
 """The id of the state. Tests in other processes must not take ours for their own."""
@@ -29,38 +39,38 @@ THIS = f"state-{os.getpid()}"
 def live(store: Store) -> None:
     """What a controller writes in a short life: one trainer done, one running on two nodes, one in the queue."""
     store.keep("state_id", THIS)
-    store.log(0.0, "serve.started")
+    store.log(0.0, ServeStarted("local"))
     for n in (1, 2, 3):
         store.put_node(f"n{n}", host="127.0.0.1", agent=f"a{n}", pid=os.getpid(), joined=1.0)
-        store.log(1.0, "node.joined", node=f"n{n}")
+        store.log(1.0, NodeJoined(f"n{n}", f"n{n}", "a"))
     for name in ("first", "second", "third"):
         row = store.add_trainer(name=name, owner="ada", spec={"script": "train.py"}, time=1.0)
-        store.log(1.0, "trainer.submitted", trainer=row.id)
+        store.log(1.0, OtherEvent("trainer.submitted", trainer=row.id))
         if name != "first":  # it may be told or not
-            store.log(1.0, "trainer.state", trainer=row.id, data={"from": "", "to": "queued"})
-    store.log(2.0, "decision", data={"nodes": {"first": ["n1"], "second": ["n2", "n3"]}})
+            store.log(1.0, OtherEvent("trainer.state", trainer=row.id, data={"from": "", "to": "queued"}))
+    store.log(2.0, OtherEvent("decision", data={"nodes": {"first": ["n1"], "second": ["n2", "n3"]}}))
     for trainer, nodes in (("t1", ("n1",)), ("t2", ("n2", "n3"))):
         for number, node in enumerate(nodes, 1):
             worker = f"{trainer}-{number}"
             store.put_worker(worker, trainer=trainer, node=node, agent=f"a{node[1:]}", started=2.0)
-            store.log(2.0, "worker.started", trainer=trainer, node=node, data={"worker": worker})
+            store.log(2.0, WorkerStarted(trainer, node, worker))
         store.update_trainer(trainer, next_worker=len(nodes) + 1)
         move(store, trainer, "queued", "starting")
         move(store, trainer, "starting", "running")
-        store.log(3.0, "rescale", trainer=trainer, data={"generation": 1})
+        store.log(3.0, OtherEvent("rescale", trainer=trainer, data={"generation": 1}))
         store.update_trainer(trainer, generation=1)
-    store.log(4.0, "rescale", trainer="t2", data={"generation": 3})
+    store.log(4.0, OtherEvent("rescale", trainer="t2", data={"generation": 3}))
     store.update_trainer("t2", generation=3)
     store.end_worker("t1-1", ended=5.0, status=0, outcome="done")
     store.update_trainer("t1", samples=100, total=100, ended=5.0)
     move(store, "t1", "running", "done")
-    store.log(6.0, "decision", data={"nodes": {"second": ["n2", "n3"]}})
+    store.log(6.0, OtherEvent("decision", data={"nodes": {"second": ["n2", "n3"]}}))
 
 
 def move(store: Store, trainer: str, before: str, after: str) -> None:
     with store.transaction():
         store.update_trainer(trainer, state=after)
-        store.log(5.0, "trainer.state", trainer=trainer, data={"from": before, "to": after, "reason": ""})
+        store.log(5.0, StateChanged(trainer, before, after, ""))
 
 
 @pytest.fixture
@@ -98,7 +108,7 @@ def test_a_sound_state_of_a_controller_that_ended_in_order_has_nothing_above_ok(
         for worker in store.workers(running=True):
             store.end_worker(worker.worker, ended=7.0, status=-9, outcome="preempted")
         move(store, "t2", "running", "waiting")
-        store.log(8.0, "serve.stopped")
+        store.log(8.0, ServeStopped(drained=False))
     findings = examine(folder)
     assert worse(findings) == []
     assert "no controller runs on this state" in {finding.what for finding in findings}
@@ -199,7 +209,7 @@ def test_damage_to_the_file_is_found(folder: Path) -> None:
     path = folder / "bftrainer.db"
     with Store.open(path) as store:
         for n in range(300):
-            store.log(9.0, "filler", data={"n": n})
+            store.log(9.0, OtherEvent("filler", data={"n": n}))
     whole = path.read_bytes()
     for page in range(2, len(whole) // 4096):
         path.write_bytes(whole[: page * 4096] + b"\xa5" * 4096 + whole[(page + 1) * 4096 :])
@@ -217,7 +227,7 @@ def test_a_file_that_is_no_database_of_ours_is_an_error(folder: Path, content: b
 def test_many_findings_of_a_kind_are_cut_short(folder: Path) -> None:
     with Store.open(folder / "bftrainer.db") as store, controller(folder):
         for _ in range(100):
-            store.log(9.0, "worker.started", trainer="t2", data={"worker": "t2-1"})
+            store.log(9.0, OtherEvent("worker.started", trainer="t2", data={"worker": "t2-1"}))
         findings = worse(examine(folder))
     assert len(findings) == invariants.MOST + 1
     assert findings[-1] == ("error", "and 90 more of this kind")

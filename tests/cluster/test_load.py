@@ -14,6 +14,7 @@ from bftrainer.cluster.config.keys import Config, PolicySettings
 from bftrainer.cluster.config.policy import policy_of
 from bftrainer.cluster.doctor import invariants
 from bftrainer.cluster.report.rerun import KINDS, check
+from bftrainer.cluster.store.events import OtherEvent
 from bftrainer.cluster.store.store import FILE, Store
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "controller.py"
@@ -58,11 +59,11 @@ def test_a_crowd_of_agents_leaves_a_store_in_order_and_decisions_that_can_be_mad
 
 def test_a_command_belongs_to_the_event_that_the_next_decision_follows(benchmark: ModuleType, tmp_path: Path) -> None:
     with Store.open(tmp_path / FILE) as store:
-        store.log(10.1, "node.joined", node="a")
-        store.log(10.2, "decision", data={"changes": [{"trainer": "t2", "action": "shrink"}], "ms": 1})
-        store.log(10.2, "worker.started", trainer="t1", node="a", data={"worker": "t1-1"})
-        store.log(11.0, "decision", data={"changes": [], "ms": 1})
-        store.log(11.0, "worker.started", trainer="t1", node="b", data={"worker": "t1-2"})
+        store.log(10.1, OtherEvent("node.joined", node="a"))
+        store.log(10.2, OtherEvent("decision", data={"changes": [{"trainer": "t2", "action": "shrink"}], "ms": 1}))
+        store.log(10.2, OtherEvent("worker.started", trainer="t1", node="a", data={"worker": "t1-1"}))
+        store.log(11.0, OtherEvent("decision", data={"changes": [], "ms": 1}))
+        store.log(11.0, OtherEvent("worker.started", trainer="t1", node="b", data={"worker": "t1-2"}))
         commands = [
             (10.25, "a", "start", "t1-1", 0),
             (10.3, "c", "generation", "t2-1", 4),

@@ -13,6 +13,7 @@ import pytest
 
 from bftrainer.cluster.config.keys import LogSettings
 from bftrainer.cluster.store import event_logging
+from bftrainer.cluster.store.events import OtherEvent
 from bftrainer.errors import InputError
 from support.cluster.bench import Bench
 
@@ -140,7 +141,7 @@ def test_what_somebody_should_look_at_is_a_warning_and_on_stderr(tmp_path: Path)
         ("node.left", {"reason": "silent"}),
         ("node.left", {"reason": "taken"}),
     ):
-        bench.store.log(1.0, kind, data=data)
+        bench.store.log(1.0, OtherEvent(kind, data=data))
     bench.store.close()
     told = [json.loads(line) for line in stderr.getvalue().splitlines()]
     assert [row["event"] for row in told] == ["pool.slurm_failed", "trainer.state", "node.left"]

@@ -21,6 +21,7 @@ from bftrainer.cluster.controller import controller, decision_timer
 from bftrainer.cluster.controller.controller import Controller
 from bftrainer.cluster.controller.logbook import Logbook
 from bftrainer.cluster.http import app, views
+from bftrainer.cluster.store.events import NodeLeft
 from bftrainer.cluster.wire import messages
 from bftrainer.elastic import protocol
 from support.cluster.api import NoPool, by
@@ -177,7 +178,7 @@ def play(lives: Sequence[Sequence[Sequence[Any]]], *, ask: bool = False) -> dict
         patch.setattr(decision_timer, "LEARN_S", 0.0)
         folder = Path(name)
         bench = Bench(folder)
-        token = bench.store.create_token(name="root", owner="root", role="admin", time=1.0)
+        token = bench.store.tokens.create(name="root", owner="root", role="admin", time=1.0)
         bench.submit("1-1")
         bench.submit("1-1")
         bench.join("n1", "n2")
@@ -267,7 +268,7 @@ def test_halves_of_characters_that_an_older_version_stored_are_answered(tmp_path
         spec = {"script": "/train.py", "min_nodes": 1, "max_nodes": 1}
         trainer = bench.store.add_trainer(name="a", owner="ann", spec=spec, time=1.0).id
         bench.store.update_trainer(trainer, state="failed", metrics={LONE: 1.0}, ended=2.0)
-        bench.store.log(1.0, "node.left", node="n1", data={"reason": LONE})
+        bench.store.log(1.0, NodeLeft("n1", LONE))
         for path in (f"/v1/trainers/{trainer}", "/v1/trainers?all=true", "/v1/events"):
             answer = await client.get(path, headers=by(tokens, "root"))
             assert answer.status_code == 200, path

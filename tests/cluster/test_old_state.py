@@ -49,7 +49,7 @@ def test_trainers_events_tokens_and_owners_of_0_1_0_are_taken_up_and_training_go
     with Store.open(old_state / FILE) as store:
         assert list(store.all_events())[: len(events)] == events
         assert [(row.owner, row.max_nodes) for row in store.owners()] == [("ann", 2)]
-        assert {token.name for token in store.tokens()} >= {"ann"}
+        assert {token.name for token in store.tokens.all()} >= {"ann"}
 
 
 def logged(live: Live, trainer: str) -> str:

@@ -52,7 +52,7 @@ def play(folder: Path, scene: Scene, settings: Api | None = None) -> None:
     async def begin() -> None:
         tokens = {}
         for name, role in (("ann", "user"), ("bob", "user"), ("root", "admin")):
-            tokens[name] = bench.store.create_token(name=name, owner=name, role=role, time=1.0)
+            tokens[name] = bench.store.tokens.create(name=name, owner=name, role=role, time=1.0)
         config = dataclasses.replace(Config(), server=Server(state=folder), api=settings or Api())
         controller = Controller(bench.cluster, Pool(), config, lambda trainer: Logbook(folder / trainer, 1 << 20), {})
         app = app_module.build(controller, SECRET)
@@ -160,7 +160,7 @@ def test_a_monitor_reads_all_figures_and_nothing_else(tmp_path: Path) -> None:
     async def scene(client: httpx.AsyncClient, bench: Bench, controller: Controller, tokens: dict[str, str]) -> None:
         await client.post("/v1/trainers", json={**SPEC, "name": "of-ann"}, headers=by(tokens, "ann"))
         bench.settle()
-        tokens["eye"] = bench.store.create_token(name="eye", owner="eye", role="monitor", time=1.0)
+        tokens["eye"] = bench.store.tokens.create(name="eye", owner="eye", role="monitor", time=1.0)
         assert "of-ann" in (await client.get("/metrics", headers=by(tokens, "eye"))).text
         for method, path in (("GET", "/v1/status"), ("POST", "/v1/trainers"), ("POST", "/v1/pause"), ("GET", "/v1/me")):
             answer = await client.request(method, path, headers=by(tokens, "eye"))
@@ -230,7 +230,7 @@ def test_many_trainers_and_strange_requests_do_not_make_many_series(tmp_path: Pa
 def test_names_with_quotes_do_not_break_the_figures(tmp_path: Path) -> None:
     async def scene(client: httpx.AsyncClient, bench: Bench, controller: Controller, tokens: dict[str, str]) -> None:
         odd = 'o"dd \\ {x="1"}'
-        token = bench.store.create_token(name="odd", owner=odd, role="user", time=1.0)
+        token = bench.store.tokens.create(name="odd", owner=odd, role="user", time=1.0)
         made = await client.post("/v1/trainers", json=SPEC, headers={"Authorization": f"Bearer {token}"})
         assert made.status_code == 201
         found = figures((await client.get("/metrics", headers=by(tokens, "root"))).text)

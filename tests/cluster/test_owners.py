@@ -23,7 +23,7 @@ from bftrainer.cluster.controller.owners import QuotaError
 from bftrainer.cluster.report.rerun import KINDS, check
 from bftrainer.cluster.report.usage import account
 from bftrainer.cluster.spec.trainer import TrainerSpec
-from bftrainer.cluster.store.schema import OwnerRow
+from bftrainer.cluster.store.rows import OwnerRow
 from bftrainer.core.curve import Curve
 from bftrainer.core.pool import Event, Fragment
 from bftrainer.core.trace import Trace, Window

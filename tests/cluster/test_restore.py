@@ -7,7 +7,6 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from bench import Bench
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,9 +14,10 @@ from bftrainer.cluster.controller.active import ActiveTrainer
 from bftrainer.cluster.jobs.base import JobRecord
 from bftrainer.cluster.spec.states import FINISHED, STATES
 from bftrainer.cluster.spec.trainer import TrainerSpec
-from bftrainer.cluster.store.schema import TrainerRow
+from bftrainer.cluster.store.rows import TrainerRow
 from bftrainer.elastic.metrics import Position
 from bftrainer.elastic.protocol import Generation
+from support.cluster.bench import Bench
 
 UNCHANGED = {"id", "name", "owner", "spec", "submitted"}
 APART = {"learned", "ended"}

@@ -80,7 +80,7 @@ def test_a_revoked_token_is_refused_at_once_and_another_users_finds_nothing(tmp_
                 answer = await client.request(method, route.format(ref=ref), headers=by(tokens, "bob"))
                 assert answer.status_code == 404, route
         assert (await client.get("/v1/me", headers=by(tokens, "ann"))).status_code == 200
-        bench.store.revoke_token("ann", 2.0)
+        bench.store.tokens.revoke("ann", 2.0)
         assert (await client.get("/v1/me", headers=by(tokens, "ann"))).status_code == 401
         assert (await client.get("/v1/trainers/t1", headers=by(tokens, "ann"))).status_code == 401
 
@@ -309,7 +309,7 @@ def test_secrets_stay_secret_and_slow_clients_stop_nobody(tmp_path: Path) -> Non
     folder = tmp_path / "state"
     folder.mkdir(mode=0o700)
     with Store.open(folder / FILE) as store:
-        token = store.create_token(name="ann", owner="ann", role="user", time=1.0)
+        token = store.tokens.create(name="ann", owner="ann", role="user", time=1.0)
     with Live(folder, "--nodes", "2") as live:
         known = json.loads((folder / "client.json").read_text())
         secrets = [PLANTED, token, known["token"], (folder / "agent-secret").read_text().strip()]

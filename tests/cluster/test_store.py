@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from bftrainer.cluster.spec.states import FINISHED, STATES
-from bftrainer.cluster.store import database, schema
+from bftrainer.cluster.store import database, migrations
 from bftrainer.cluster.store.database import DiskFullError
+from bftrainer.cluster.store.events import OtherEvent
 from bftrainer.cluster.store.store import Store
 from bftrainer.errors import BFTrainerError, InputError
 
@@ -179,7 +180,7 @@ def test_a_node_that_comes_back_is_here_again(store: Store) -> None:
 
 def test_events_are_found_by_number_trainer_and_kind(store: Store) -> None:
     for n in range(10):
-        store.log(float(n), "even" if n % 2 == 0 else "odd", trainer=f"t{n % 3}", data={"n": n})
+        store.log(float(n), OtherEvent("even" if n % 2 == 0 else "odd", trainer=f"t{n % 3}", data={"n": n}))
     assert [event.seq for event in store.events(limit=3)] == [8, 9, 10]
     assert [event.seq for event in store.events(after=2, limit=3)] == [3, 4, 5]
     assert [event.data["n"] for event in store.events(kind="odd", limit=2)] == [7, 9]
@@ -192,12 +193,12 @@ def test_events_are_found_by_number_trainer_and_kind(store: Store) -> None:
 
 def test_reading_all_events_ends_even_when_each_one_causes_another(store: Store) -> None:
     for n in range(2500):
-        store.log(float(n), "x")
-    assert sum(1 for event in store.all_events() if store.log(event.time, "echo")) == 2500
+        store.log(float(n), OtherEvent("x"))
+    assert sum(1 for event in store.all_events() if store.log(event.time, OtherEvent("echo"))) == 2500
 
 
 def test_events_cannot_be_changed_or_removed(store: Store, path: Path) -> None:
-    store.log(1.0, "x")
+    store.log(1.0, OtherEvent("x"))
     other = sqlite3.connect(path)
     for statement in ("UPDATE events SET kind = 'y'", "DELETE FROM events"):
         with pytest.raises(sqlite3.IntegrityError, match="events are never"):
@@ -208,7 +209,7 @@ def test_events_cannot_be_changed_or_removed(store: Store, path: Path) -> None:
 
 def test_trimming_keeps_the_newest_events_and_the_guard(store: Store, path: Path) -> None:
     for n in range(10):
-        store.log(float(n), "x")
+        store.log(float(n), OtherEvent("x"))
     assert store.trim_events(20) == 0
     assert store.trim_events(4) == 6
     assert store.trim_events(4) == 0
@@ -220,7 +221,7 @@ def test_trimming_keeps_the_newest_events_and_the_guard(store: Store, path: Path
     with pytest.raises(BFTrainerError, match="never changed"):
         store._db.run("UPDATE events SET kind = 'y'")
     assert store.trim_events(0) == 4
-    assert store.log(11.0, "x") == 11
+    assert store.log(11.0, OtherEvent("x")) == 11
     with pytest.raises(InputError, match="must be 0 or more"):
         store.trim_events(-1)
 
@@ -273,50 +274,50 @@ def test_a_reader_sees_one_instant_while_another_process_writes(store: Store, pa
 
 
 def test_a_token_is_known_by_its_hash_until_it_is_revoked(store: Store, path: Path) -> None:
-    token = store.create_token(name="laptop", owner="ada", role="user", time=1.0)
+    token = store.tokens.create(name="laptop", owner="ada", role="user", time=1.0)
     assert token.startswith("bft_")
     assert len(token) >= 4 + 43
-    found = store.check_token(token)
+    found = store.tokens.check(token)
     assert found is not None
     assert (found.name, found.owner, found.role) == ("laptop", "ada", "user")
-    assert store.check_token(token[:-1]) is None
-    assert store.check_token("") is None
+    assert store.tokens.check(token[:-1]) is None
+    assert store.tokens.check("") is None
     with pytest.raises(InputError, match="a token named 'laptop' already"):
-        store.create_token(name="laptop", owner="ada", role="user", time=2.0)
-    assert store.revoke_token("laptop", 3.0)
-    assert not store.revoke_token("laptop", 4.0)
-    assert store.check_token(token) is None
-    assert [row.revoked for row in store.tokens()] == [3.0]
-    second = store.create_token(name="laptop", owner="ada", role="admin", time=5.0)
-    assert store.revoke_token(str(store.tokens()[-1].id), 6.0)
-    assert store.check_token(second) is None
+        store.tokens.create(name="laptop", owner="ada", role="user", time=2.0)
+    assert store.tokens.revoke("laptop", 3.0)
+    assert not store.tokens.revoke("laptop", 4.0)
+    assert store.tokens.check(token) is None
+    assert [row.revoked for row in store.tokens.all()] == [3.0]
+    second = store.tokens.create(name="laptop", owner="ada", role="admin", time=5.0)
+    assert store.tokens.revoke(str(store.tokens.all()[-1].id), 6.0)
+    assert store.tokens.check(second) is None
     with pytest.raises(InputError, match="role must be one of user, admin"):
-        store.create_token(name="x", owner="ada", role="root", time=2.0)
+        store.tokens.create(name="x", owner="ada", role="root", time=2.0)
     store.close()
     assert all(token.encode() not in file.read_bytes() for file in path.parent.iterdir())
 
 
 def test_the_use_of_a_token_is_noted_now_and_then(store: Store) -> None:
-    token = store.create_token(name="a", owner="ada", role="user", time=1.0)
+    token = store.tokens.create(name="a", owner="ada", role="user", time=1.0)
     used = []
     for time in (10.0, 30.0, 70.0):
-        assert store.check_token(token, time)
-        used.append(store.tokens()[0].last_used)
+        assert store.tokens.check(token, time)
+        used.append(store.tokens.all()[0].last_used)
     assert used == [10.0, 10.0, 70.0]
 
 
 def test_an_adopted_token_replaces_the_one_before_and_stays_revoked(store: Store) -> None:
     old, new = "o" * 40, "n" * 40
     given: dict[str, Any] = {"name": "this machine", "owner": "ada", "role": "admin", "time": 1.0}
-    assert store.adopt_token(old, **given)
-    assert store.adopt_token(old, **given)
-    assert len(store.tokens()) == 1
-    assert store.adopt_token(new, **given)
-    assert store.check_token(old) is None
-    assert store.check_token(new)
-    assert not store.adopt_token(old, **given)
+    assert store.tokens.adopt(old, **given)
+    assert store.tokens.adopt(old, **given)
+    assert len(store.tokens.all()) == 1
+    assert store.tokens.adopt(new, **given)
+    assert store.tokens.check(old) is None
+    assert store.tokens.check(new)
+    assert not store.tokens.adopt(old, **given)
     with pytest.raises(InputError, match="32 characters or more, but got 3"):
-        store.adopt_token("abc", **given)
+        store.tokens.adopt("abc", **given)
 
 
 # The file.
@@ -329,16 +330,16 @@ def test_a_new_file_is_for_its_owner_alone_and_uses_the_write_ahead_log(store: S
     assert pragmas == ["wal", 1, 1]
 
 
-@pytest.mark.parametrize("version", range(len(schema.MIGRATIONS)))
+@pytest.mark.parametrize("version", range(len(migrations.MIGRATIONS)))
 def test_every_older_version_is_brought_up_to_date(path: Path, version: int) -> None:
     old = sqlite3.connect(path)
-    for statements in schema.MIGRATIONS[:version]:
+    for statements in migrations.MIGRATIONS[:version]:
         for statement in statements:
             old.execute(statement)
     old.execute(f"PRAGMA user_version = {version}")
     old.close()
     with Store.open(path) as store:
-        assert store._db.rows("PRAGMA user_version")[0][0] == len(schema.MIGRATIONS)
+        assert store._db.rows("PRAGMA user_version")[0][0] == len(migrations.MIGRATIONS)
         assert add(store) == "t1"
         assert store.problems() == []
         made = {row[0] for row in store._db.rows("SELECT sql FROM sqlite_master")}
@@ -357,16 +358,16 @@ def test_a_migration_that_fails_changes_nothing(path: Path, monkeypatch: pytest.
         add(store)
     later = ("CREATE TABLE extra (a)",)
     with monkeypatch.context() as patch:
-        patch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, later, ("CREATE TABLE more (a)", "nonsense")))
+        patch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, later, ("CREATE TABLE more (a)", "nonsense")))
         with pytest.raises(BFTrainerError, match="syntax error"):
             Store.open(path)
     reading = sqlite3.connect(path)
-    assert reading.execute("PRAGMA user_version").fetchone() == (len(schema.MIGRATIONS) + 1,)
+    assert reading.execute("PRAGMA user_version").fetchone() == (len(migrations.MIGRATIONS) + 1,)
     tables = {row[0] for row in reading.execute("SELECT name FROM sqlite_master")}
     reading.close()
     assert "extra" in tables
     assert "more" not in tables
-    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, later, ("CREATE TABLE more (a)",)))
+    monkeypatch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, later, ("CREATE TABLE more (a)",)))
     with Store.open(path) as store:
         assert [row.id for row in store.trainers()] == ["t1"]
 
@@ -446,7 +447,7 @@ def test_a_full_disk_takes_the_whole_transaction_back(store: Store, path: Path) 
     store._db.run(f"PRAGMA max_page_count = {pages + 2}")
     much = {"text": "x" * 100_000}
     with pytest.raises(DiskFullError, match="the disk is full; free some space") as caught:
-        undone(store, lambda: store.keep("n", 2), lambda: store.log(1.0, "x", data=much))
+        undone(store, lambda: store.keep("n", 2), lambda: store.log(1.0, OtherEvent("x", data=much)))
     one_line(caught, path)
     assert store.kept("n") == 1
     assert store.events() == []
@@ -480,7 +481,7 @@ def test_a_disk_that_is_really_full_is_named_and_work_goes_on_once_there_is_room
             while written < 1000:
                 with store.transaction():
                     store.keep("n", written)
-                    store.log(1.0, "x", data={"n": written, "text": "x" * 10_000})
+                    store.log(1.0, OtherEvent("x", data={"n": written, "text": "x" * 10_000}))
                 written += 1
 
         with pytest.raises(DiskFullError) as caught:
@@ -530,7 +531,7 @@ def test_a_damaged_row_is_said_clearly(store: Store) -> None:
 
 def test_a_back_up_is_one_whole_file_that_can_be_put_in_place(store: Store, tmp_path: Path, path: Path) -> None:
     add(store)
-    store.log(1.0, "x")
+    store.log(1.0, OtherEvent("x"))
     copy = tmp_path / "copies" / "copy.db"
     with pytest.raises(BFTrainerError, match="folder must exist"):
         store.backup(copy)
@@ -555,6 +556,7 @@ def test_a_back_up_is_one_whole_file_that_can_be_put_in_place(store: Store, tmp_
 WRITER = """
 import sys
 from pathlib import Path
+from bftrainer.cluster.store.events import OtherEvent
 from bftrainer.cluster.store.store import Store
 
 store = Store.open(Path(sys.argv[1]))
@@ -566,7 +568,7 @@ for n in range(begin + 1, begin + 1_000_000):
         store.update_trainer("t1", samples=n)
         if n % 7 == 0:
             print("midst", flush=True)
-        store.log(float(n), "n", trainer="t1", data={"n": n, "text": "x" * (n * 37 % 5000)})
+        store.log(float(n), OtherEvent("n", trainer="t1", data={"n": n, "text": "x" * (n * 37 % 5000)}))
         if n % 50 == 0:
             store.trim_events(20)
         store.keep("n", n)
@@ -602,6 +604,7 @@ def test_killed_at_any_instant_the_state_and_the_log_agree_and_nothing_told_is_l
 DYING = """
 import os, signal, sys
 from pathlib import Path
+from bftrainer.cluster.store.events import OtherEvent
 from bftrainer.cluster.store.store import Store
 
 def step(number):
@@ -612,7 +615,7 @@ store = Store.open(Path(sys.argv[1]))
 with store.transaction():
     store.update_trainer("t1", samples=2)
     step(1)
-    store.log(1.0, "n", data={"text": "x" * 5_000_000})
+    store.log(1.0, OtherEvent("n", data={"text": "x" * 5_000_000}))
     step(2)
     store.trim_events(0)
     step(3)
@@ -627,13 +630,13 @@ def test_a_kill_within_a_transaction_takes_all_of_it_back_and_one_after_it_nothi
     with Store.open(path) as store:
         add(store)
         store.update_trainer("t1", samples=1)
-        store.log(1.0, "n")
+        store.log(1.0, OtherEvent("n"))
         store.keep("n", 1)
     assert subprocess.run([sys.executable, "-c", DYING, path, str(step)]).returncode == -signal.SIGKILL
     with Store.open(path) as store:
         found = [(row.samples, store.kept("n"), store.event_span().count) for row in store.trainers()]
         assert found == [(2, 2, 0) if step == 5 else (1, 1, 1)]
-        assert store.log(2.0, "n") == (3 if step == 5 else 2)
+        assert store.log(2.0, OtherEvent("n")) == (3 if step == 5 else 2)
         assert store.problems() == []
 
 
@@ -680,7 +683,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(name=NAMES, spec=st.dictionaries(st.text(), VALUES, max_size=2))
     def submit(self, name: str, spec: dict[str, Any]) -> None:
-        taken = any(t["name"] == name and t["state"] not in schema.FINISHED for t in self.trainers.values())
+        taken = any(t["name"] == name and t["state"] not in FINISHED for t in self.trainers.values())
         try:
             row = self.store.add_trainer(name=name, owner="o", spec=spec, time=1.0)
         except InputError:
@@ -693,14 +696,14 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.trainers)
     @rule(data=st.data(), columns=COLUMNS)
     def update(self, data: st.DataObject, columns: dict[str, Any]) -> None:
-        live = [name for name, trainer in self.trainers.items() if trainer["state"] not in schema.FINISHED]
+        live = [name for name, trainer in self.trainers.items() if trainer["state"] not in FINISHED]
         if live:
             name = data.draw(st.sampled_from(live))
             self.store.update_trainer(name, **columns)
             self.trainers[name].update(columns)
 
     @precondition(lambda self: self.trainers)
-    @rule(data=st.data(), state=st.sampled_from(schema.FINISHED))
+    @rule(data=st.data(), state=st.sampled_from(FINISHED))
     def finish(self, data: st.DataObject, state: str) -> None:
         name = data.draw(st.sampled_from(sorted(self.trainers)))
         with self.store.transaction():
@@ -744,7 +747,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(kind=NAMES)
     def log(self, kind: str) -> None:
         self.seq += 1
-        assert self.store.log(1.0, kind) == self.seq
+        assert self.store.log(1.0, OtherEvent(kind)) == self.seq
         self.events.append((self.seq, kind))
 
     @rule(most=st.integers(0, 5))
@@ -761,7 +764,12 @@ class StoreMachine(RuleBasedStateMachine):
             with store.transaction():
                 store.put_node("never", host="h", agent="a", pid=1, joined=1.0)
 
-        changes = (lambda: store.keep(key, "never"), lambda: store.log(1.0, kind), lambda: store.trim_events(0), node)
+        changes = (
+            lambda: store.keep(key, "never"),
+            lambda: store.log(1.0, OtherEvent(kind)),
+            lambda: store.trim_events(0),
+            node,
+        )
         with pytest.raises(UndoError):
             undone(store, *changes)
 
@@ -795,7 +803,7 @@ def test_the_state_is_what_the_operations_add_up_to(tmp_path_factory: pytest.Tem
 
 def test_all_that_is_stored_can_be_read_by_any_sqlite_tool(store: Store, path: Path) -> None:
     add(store, script="a.py")
-    store.log(1.0, "x", data={"n": 1})
+    store.log(1.0, OtherEvent("x", data={"n": 1}))
     other = sqlite3.connect(path)
     ((spec,),) = other.execute("SELECT spec FROM trainers").fetchall()
     ((data,),) = other.execute("SELECT data FROM events").fetchall()

@@ -10,7 +10,7 @@ import pytest
 
 from bftrainer.cluster.controller.active import ControllerSettings
 from bftrainer.cluster.http.wait_reason import WaitReasons
-from bftrainer.cluster.store.schema import OwnerRow
+from bftrainer.cluster.store.rows import OwnerRow
 from support.cluster.bench import Bench
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from bftrainer.cluster.store.events import OtherEvent
 from bftrainer.cluster.store.store import FILE, Store
 from dashboard import fill
 from support.cluster.live import EXAMPLES, Live
@@ -44,7 +45,7 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         for i in range(100):
             changes = [{**change, "before": i, "after": i + 1}]
             data = {"pool": 9, "horizon_s": 60, "changes": changes, "reasons": ["trial-1: a free node"], "ms": 1}
-            store.log(now - 100 + i, "decision", data=data)
+            store.log(now - 100 + i, OtherEvent("decision", data=data))
     with Live(state, "--pool", "local", "--nodes", "1", "--dry-run") as live:
         yield live
 
@@ -187,7 +188,7 @@ def test_older_decisions_come_once_however_often_one_presses(browser: Any, past:
 def test_the_next_user_sees_nothing_of_the_last(browser: Any, past: Live) -> None:
     url, token = client_of(past)
     with Store.open(past.folder / FILE) as store:
-        nobody = store.create_token(name="nobody", owner="nobody", role="user", time=time.time())
+        nobody = store.tokens.create(name="nobody", owner="nobody", role="user", time=time.time())
     inked = "document.getElementById('gantt').width * document.getElementById('gantt').height"
     seen = "document.body.textContent.includes('trial-')"
     with Watched(browser, url) as watched:

@@ -28,7 +28,9 @@ from bftrainer.cluster.report import daily
 from bftrainer.cluster.report.daily import look_back
 from bftrainer.cluster.report.lost_samples import read_costs
 from bftrainer.cluster.store.database import Database
+from bftrainer.cluster.store.events import OtherEvent
 from bftrainer.cluster.store.store import Store
+from bftrainer.cluster.store.tokens import TokenTable
 from bftrainer.errors import InputError
 from support.cluster.api import NoPool
 from support.cluster.bench import Bench
@@ -42,7 +44,7 @@ def play(bench: Bench, scene: Scene) -> None:
     async def run() -> None:
         by = {}
         for name, role in (("ann", "user"), ("someone", "user"), ("root", "admin")):
-            token = bench.store.create_token(name=name, owner=name, role=role, time=1.0)
+            token = bench.store.tokens.create(name=name, owner=name, role=role, time=1.0)
             by[name] = {"Authorization": f"Bearer {token}"}
         config = replace(Config(), server=Server(state=bench.folder))
         logbook = lambda trainer: Logbook(bench.folder / trainer, 1 << 20)  # noqa: E731
@@ -387,7 +389,7 @@ def test_the_stream_tells_the_status_and_ends_with_the_token(bench: Bench, monke
     good = iter([True, False])
 
     async def scene(client: httpx.AsyncClient, by: dict[str, dict[str, str]]) -> None:
-        monkeypatch.setattr(Store, "check_token", _until(bench.store, good))
+        monkeypatch.setattr(TokenTable, "check", _until(bench.store, good))
         answer = await client.get("/v1/stream", headers=by["root"])
         told = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -408,7 +410,7 @@ def test_one_owner_cannot_take_all_streams(bench: Bench, monkeypatch: pytest.Mon
 
     async def count() -> None:
         feed = dashboard._Feed(lambda caller: {})
-        row = next(row for row in bench.store.tokens() if row.owner == "ann")
+        row = next(row for row in bench.store.tokens.all() if row.owner == "ann")
         streams = [feed.events(row, lambda: True, lambda: False) for _ in range(2)]
         for stream in streams:
             await anext(stream)
@@ -424,7 +426,7 @@ def test_a_stream_ends_with_the_controller_however_long_it_rests(bench: Bench, m
     monkeypatch.setattr(dashboard, "STREAM_EVERY_S", 3600.0)
 
     async def scene() -> None:
-        row = bench.store.check_token(bench.store.create_token(name="a", owner="a", role="user", time=1.0))
+        row = bench.store.tokens.check(bench.store.tokens.create(name="a", owner="a", role="user", time=1.0))
         assert row is not None
         over: list[bool] = []
         stream = dashboard._Feed(lambda caller: {}).events(row, lambda: True, lambda: bool(over))
@@ -437,9 +439,9 @@ def test_a_stream_ends_with_the_controller_however_long_it_rests(bench: Bench, m
 
 
 def _until(store: Store, good: Any) -> Any:
-    real = store.check_token
+    real = store.tokens.check
 
-    def check(self: Store, token: str, time: float | None = None) -> Any:
+    def check(self: TokenTable, token: str, time: float | None = None) -> Any:
         return real(token, time) if time is not None or next(good) else None
 
     return check
@@ -471,7 +473,9 @@ def test_what_pauses_cost_is_counted_at_the_rate_before_them(bench: Bench) -> No
     trainer = bench.submit()
     bench.store.update_trainer(trainer, learned={"in_use": {"2": 100.0}}, samples_redone=(1 << 63) - 1)
     for why, size in (("grow", 2), ("preempt", 4), ("start", 2)):
-        bench.store.log(bench.now, "rescale", trainer=trainer, data={"why": why, "world_before": size, "pause_s": 0.5})
+        bench.store.log(
+            bench.now, OtherEvent("rescale", trainer=trainer, data={"why": why, "world_before": size, "pause_s": 0.5})
+        )
     assert costs(bench, 10) == {"preemption": 100.0, "rescale": 50.0}
     assert costs(bench, -10)["rescale"] == 0
 
@@ -565,7 +569,7 @@ def test_looking_back_says_how_efficient_it_was_or_why_it_cannot(bench: Bench, w
     story(bench)
     for trainer in ("t1", "t2"):
         bench.store.update_trainer(trainer, samples=500, started=1000.0)
-    bench.store.log(bench.now, "trainer.note")
+    bench.store.log(bench.now, OtherEvent("trainer.note"))
     found = look_back(bench.store.path, policy, bench.now, window_s)
     assert found["why"] == ""
     assert 0 < found["bound"] <= 1.5
@@ -578,7 +582,7 @@ def test_what_was_made_before_the_last_day_does_not_count_in_it(bench: Bench) ->
     trainer = bench.submit("1-2", name="silent")  # no metrics, and no end that it tells
     bench.now += 3000
     bench.store.update_trainer(trainer, samples=3000, started=1000.0)
-    bench.store.log(bench.now, "trainer.note")
+    bench.store.log(bench.now, OtherEvent("trainer.note"))
     whole, third = (look_back(bench.store.path, PolicySettings(), bench.now, seconds) for seconds in (3000.0, 1000.0))
     assert (whole["why"], third["why"]) == ("", "")
     assert third["efficiency"] == pytest.approx(whole["efficiency"], rel=0.05)

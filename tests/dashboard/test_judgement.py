@@ -9,7 +9,8 @@ import pytest
 from bftrainer.cluster.jobs.learning import Learned
 from bftrainer.cluster.report.efficiency import LiveEfficiency, judge
 from bftrainer.cluster.report.rerun import as_study
-from bftrainer.cluster.store import events
+from bftrainer.cluster.store.events import NodeJoined, NodeLeft
+from bftrainer.cluster.store.scheduling_events import learned_event
 from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.core.curve import Curve
 from bftrainer.core.trainer import Trainer
@@ -22,16 +23,16 @@ def judged(folder: Path, later: int) -> LiveEfficiency:
     """
     with Store.open(folder / FILE) as store, store.transaction():
         for i in range(4):
-            store.log(0.0 if i < 4 - later else 100.0, "node.joined", node=f"n{i}", data={"host": "h", "agent": "a"})
+            store.log(0.0 if i < 4 - later else 100.0, NodeJoined(f"n{i}", "h", "a"))
         for name, work in (("a", 200), ("b", 300)):
             spec = {"script": "/t.py", "min_nodes": 1, "max_nodes": 2}
             row = store.add_trainer(name=name, owner="ann", spec=spec, time=0.0)
             curve = Curve((0, 1, 2), (0.0, 1.0, 2.0))
             known = Trainer(row.id, curve, 1, 2, 0.0, 0.0, submit=0.0, owner="ann")
-            store.log(0.0, "trainer.learned", trainer=row.id, data=events.trainer_as_json(known))
+            store.log(0.0, learned_event(known))
             store.update_trainer(row.id, state="done", started=0.0, ended=200.0, samples=work, total=work)
         for i in range(1, 4) if not later else ():
-            store.log(100.0, "node.left", node=f"n{i}", data={"reason": "taken"})
+            store.log(100.0, NodeLeft(f"n{i}", "taken"))
     with Store.open(folder / FILE) as store:
         return judge(store, Policy())
 
@@ -53,12 +54,12 @@ def test_a_replay_takes_rescales_that_were_never_measured_to_cost_what_the_sched
     tmp_path: Path,
 ) -> None:
     with Store.open(tmp_path / FILE) as store, store.transaction():
-        store.log(0.0, "node.joined", node="n1", data={"host": "h", "agent": "a"})
+        store.log(0.0, NodeJoined("n1", "h", "a"))
         for name, told in (("opaque", {}), ("told", {"up_s": 3.0})):
             spec = {"script": "/t.py", "min_nodes": 1, "max_nodes": 2, **told}
             row = store.add_trainer(name=name, owner="ann", spec=spec, time=0.0)
             known = Trainer(row.id, Curve((0, 1, 2), (0.0, 1.0, 2.0)), 1, 2, 10.0, 10.0, submit=0.0, owner="ann")
-            store.log(0.0, "trainer.learned", trainer=row.id, data=events.trainer_as_json(known))
+            store.log(0.0, learned_event(known))
             learned = Learned(None, 10.0, 10.0).as_json()
             store.update_trainer(row.id, state="done", started=0.0, ended=200.0, samples=9, total=9, learned=learned)
         study = as_study(store)

@@ -25,6 +25,8 @@ from bftrainer.cluster.config.keys import Config, PolicySettings
 from bftrainer.cluster.config.load import CLIENT_FILE
 from bftrainer.cluster.config.policy import policy_of
 from bftrainer.cluster.report.efficiency import LiveEfficiency, judge
+from bftrainer.cluster.store.events import Decided, NodeJoined, NodeLeft, Rescaled, kinds_of
+from bftrainer.cluster.store.replay import PoolReplay
 from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes.launch import dying_with
@@ -149,12 +151,13 @@ def summarise(folder: Path) -> DemoSummary:
     with Store.open(folder / FILE, read_only=True) as store:
         pauses: dict[str, list[float]] = {}
         joins = leaves = decisions = 0
-        for event in store.all_events(("rescale", "node.joined", "node.left", "decision")):
-            if event.kind == "rescale" and event.data["why"] != "start":
-                pauses.setdefault(event.trainer, []).append(event.data["pause_s"])
-            joins += event.kind == "node.joined"
-            leaves += event.kind == "node.left"
-            decisions += event.kind == "decision"
+        for at in PoolReplay().read(store.all_events(kinds_of(Rescaled, NodeJoined, NodeLeft, Decided))):
+            event = at.event
+            if isinstance(event, Rescaled) and event.why != "start" and event.pause_s is not None:
+                pauses.setdefault(event.trainer, []).append(event.pause_s)
+            joins += isinstance(event, NodeJoined)
+            leaves += isinstance(event, NodeLeft)
+            decisions += isinstance(event, Decided)
         judgement = judge(store, policy_of(Config(policy=PolicySettings(horizon_s=HORIZON_S))))
         rows: list[dict[str, Any]] = []
         for row in store.trainers():

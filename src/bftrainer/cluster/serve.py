@@ -43,15 +43,13 @@ from bftrainer.cluster.launchers import make_launchers
 from bftrainer.cluster.launchers.base import StateLayout
 from bftrainer.cluster.pools.registry import make_pool
 from bftrainer.cluster.store import event_logging
-from bftrainer.cluster.store.schema import LOCAL_TOKEN
+from bftrainer.cluster.store.state_folder import LOCK_FILE, SECRET_FILE, STATE_ID_KEY
 from bftrainer.cluster.store.store import FILE, Store
+from bftrainer.cluster.store.tokens import LOCAL_TOKEN
 from bftrainer.cluster.wire import tls
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes import variables
 from bftrainer.scheduler import Scheduler
-
-LOCK_FILE = "serve.lock"
-SECRET_FILE = "agent-secret"  # noqa: S105 - the name of a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +88,8 @@ async def serve(
             token = _make_client_file(folder, store, url, authority)
             event_logging.hidden.hide(secret, token)
             store.keep("port", port)
-            state_id = store.kept("state_id") or secrets.token_hex(8)
-            store.keep("state_id", state_id)
+            state_id = store.kept(STATE_ID_KEY) or secrets.token_hex(8)
+            store.keep(STATE_ID_KEY, state_id)
             store.number_after(StateLayout(folder, state_id).last_number())
             every_s = config.trainers.snapshot_every_s
             launchers = make_launchers(folder, state_id, _in_url(host).strip("[]"), store.keep, store.kept, every_s)
@@ -251,7 +249,7 @@ def _try_lock(descriptor: int, wait_s: float) -> bool:
 
 def _listen(config: Config, store: Store) -> LimitedListener:
     host, port = config.server.host, config.server.port
-    if not is_loopback(host) and not any(t.name != LOCAL_TOKEN and t.revoked is None for t in store.tokens()):
+    if not is_loopback(host) and not any(t.name != LOCAL_TOKEN and t.revoked is None for t in store.tokens.all()):
         raise InputError(
             f"refusing to listen on {host}, where others can reach it, without tokens: make one with "
             "`bftrainer token create NAME`, or set server.host to 127.0.0.1"
@@ -308,9 +306,9 @@ def _make_client_file(folder: Path, store: Store, url: str, authority: str) -> s
     token = ""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         token = str(json.loads(path.read_text()).get("token", ""))
-    if not token or store.check_token(token) is None:
+    if not token or store.tokens.check(token) is None:
         token = "bft_" + secrets.token_urlsafe(32)
-        store.adopt_token(token, name=LOCAL_TOKEN, owner=getpass.getuser(), role="admin", time=time.time())
+        store.tokens.adopt(token, name=LOCAL_TOKEN, owner=getpass.getuser(), role="admin", time=time.time())
     known_by = {"authority": authority} if authority else {}
     write_private(path, json.dumps({"url": url, "token": token, **known_by}) + "\n")
     return token

@@ -13,7 +13,8 @@ from rich.text import Text
 
 from bftrainer.cli.common.connection import state_of
 from bftrainer.cli.common.output import print_json
-from bftrainer.cluster.doctor.doctor import DoctorFinding, examine
+from bftrainer.cluster.doctor.doctor import examine
+from bftrainer.cluster.doctor.invariants import DoctorFinding
 
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 

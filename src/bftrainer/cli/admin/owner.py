@@ -19,7 +19,7 @@ from bftrainer.cli.common.output import print_json, warn
 from bftrainer.errors import InputError
 
 if TYPE_CHECKING:
-    from bftrainer.cluster.store.schema import OwnerRow
+    from bftrainer.cluster.store.rows import OwnerRow
 
 NONE = "none"
 
@@ -48,7 +48,7 @@ def set_(
         raise InputError("say what to set: --max-nodes, --max-trainers or --share")
     with live_packages():
         from bftrainer.cluster.controller.owners import check_row, read_share
-        from bftrainer.cluster.store.schema import OwnerRow
+        from bftrainer.cluster.store.rows import OwnerRow
     changes: dict[str, Any] = {"changed": time.time()}
     if max_nodes is not None:
         changes["max_nodes"] = _whole(max_nodes, "--max-nodes")
@@ -76,7 +76,7 @@ def list_(state: State = None, as_json: Json = False) -> None:
         held: dict[str, int] = {}
         for trainer in store.trainers(unfinished=True):
             held[trainer.owner] = held.get(trainer.owner, 0) + 1
-    from bftrainer.cluster.store.schema import OwnerRow
+    from bftrainer.cluster.store.rows import OwnerRow
 
     shown = [
         {**_shown(rows.get(owner, OwnerRow(owner))), "trainers": held.get(owner, 0)} for owner in sorted({*rows, *held})

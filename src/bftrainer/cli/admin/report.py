@@ -17,7 +17,7 @@ from bftrainer.errors import InputError
 from bftrainer.util.provenance import provenance
 
 if TYPE_CHECKING:
-    from bftrainer.cluster.report.excerpt import Efficiency
+    from bftrainer.cluster.report.efficiency import Efficiency
     from bftrainer.cluster.report.usage import UsageReport
 
 MOST_ROWS = 20
@@ -55,7 +55,7 @@ def report(
         from bftrainer.cluster.config.policy import policy_of
         from bftrainer.cluster.doctor.doctor import controller_runs
         from bftrainer.cluster.report import output
-        from bftrainer.cluster.report.excerpt import Efficiency, efficiency_of
+        from bftrainer.cluster.report.efficiency import Efficiency, efficiency_of
         from bftrainer.cluster.report.usage import account
         from bftrainer.cluster.store.store import FILE, Store
         from bftrainer.traces.times import parse_time, time_zone

@@ -36,7 +36,7 @@ def create(
 ) -> None:
     """Create a token and print it, this once. Users set BFTRAINER_TOKEN to it."""
     with live_packages():
-        from bftrainer.cluster.store.schema import LOCAL_TOKEN, ROLES
+        from bftrainer.cluster.store.tokens import LOCAL_TOKEN, ROLES
     owner = owner or _user()
     for what, text in (("NAME", name), ("--owner", owner)):
         if not text.strip() or not text.isprintable() or len(text) > 200:
@@ -46,7 +46,7 @@ def create(
     if role not in ROLES:
         raise InputError(f"--role must be one of {', '.join(ROLES)}, but got {role!r}")
     with open_store(state_of(state), make=True) as store:
-        token = store.create_token(name=name, owner=owner, role=role, time=time.time())
+        token = store.tokens.create(name=name, owner=owner, role=role, time=time.time())
     if as_json:
         print_json({"name": name, "owner": owner, "role": role, "token": token})
     else:
@@ -56,7 +56,7 @@ def create(
 def list_(state: State = None, as_json: Json = False) -> None:
     """List the tokens, without their secret values."""
     with open_store(state_of(state), make=False) as store:
-        rows = [_shown(row) for row in store.tokens()]
+        rows = [_shown(row) for row in store.tokens.all()]
     if as_json:
         print_json({"tokens": rows})
         return
@@ -73,7 +73,7 @@ def list_(state: State = None, as_json: Json = False) -> None:
 def revoke(name: Name, state: State = None, as_json: Json = False) -> None:
     """Revoke a token, effective at once."""
     with open_store(state_of(state), make=False) as store:
-        if not store.revoke_token(name, time.time()):
+        if not store.tokens.revoke(name, time.time()):
             raise InputError(f"no token is called {name!r}: see `bftrainer token list`")
     if as_json:
         print_json({"revoked": name})

@@ -25,6 +25,15 @@ from bftrainer.cli.common.connection import (
 from bftrainer.cli.common.output import print_json
 from bftrainer.cli.live.show_groups import folded, group_of, groups_table, members_table
 from bftrainer.cli.live.show_trainers import detail, duration, figure, header, nodes_table, pool_problem, trainers_table
+from bftrainer.cluster.store.events import (
+    Decided,
+    NodeLeaving,
+    NodeLeft,
+    Rescaled,
+    StateChanged,
+    TrainerLearned,
+    TrainerSubmitted,
+)
 from bftrainer.errors import InputError
 
 _MOST_EVENTS = 1000
@@ -164,25 +173,25 @@ def event_line(row: Mapping[str, Any]) -> str:
 def _told(row: Mapping[str, Any]) -> str:
     kind, data = row["kind"], row.get("data") or {}
     trainer, node = printable(row.get("trainer") or ""), printable(row.get("node") or "")
-    if kind == "decision":
+    if kind == Decided.kind:
         return "; ".join(map(printable, data.get("reasons") or ())) or "nothing to change"
-    if kind == "trainer.state":
+    if kind == StateChanged.kind:
         reason = f" ({printable(data['reason'])})" if data.get("reason") else ""
         return f"{trainer}: {data.get('from') or 'new'} -> {data.get('to')}{reason}"
-    if kind == "rescale":
+    if kind == Rescaled.kind:
         pause = "" if data.get("pause_s") is None else f", pause {data['pause_s']:.3g} s"
         sizes = f"{data.get('world_before', '?')} -> {data.get('world', '?')} nodes"
         return f"{trainer}: {sizes} ({data.get('why', '?')}){pause}"
-    if kind == "trainer.submitted":
+    if kind == TrainerSubmitted.kind:
         spec = data.get("spec") or data
         return f"{trainer} {printable(spec.get('name') or '')} {printable(spec.get('script') or '')}".rstrip()
-    if kind == "trainer.learned":
+    if kind == TrainerLearned.kind:
         learned = data.get("trainer") or data
         costs = [f"{key} {learned[key]:.3g}" for key in ("up_s", "down_s") if isinstance(learned.get(key), int | float)]
         return f"{trainer}: {', '.join(costs)}".rstrip(": ")
-    if kind == "node.left":
+    if kind == NodeLeft.kind:
         return f"{node} {printable(data.get('reason') or '')}".rstrip()
-    if kind == "node.leaving":
+    if kind == NodeLeaving.kind:
         return f"{node} in {data.get('grace_s', 0):g} s"
     rest = " ".join(f"{printable(k)}={printable(v)}" for k, v in data.items() if isinstance(v, str | int | float))
     return " ".join(part for part in (trainer, node, rest[:200]) if part)

@@ -18,6 +18,7 @@ from bftrainer.cli.common.connection import Patient, State, Url, printable, say,
 from bftrainer.cli.live.show_groups import folded, group_of, groups, groups_table
 from bftrainer.cli.live.show_trainers import COLOURS, header, percent, pool_problem, trainers_table
 from bftrainer.cluster.spec.states import FINISHED
+from bftrainer.cluster.store.events import Decided
 
 Row = Mapping[str, Any]
 
@@ -69,7 +70,7 @@ def look(controller: Patient, watched: set[str]) -> Scene:
     """Read the current state. The ids of trainers that are not finished are added to `watched`."""
     status = controller.ask(lambda c: c.status())
     nodes = controller.ask(lambda c: c.nodes())
-    decisions = controller.ask(lambda c: c.events(kind="decision", limit=_DECISIONS))
+    decisions = controller.ask(lambda c: c.events(kind=Decided.kind, limit=_DECISIONS))
     watched.update(row["id"] for row in status["trainers"] if row["state"] not in FINISHED)
     return Scene(status, nodes, decisions["events"])
 

@@ -21,7 +21,8 @@ from bftrainer.cluster.jobs.worker import JobSettings
 from bftrainer.cluster.launchers.base import HEAD, Launch, Launcher
 from bftrainer.cluster.spec.states import FINISHED, TrainerState
 from bftrainer.cluster.spec.trainer import TrainerSpec
-from bftrainer.cluster.store.schema import NodeRow, TrainerRow, WorkerRow
+from bftrainer.cluster.store import events
+from bftrainer.cluster.store.rows import NodeRow, TrainerRow, WorkerRow
 from bftrainer.cluster.store.store import Store
 from bftrainer.cluster.wire.worker_messages import LEAST, MOST
 from bftrainer.core.curve import Curve
@@ -254,10 +255,9 @@ class ActiveTrainer:
                 self.learned.started(start_s)
             self.stale = True
             self.started = self.started or now
-            store.log(now, "rescale", trainer=self.id, data={**asdict(rescale), "why": rescale.why})
+            store.log(now, events.Rescaled(self.id, **asdict(rescale), why=rescale.why))
         for failure in news.failures:
-            data = {name: value for name, value in asdict(failure).items() if name != "node"}
-            store.log(now, "worker.failed", trainer=self.id, node=failure.node, data=data)
+            store.log(now, events.WorkerFailed(self.id, **asdict(failure)))
 
     def save(self, store: Store, now: float, *, at_once: bool = False) -> None:
         """Store the trainer's changes.
@@ -269,8 +269,7 @@ class ActiveTrainer:
         if not (changed or shape != self.stored) and (at_once or now - self.stored_at < PROGRESS_EVERY_S):
             return
         if changed:
-            data = {"from": self.state, "to": state, "reason": self.job.reason}
-            store.log(now, "trainer.state", trainer=self.id, data=data)
+            store.log(now, events.StateChanged(self.id, self.state, state, self.job.reason))
             self.state = state
         if shape != self.stored:
             store.keep(f"job.{self.id}", self.job_as_json())

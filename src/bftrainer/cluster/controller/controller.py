@@ -23,6 +23,7 @@ from bftrainer.cluster.controller.reconciler import Reconciler
 from bftrainer.cluster.controller.restore import restore
 from bftrainer.cluster.pools.base import Pool
 from bftrainer.cluster.spec.trainer import TrainerSpec
+from bftrainer.cluster.store import events
 from bftrainer.errors import BFTrainerError
 
 TICK_S = 0.25
@@ -71,7 +72,7 @@ class Controller:
         gc.set_threshold(*self._collector[:2], 1 << 30)  # no automatic collection of all objects: see `COLLECT_S`
         with self._runner.event() as effects:
             effects.add(restore(self.cluster, time.time()))
-            self.cluster.store.log(time.time(), "serve.started", data={"pool": self.config.pool.kind})
+            self.cluster.store.log(time.time(), events.ServeStarted(self.config.pool.kind))
         loops = (self.agents.keep_handling, self._keep_deciding, self._keep_ticking)
         self._tasks = [asyncio.create_task(self._guarded(loop)) for loop in loops]
         await self.pool.open(self._pool_host)
@@ -97,7 +98,7 @@ class Controller:
         self.agents.close()
         with contextlib.suppress(BFTrainerError):
             self.agents.handle_rest()
-            self.cluster.store.log(time.time(), "serve.stopped", data={"drained": drain})
+            self.cluster.store.log(time.time(), events.ServeStopped(drain))
 
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         try:

@@ -13,6 +13,7 @@ from bftrainer.cluster.controller.active import ActiveTrainer, ControllerSetting
 from bftrainer.cluster.controller.effects import Effects
 from bftrainer.cluster.jobs.base import Intent, StartWorker, StopWorker, TellWorker
 from bftrainer.cluster.launchers.base import HEAD, WorkerSlot
+from bftrainer.cluster.store import events
 from bftrainer.cluster.store.store import Store
 from bftrainer.cluster.wire.messages import Ended, Forget, FromController, Say, Started, Stop
 from bftrainer.cluster.wire.worker_messages import understood
@@ -52,9 +53,8 @@ class JobRunner:
     def started(self, live: ActiveTrainer, message: Started, now: float) -> None:
         """Handle the start of a worker."""
         if message.warning:
-            data = {"worker": message.worker, "warning": message.warning}
             node = live.job.workers[message.worker].node
-            self._store.log(now, "worker.warned", trainer=live.id, node=node, data=data)
+            self._store.log(now, events.WorkerWarned(live.id, node, message.worker, message.warning))
         live.job.started(message.worker, message.pid)
 
     def ended(self, live: ActiveTrainer, message: Ended, now: float, effects: Effects) -> None:
@@ -66,8 +66,7 @@ class JobRunner:
             node.worker = None
         outcome = "done" if worker.said_done else "left" if worker.over else "killed" if worker.killed else "ended"
         self._store.end_worker(worker.id, ended=now, status=message.status, outcome=outcome)
-        data = {"worker": worker.id, "status": message.status, "outcome": outcome}
-        self._store.log(now, "worker.ended", trainer=live.id, node=worker.node, data=data)
+        self._store.log(now, events.WorkerEnded(live.id, worker.node, worker.id, message.status, outcome))
         effects.tell(worker.node, Forget(worker.id))
 
     def reconcile(self, live: ActiveTrainer, now: float, effects: Effects) -> None:
@@ -100,7 +99,7 @@ class JobRunner:
                 if name != HEAD:
                     node.worker = worker
                 self._store.put_worker(worker, trainer=live.id, node=name, agent=node.agent, started=now)
-                self._store.log(now, "worker.started", trainer=live.id, node=name, data={"worker": worker})
+                self._store.log(now, events.WorkerStarted(live.id, name, worker))
                 slot = WorkerSlot(worker, name, node.host, intent.head, intent.background, intent.settled)
                 return live.launcher.start(live.launch, slot)
             case StopWorker(worker, _, grace_s):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bftrainer.allocate.quotas import Quota
 from bftrainer.cluster.spec.states import FINISHED
-from bftrainer.cluster.store.schema import OwnerRow
+from bftrainer.cluster.store.rows import OwnerRow
 from bftrainer.errors import InputError
 
 if TYPE_CHECKING:

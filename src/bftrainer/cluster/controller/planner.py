@@ -17,6 +17,8 @@ from typing import Any
 from bftrainer.cluster.controller.active import PROGRESS_EVERY_S, ActiveTrainer
 from bftrainer.cluster.controller.owners import OwnerLimits
 from bftrainer.cluster.store import events
+from bftrainer.cluster.store.event_columns import columns_of
+from bftrainer.cluster.store.scheduling_events import decision_event, learned_event
 from bftrainer.cluster.store.store import Store
 from bftrainer.core.pool import Event, Node, Pool
 from bftrainer.core.trainer import Trainer
@@ -90,9 +92,9 @@ class Planner:
         self.state = self._decided = self.state.after(plan)
         self.decisions += 1
         names = {name: live.name for name, live in trainers.items()}
-        decision = events.decision_as_json(plan, self.state, names, took_ms)
-        self.last_decision = {"time": now, **decision}
-        self._store.log(now, "decision", data=decision)
+        decision = decision_event(plan, self.state, names, took_ms)
+        self.last_decision = {"time": now, **columns_of(decision).data}
+        self._store.log(now, decision)
         self._store.keep("admitted", [trainer.name for trainer in self.state.admitted])
         if not math.isnan(self.state.seen.since):
             self._store.keep("seen", asdict(self.state.seen))
@@ -111,7 +113,7 @@ class Planner:
         if self.limits.quotas == self.scheduler.policy.quotas:
             return False
         self._obey_limits()
-        self._store.log(now, "owners.changed", data={"owners": [asdict(row) for row in self.limits.rows]})
+        self._store.log(now, events.OwnersChanged([asdict(row) for row in self.limits.rows]))
         return True
 
     def pool_seconds(self, now: float) -> float:
@@ -130,7 +132,7 @@ class Planner:
         """Return the scheduler's description of a trainer, and log it so that decisions can be replayed."""
         live.known = live.as_trainer(usual_rate)
         live.stale = False
-        self._store.log(now, "trainer.learned", trainer=live.id, data=events.trainer_as_json(live.known))
+        self._store.log(now, learned_event(live.known))
         return live.known
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from bftrainer.cluster.controller.agents import AgentHub
 from bftrainer.cluster.controller.event_runner import EventRunner
+from bftrainer.cluster.store import events
 
 
 class ControllerPoolHost:
@@ -58,4 +59,4 @@ class ControllerPoolHost:
     def note(self, what: str, **facts: Any) -> None:
         """See `PoolHost`."""
         with self._runner.event():
-            self._runner.cluster.store.log(time.time(), f"pool.{what}", data=facts)
+            self._runner.cluster.store.log(time.time(), events.PoolNote(what, facts))

@@ -17,6 +17,7 @@ from bftrainer.cluster.controller.job_runner import JobRunner
 from bftrainer.cluster.controller.planner import Planner
 from bftrainer.cluster.launchers.base import HEAD, Launcher
 from bftrainer.cluster.spec.trainer import TrainerSpec, free_name
+from bftrainer.cluster.store import events
 from bftrainer.cluster.store.store import Store
 from bftrainer.cluster.wire.messages import (
     Bye,
@@ -74,8 +75,8 @@ class Reconciler:
             return effects
         self.nodes[name] = NodeState(name, join.host, join.agent, join.pid, now, now)
         self.store.put_node(name, host=join.host, agent=join.agent, pid=join.pid, joined=now)
-        data = {"host": join.host, "agent": join.agent}
-        self.store.log(now, "head.joined" if name == HEAD else "node.joined", node=name, data=data)
+        joined = events.HeadJoined if name == HEAD else events.NodeJoined
+        self.store.log(now, joined(name, join.host, join.agent))
         if name == HEAD:
             self._reconcile((live.id for live in self._on_head()), now, effects)
         else:
@@ -102,7 +103,7 @@ class Reconciler:
             return effects
         node.leave_by = now + grace_s
         self.store.update_node(name, leaving=now)
-        self.store.log(now, "node.leaving", node=name, data={"grace_s": grace_s})
+        self.store.log(now, events.NodeLeaving(name, grace_s))
         touched = self._pool_changed(Event(now, left=(name,)), now, effects)
         self._reconcile([*touched, *self._leave(node, node.leave_by)], now, effects)
         self._dismiss_if_empty(node, now, effects)
@@ -120,7 +121,7 @@ class Reconciler:
         if node is None:
             return []
         self.store.update_node(name, left=now)
-        self.store.log(now, "head.left" if name == HEAD else "node.left", node=name, data={"reason": reason})
+        self.store.log(now, events.HeadLeft(name, reason) if name == HEAD else events.NodeLeft(name, reason))
         touched = self._pool_changed(Event(now, left=(name,)), now, effects) if node.in_pool else []
         for live in self._concerned(node):
             worker = live.job.worker_on(name)
@@ -243,8 +244,8 @@ class Reconciler:
         name = spec.name or free_name(spec.script, {live.name for live in mine})
         row = self.store.add_trainer(name=name, owner=owner, spec=spec.as_json(), time=now)
         live = self.trainers[row.id] = ActiveTrainer.from_row(row, self.launchers, self.settings, now)
-        self.store.log(now, "trainer.submitted", trainer=row.id, data={"name": name, "owner": owner})
-        self.store.log(now, "trainer.state", trainer=row.id, data={"from": "", "to": "queued", "reason": ""})
+        self.store.log(now, events.TrainerSubmitted(row.id, name, owner))
+        self.store.log(now, events.StateChanged(row.id, "", "queued", ""))
         self.planner.submitted(live, self.trainers, now)
         return row.id, Effects(decide="now")
 
@@ -290,7 +291,7 @@ class Reconciler:
         effects = Effects()
         self.paused = True
         self.store.keep("paused", True)
-        self.store.log(now, "pool.paused")
+        self.store.log(now, events.PoolPaused())
         for name in list(self.nodes):
             if name != HEAD:
                 effects.add(self.leaving(name, grace_s, now))
@@ -300,7 +301,7 @@ class Reconciler:
         """Resume harvesting."""
         self.paused = False
         self.store.keep("paused", False)
-        self.store.log(now, "pool.resumed")
+        self.store.log(now, events.PoolResumed())
         return Effects(decide="now")
 
     # Decisions.

@@ -10,7 +10,8 @@ from bftrainer.cluster.controller.active import ActiveTrainer, NodeState
 from bftrainer.cluster.controller.effects import Effects
 from bftrainer.cluster.controller.reconciler import Reconciler
 from bftrainer.cluster.launchers.base import HEAD
-from bftrainer.cluster.store.schema import WorkerRow
+from bftrainer.cluster.store import events
+from bftrainer.cluster.store.rows import WorkerRow
 
 
 def restore(cluster: Reconciler, now: float) -> Effects:
@@ -42,5 +43,5 @@ def restore(cluster: Reconciler, now: float) -> Effects:
         cluster.jobs.give(live)
     pool = {node.name: node.joined for node in nodes.values() if node.in_pool}
     cluster.planner.restore(pool, list(cluster.trainers.values()), now)
-    store.log(now, "serve.restored", data={"trainers": len(unfinished), "nodes": len(nodes)})
+    store.log(now, events.ServeRestored(len(unfinished), len(nodes)))
     return Effects(decide="now")

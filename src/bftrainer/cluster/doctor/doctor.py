@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bftrainer.cluster.config.load import CLIENT_FILE
 from bftrainer.cluster.doctor.invariants import (
     EVENT_KINDS,
     DoctorFinding,
@@ -24,22 +25,18 @@ from bftrainer.cluster.doctor.invariants import (
     trainers_agree,
     workers_agree,
 )
-from bftrainer.cluster.store import schema
-from bftrainer.cluster.store.schema import NodeRow, WorkerRow
+from bftrainer.cluster.store import migrations
+from bftrainer.cluster.store.events import ServeStarted, ServeStopped, kinds_of
+from bftrainer.cluster.store.rows import NodeRow, WorkerRow
+from bftrainer.cluster.store.state_folder import LOCK_FILE, SECRET_FILE, STATE_ID_KEY
 from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.elastic.protocol import WORKER
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes.variables import STATE_ID
 
-__all__ = ["STATE_ID", "DoctorFinding", "controller_runs", "examine", "worker_processes"]
-
-KEPT_STATE_ID = "state_id"
-LOCK = "serve.lock"
-"""Lock file, held (`flock`) by the controller for as long as it lives."""
-
 ENOUGH_BYTES = 1_000_000_000
 
-_SECRETS = ("client.json", "agent-secret")
+_SECRETS = (CLIENT_FILE, SECRET_FILE)
 _PROC = Path("/proc")
 _OUTPUT = re.compile(r"/(t[0-9]+-[0-9]+)\.log(?: \(deleted\))?")
 
@@ -77,7 +74,7 @@ def examine(state_folder: Path) -> list[DoctorFinding]:
 def controller_runs(state_folder: Path) -> bool:
     """Return whether a controller holds the lock of the folder."""
     try:
-        descriptor = os.open(state_folder / LOCK, os.O_RDONLY)
+        descriptor = os.open(state_folder / LOCK_FILE, os.O_RDONLY)
     except OSError:
         return False
     try:
@@ -100,10 +97,10 @@ def _database(store: Store, alive: bool) -> Iterator[DoctorFinding]:
             return [DoctorFinding("error", str(problem), "stop the controller and put a back-up in its place")]
 
     # Processes are read before rows: a process that is a worker by now has its row by then.
-    state_id = store.kept(KEPT_STATE_ID)
+    state_id = store.kept(STATE_ID_KEY)
     processes = list(worker_processes(str(state_id))) if state_id else []
     with store.transaction():
-        yield DoctorFinding("ok", f"the schema version is {len(schema.MIGRATIONS)}, the newest")
+        yield DoctorFinding("ok", f"the schema version is {len(migrations.MIGRATIONS)}, the newest")
         yield from checked(
             "the database file is sound",
             lambda: (DoctorFinding("error", what, "put a back-up in its place") for what in store.problems()),
@@ -135,9 +132,9 @@ def _ending(store: Store, alive: bool, running: Sequence[WorkerRow]) -> Iterator
     if alive:
         return
     advice = "start `bftrainer serve`: it goes on where that one stopped"
-    started, stopped = store.events(kind="serve.started", limit=1), store.events(kind="serve.stopped", limit=1)
+    started, stopped = (store.events(kind=kind, limit=1) for kind in kinds_of(ServeStarted, ServeStopped))
     if started and not (stopped and stopped[0].seq > started[0].seq):
-        yield DoctorFinding("warning", f"the last controller was killed: its {LOCK} is stale", advice)
+        yield DoctorFinding("warning", f"the last controller was killed: its {LOCK_FILE} is stale", advice)
     if running:
         yield DoctorFinding("warning", f"{len(running)} workers ran when the controller ended", advice)
 

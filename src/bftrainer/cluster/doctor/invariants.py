@@ -6,16 +6,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
 from bftrainer.cluster.launchers.base import HEAD
 from bftrainer.cluster.spec.states import FINISHED, STATES
-from bftrainer.cluster.store.schema import EventRow, EventSpan, NodeRow, TrainerRow, WorkerRow
+from bftrainer.cluster.store.events import (
+    Decided,
+    Rescaled,
+    StateChanged,
+    TrainerSubmitted,
+    WorkerStarted,
+    kinds_of,
+)
+from bftrainer.cluster.store.replay import PoolReplay
+from bftrainer.cluster.store.rows import EventRow, EventSpan, NodeRow, TrainerRow, WorkerRow
 
-EVENT_KINDS = ("trainer.submitted", "trainer.state", "rescale", "worker.started", "decision")
+EVENT_KINDS = kinds_of(TrainerSubmitted, StateChanged, Rescaled, WorkerStarted, Decided)
 """Kinds of events that `history` checks."""
 
 LAG_S = 60.0
@@ -119,7 +128,7 @@ def log_is_whole(span: EventSpan) -> Iterator[DoctorFinding]:
         yield _error(f"the events from number {span.trimmed + 1} to {span.first - 1} are missing")
 
 
-def history(events: Iterable[EventRow], trainers: Sequence[TrainerRow], trimmed: bool) -> Iterator[DoctorFinding]:
+def history(rows: Iterable[EventRow], trainers: Sequence[TrainerRow], trimmed: bool) -> Iterator[DoctorFinding]:
     """Check that the events are continuous and end in the state that is stored now.
 
     In a trimmed log, the events of a trainer may begin with any state, unless its submission is still there.
@@ -128,38 +137,34 @@ def history(events: Iterable[EventRow], trainers: Sequence[TrainerRow], trimmed:
     moved: set[str] = set()
     generations: dict[str, int] = {}
     workers: set[str] = set()
-    for event in events:
-        data = event.data
-        match event.kind:
-            case "trainer.submitted":
-                states[event.trainer] = "queued"
-            case "trainer.state":
-                before, after = str(data.get("from")), str(data.get("to"))
-                expected = states.get(event.trainer, before)
-                if not before and event.trainer not in moved:
+    for at in PoolReplay().read(rows):
+        match at.event:
+            case TrainerSubmitted(trainer=name):
+                states[name] = "queued"
+            case StateChanged(trainer=name, from_=before, to=after):
+                expected = states.get(name, before)
+                if not before and name not in moved:
                     before = expected  # the first change may be logged with an empty `from`
-                moved.add(event.trainer)
+                moved.add(name)
                 if before != expected:
-                    yield _error(f"event {event.seq}: trainer {event.trainer} goes from {before!r}, but was {expected}")
+                    yield _error(f"event {at.seq}: trainer {name} goes from {before!r}, but was {expected}")
                 elif before in FINISHED:
-                    yield _error(f"event {event.seq}: trainer {event.trainer} goes on after it was {before}")
+                    yield _error(f"event {at.seq}: trainer {name} goes on after it was {before}")
                 if after not in STATES:
-                    yield _error(f"event {event.seq}: trainer {event.trainer} goes to {after!r}, which is no state")
-                states[event.trainer] = after
-            case "rescale":
-                generation = _int(data.get("generation"))
-                newest = generations.get(event.trainer, 0)
+                    yield _error(f"event {at.seq}: trainer {name} goes to {after!r}, which is no state")
+                states[name] = after
+            case Rescaled(trainer=name, generation=generation):
+                newest = generations.get(name, 0)
                 if generation < newest:
                     falls = f"falls from generation {newest} to {generation}"
-                    yield _error(f"event {event.seq}: trainer {event.trainer} {falls}")
-                generations[event.trainer] = max(generation, newest)
-            case "worker.started":
-                worker = str(data.get("worker", ""))
+                    yield _error(f"event {at.seq}: trainer {name} {falls}")
+                generations[name] = max(generation, newest)
+            case WorkerStarted(worker=worker):
                 if worker and worker in workers:
-                    yield _error(f"event {event.seq}: the worker id {worker} is used a second time")
+                    yield _error(f"event {at.seq}: the worker id {worker} is used a second time")
                 workers.add(worker)
-            case "decision":
-                yield from _decision(event.seq, data.get("nodes"))
+            case Decided(nodes=nodes):
+                yield from _decision(at.seq, nodes)
     for trainer in trainers:
         told = states.get(trainer.id, trainer.state)
         if told != trainer.state:
@@ -170,9 +175,9 @@ def history(events: Iterable[EventRow], trainers: Sequence[TrainerRow], trimmed:
             )
 
 
-def _decision(seq: int, nodes: Any) -> Iterator[DoctorFinding]:
+def _decision(seq: int, nodes: Mapping[str, Any]) -> Iterator[DoctorFinding]:
     holders: dict[str, str] = {}
-    for trainer, given in nodes.items() if isinstance(nodes, dict) else ():
+    for trainer, given in nodes.items():
         for node in given if isinstance(given, list) else ():
             if node in holders:
                 yield _error(f"event {seq}: a decision gives {node} to {holders[node]} and to {trainer}")
@@ -181,10 +186,6 @@ def _decision(seq: int, nodes: Any) -> Iterator[DoctorFinding]:
 
 def _who(trainer: TrainerRow) -> str:
     return f"trainer {trainer.id} ({trainer.name})"
-
-
-def _int(value: object) -> int:
-    return value if isinstance(value, int) else 0
 
 
 def _error(what: str, advice: str = _RESTORE) -> DoctorFinding:

@@ -13,20 +13,23 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from bftrainer.cluster.store.database import Database
+from bftrainer.cluster.store.events import Decided, NodeJoined, quoted_kinds
+from bftrainer.cluster.store.replay import POOL_EVENTS, PoolReplay
 
 MOST_DECISIONS = 200
 MOST_LOOKED_AT = 2000
 """Limit of decisions that one request reads: each holds the nodes of every trainer."""
 _CHUNK = 100
 
-_DECISIONS = """
+_DECISIONS = f"""
 SELECT seq, time, json_extract(data, '$.pool'), json_extract(data, '$.horizon_s'), json_extract(data, '$.changes'),
     json_extract(data, '$.reasons'), json_extract(data, '$.waiting'), json_extract(data, '$.ms')
-FROM events WHERE kind = 'decision' AND seq < ? ORDER BY seq DESC LIMIT ?
-"""
-_GONE = """
-SELECT seq, time, node FROM events WHERE kind IN ('node.leaving', 'node.left') AND seq > ? AND seq < ? ORDER BY seq
-"""
+FROM events WHERE kind = '{Decided.kind}' AND seq < ? ORDER BY seq DESC LIMIT ?
+"""  # noqa: S608 - names from this program
+_POOL = f"""
+SELECT seq, time, kind, node FROM events WHERE kind IN ({quoted_kinds(*POOL_EVENTS)}) AND seq > ? AND seq < ?
+ORDER BY seq
+"""  # noqa: S608
 _HOLDERS = """
 SELECT holder.key, json_array_length(holder.value), node.value
 FROM events, json_each(data, '$.nodes') AS holder, json_each(holder.value) AS node
@@ -69,30 +72,28 @@ def read_decisions(db: Database, before: int, limit: int, owner: str | None) -> 
     return found, at
 
 
-def _gone(db: Database, rows: list[tuple[Any, ...]]) -> dict[int, list[tuple[float, str]]]:
-    """Return times and names of nodes that left, by the number of the decision that followed.
-
-    A node that announced its departure before it left counts once.
-    """
-    found: defaultdict[int, list[tuple[float, str]]] = defaultdict(list)
+def _gone(db: Database, rows: list[tuple[Any, ...]]) -> dict[int, dict[str, float]]:
+    """Return when nodes were lost, by the number of the decision that followed and by node."""
+    found: defaultdict[int, dict[str, float]] = defaultdict(dict)
     if len(rows) < 2:
         return found
     following = sorted(row[0] for row in rows)
-    place = 1
-    for seq, time, node in db.rows(_GONE, (following[0], following[-1])):
+    place, pool = 1, PoolReplay()
+    for seq, time, kind, node in db.rows(_POOL, (following[0], following[-1])):
         while following[place] < seq:
             place += 1
-        if all(node != other for _, other in found[following[place]]):
-            found[following[place]].append((time, node))
+        if kind == NodeJoined.kind:
+            pool.join(node, time)
+        elif pool.depart(node):
+            found[following[place]].setdefault(node, time)
     return found
 
 
-def _lost(db: Database, earlier: int, gone: list[tuple[float, str]], known: dict[str, _Known]) -> list[dict[str, Any]]:
+def _lost(db: Database, earlier: int, times: dict[str, float], known: dict[str, _Known]) -> list[dict[str, Any]]:
     """Return the nodes that trainers lost out of those that the previous decision gave them.
 
     A trainer below its minimum has stopped.
     """
-    times = {node: time for time, node in gone}
     taken: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
     for trainer, held, node in db.rows(_HOLDERS, (earlier, json.dumps(list(times)))):
         ended = _about(db, trainer, known).ended

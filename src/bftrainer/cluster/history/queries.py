@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 from bftrainer.cluster.launchers.base import HEAD
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.store.database import Database
+from bftrainer.cluster.store.events import NodeJoined, Rescaled, kinds_of, quoted_kinds
+from bftrainer.cluster.store.replay import POOL_EVENTS, PoolReplay
 from bftrainer.errors import InputError
 
 MOST_ROWS = 1_000_000
@@ -58,16 +60,15 @@ class PoolHistory:
     trainers: dict[int, Known]
 
 
-_COUNT = """
+_COUNT = f"""
 SELECT (SELECT count(*) FROM events
-        WHERE kind IN ('node.joined', 'node.leaving', 'node.left', 'rescale') AND seq >= ?1 AND seq < ?2)
+        WHERE kind IN ({quoted_kinds(*POOL_EVENTS, Rescaled)}) AND seq >= ?1 AND seq < ?2)
      + (SELECT count(*) FROM workers WHERE (ended IS NULL OR ended > ?3) AND started < ?4)
      + (SELECT count(*) FROM trainers WHERE (ended IS NULL OR ended > ?3) AND submitted < ?4)
-"""
-_NEXT = """
-SELECT node, kind, min(seq) FROM events
-WHERE kind IN ('node.joined', 'node.leaving', 'node.left') AND seq >= ? GROUP BY node
-"""  # with min(), SQLite takes `kind` from the row that has the minimum
+"""  # noqa: S608 - names from this program
+_NEXT = f"""
+SELECT node, kind, min(seq) FROM events WHERE kind IN ({quoted_kinds(*POOL_EVENTS)}) AND seq >= ? GROUP BY node
+"""  # noqa: S608 - with min(), SQLite takes `kind` from the row that has the minimum
 
 
 def read_past(db: Database, start: float, end: float) -> PoolHistory:
@@ -82,12 +83,12 @@ def read_past(db: Database, start: float, end: float) -> PoolHistory:
             )
         changes = [
             (seq, time, kind, node)
-            for kind in ("node.joined", "node.leaving", "node.left")
+            for kind in kinds_of(*POOL_EVENTS)
             for seq, time, node in db.rows(
                 "SELECT seq, time, node FROM events WHERE kind = ? AND seq >= ? AND time < ?", (kind, first, end)
             )
         ]
-        stayed = [node for node, kind, _ in db.rows(_NEXT, (after,)) if kind != "node.joined"]
+        stayed = [node for node, kind, _ in db.rows(_NEXT, (after,)) if kind != NodeJoined.kind]
         here = db.rows("SELECT node, joined, leaving FROM nodes WHERE left IS NULL AND node <> ?", (HEAD,))
         workers = db.rows(
             "SELECT trainer, node, max(started, ?), min(ifnull(ended, ?), ?) FROM workers "
@@ -96,8 +97,8 @@ def read_past(db: Database, start: float, end: float) -> PoolHistory:
         )
         rescales = db.rows(
             "SELECT time, trainer, ifnull(json_extract(data, '$.why'), '') FROM events "
-            "WHERE kind = 'rescale' AND seq >= ? AND time < ?",
-            (first, end),
+            "WHERE kind = ? AND seq >= ? AND time < ?",
+            (Rescaled.kind, first, end),
         )
         known = db.rows(
             "SELECT number, name, owner FROM trainers WHERE (ended IS NULL OR ended > ?) AND submitted < ?",
@@ -142,17 +143,15 @@ def _present(
     are in the pool today. `stayed` are the nodes whose first event after the window is a departure.
     """
     found = []
-    since: dict[str, float] = {}
-    gone: set[str] = set()
+    pool = PoolReplay()
+    since, gone = pool.here, pool.gone
     for _, time, kind, node in changes:
-        if kind == "node.joined":
-            since[node] = time
-            gone.discard(node)
-        elif node not in gone:
-            began = since.pop(node, start)
-            gone.add(node)  # `leaving` is followed by `left`, which must not count again
-            if time > began:
-                found.append((node, max(began, start), min(time, end)))
+        if kind == NodeJoined.kind:
+            pool.join(node, time)
+            continue
+        began = since.get(node, start)
+        if pool.depart(node) and time > began:
+            found.append((node, max(began, start), min(time, end)))
     for node, joined, leaving in here:
         if node not in gone and joined < end and leaving is None:
             since.setdefault(node, max(joined, start))
@@ -194,8 +193,8 @@ def read_points(db: Database, trainer: int) -> list[dict[str, Any]]:
 def read_rescales(db: Database, trainer: str, limit: int) -> list[dict[str, Any]]:
     """Return the newest rescales of a trainer, with their cost."""
     rows = db.rows(
-        "SELECT time, data FROM events WHERE trainer = ? AND +kind = 'rescale' ORDER BY seq DESC LIMIT ?",
-        (trainer, limit),
+        "SELECT time, data FROM events WHERE trainer = ? AND +kind = ? ORDER BY seq DESC LIMIT ?",
+        (trainer, Rescaled.kind, limit),
     )
     keys = ("why", "world_before", "world", "pause_s", "form_s", "sync_s")
     return [

@@ -29,7 +29,7 @@ from bftrainer.cluster.launchers.base import StateLayout
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.spec.trainer import parse_spec
 from bftrainer.cluster.store.database import DiskFullError
-from bftrainer.cluster.store.schema import TokenRow, TrainerRow
+from bftrainer.cluster.store.rows import TokenRow, TrainerRow
 from bftrainer.cluster.store.store import ID
 from bftrainer.cluster.wire import messages
 from bftrainer.elastic import protocol
@@ -49,7 +49,7 @@ def build(controller: Controller, secret: str) -> FastAPI:
 
     async def who(request: Request) -> TokenRow:
         token = bearer(request.headers.get("authorization"))
-        found = store.check_token(token, time.time()) if token else None
+        found = store.tokens.check(token, time.time()) if token else None
         if found is None:
             raise HTTPException(401, NO_TOKEN)
         if found.role == "monitor":
@@ -270,7 +270,7 @@ def build(controller: Controller, secret: str) -> FastAPI:
     dashboard.add(app, controller, who, status_of, find)
     _add_errors(app)
     app.state.readiness = add_health(app, controller)
-    app.add_middleware(RequestLimits, known=lambda token: bool(token) and store.check_token(token) is not None)
+    app.add_middleware(RequestLimits, known=lambda token: bool(token) and store.tokens.check(token) is not None)
     return app
 
 

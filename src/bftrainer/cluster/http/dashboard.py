@@ -21,7 +21,7 @@ from bftrainer.cluster.history.history import LONGEST_S, SHORTEST_S, Asked, Hist
 from bftrainer.cluster.http.limits import bearer
 from bftrainer.cluster.report.daily import DailyEfficiency
 from bftrainer.cluster.store.json_columns import encoded
-from bftrainer.cluster.store.schema import TokenRow, TrainerRow
+from bftrainer.cluster.store.rows import TokenRow, TrainerRow
 from bftrainer.dashboard import files
 from bftrainer.dashboard.timeline import MOST_CELLS
 
@@ -141,7 +141,7 @@ def add(
             raise HTTPException(503, f"{MOST_STREAMS} pages are open already; try again when others have closed theirs")
 
         def good() -> bool:
-            return store.check_token(bearer(request.headers.get("authorization"))) is not None
+            return store.tokens.check(bearer(request.headers.get("authorization"))) is not None
 
         def ending() -> bool:
             return controller.draining or getattr(app.state, "ending", False)

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from bftrainer import __version__
 from bftrainer.cluster.controller.controller import Controller
 from bftrainer.cluster.http.prometheus import CONTENT_TYPE, Counted, PrometheusMetrics
-from bftrainer.cluster.store.schema import TokenRow
+from bftrainer.cluster.store.rows import TokenRow
 from bftrainer.errors import BFTrainerError
 
 CHECK_EVERY_S = 1.0
@@ -73,7 +73,7 @@ def add(app: FastAPI, controller: Controller) -> Readiness:
 
     def caller(request: Request) -> TokenRow | None:
         kind, _, token = (request.headers.get("authorization") or "").partition(" ")
-        return store.check_token(token.strip(), time.time()) if kind.lower() == "bearer" and token.strip() else None
+        return store.tokens.check(token.strip(), time.time()) if kind.lower() == "bearer" and token.strip() else None
 
     @app.get("/healthz")
     async def healthz() -> JSONResponse:

@@ -22,7 +22,7 @@ from bftrainer.cluster.controller.controller import Controller
 from bftrainer.cluster.http import views
 from bftrainer.cluster.launchers.base import HEAD
 from bftrainer.cluster.spec.states import FINISHED, STATES
-from bftrainer.cluster.store.schema import Sums
+from bftrainer.cluster.store.rows import Sums
 from bftrainer.cluster.store.store import Store
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -15,7 +15,7 @@ from bftrainer.cluster.jobs.learning import Learned, Prior
 from bftrainer.cluster.launchers.base import HEAD
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.spec.trainer import TrainerSpec
-from bftrainer.cluster.store.schema import TrainerRow
+from bftrainer.cluster.store.rows import TrainerRow
 from bftrainer.core.curve import Curve
 
 HIDDEN = "(hidden)"

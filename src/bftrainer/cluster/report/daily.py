@@ -1,9 +1,9 @@
 """`DailyEfficiency` computes the efficiency of the last day in a separate process.
 
-The figures are those of `bftrainer report` for the last 24 hours (`usage.py`, `excerpt.py`). They require a replay of
-the run, which may take many seconds of a core. A process of low priority (`python -m bftrainer.cluster.report.daily`)
-does it: at most once a minute (sooner while there is no figure yet), for at most a twentieth of the time, and only
-while an open page asks for it.
+The figures are those of `bftrainer report` for the last 24 hours (`usage.py`, `efficiency.py`). They require a replay
+of the run, which may take many seconds of a core. A process of low priority does it
+(`python -m bftrainer.cluster.report.daily`): at most once a minute (sooner while there is no figure yet), for at most a
+twentieth of the time, and only while an open page asks for it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,7 @@ class DailyEfficiency:
         return self._found
 
     async def _look(self) -> None:
-        policy = self._policy
-        words = [str(self._path), policy.allocator, policy.objective, str(policy.horizon_s), str(policy.max_parallel)]
+        words = [str(self._path), json.dumps(asdict(self._policy))]
         began = time.monotonic()
         process = await asyncio.create_subprocess_exec(
             *dying_with(os.getpid(), [sys.executable, "-m", __name__, *words]),
@@ -84,42 +84,33 @@ def look_back(path: Path, policy: PolicySettings, now: float, window_s: float = 
     """Return efficiency and bound of the last day, and the samples lost in it."""
     # Imported here, because the controller needs none of these.
     from bftrainer.cluster.config.policy import policy_of
-    from bftrainer.cluster.report.excerpt import efficiency_of
+    from bftrainer.cluster.report.efficiency import efficiency_of
     from bftrainer.cluster.report.usage import account
 
     db = Database.open(path, read_only=True)
-    try:
-        with Store.open(path, read_only=True) as store:
-            started = db.row("SELECT min(time) FROM events")
-            since = max(started[0] or now, now - window_s) if started else now
-            found: Insight = {"computed": now, "since": since, "efficiency": None, "bound": None, "why": ""}
-            found["lost"] = read_costs(db, since, now)
-            if store.event_span().count > MOST_EVENTS:
-                return {**found, "why": "the log is too long to be replayed every minute"}
-            try:
-                day = account(store, since, now, now=now)
-            except BFTrainerError as problem:
-                return {**found, "why": str(problem)}
+    with Store(db) as store:
+        started = db.row("SELECT min(time) FROM events")
+        since = max(started[0] or now, now - window_s) if started else now
+        found: Insight = {"computed": now, "since": since, "efficiency": None, "bound": None, "why": ""}
+        found["lost"] = read_costs(db, since, now)
+        if store.event_span().count > MOST_EVENTS:
+            return {**found, "why": "the log is too long to be replayed every minute"}
+        try:
+            day = account(store, since, now, now=now)
             judged = efficiency_of(store, day, policy_of(Config(policy=policy)), at_any_cost=True)
-            return {**found, "efficiency": judged.efficiency, "bound": judged.bound, "why": judged.why}
-    finally:
-        db.close()
+        except BFTrainerError as problem:
+            return {**found, "why": str(problem)}
+        return {**found, "efficiency": judged.efficiency, "bound": judged.bound, "why": judged.why}
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Compute the figures once and print them."""
     parser = argparse.ArgumentParser()
-    for name in ("path", "allocator", "objective", "horizon_s", "max_parallel"):
-        parser.add_argument(name)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("policy", type=lambda policy: PolicySettings(**json.loads(policy)), help="as JSON")
     asked = parser.parse_args(words)
     os.nice(19)
-    policy = PolicySettings(
-        allocator=asked.allocator,
-        objective=asked.objective,
-        horizon_s=None if asked.horizon_s == "None" else float(asked.horizon_s),
-        max_parallel=None if asked.max_parallel == "None" else int(asked.max_parallel),
-    )
-    print(json.dumps(look_back(Path(asked.path), policy, time.time()), allow_nan=False))
+    print(json.dumps(look_back(asked.path, asked.policy, time.time()), allow_nan=False))
 
 
 if __name__ == "__main__":

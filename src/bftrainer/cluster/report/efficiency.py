@@ -1,25 +1,50 @@
-"""`LiveEfficiency` compares a live run with the bound and with other allocators.
+"""Efficiency compares a live run, or a part of it, with the bound and with other allocators.
 
-It holds the U of the live run, the bound, and the U of the simulated run and of equal shares. The run is read from its
-event log (`rerun.as_study`), and the simulator replays it with the measured curves and pauses. All figures are in one
-unit: the share of the time in which a static pool of the same node-hours would have made the same samples.
+`judge` gives the U of the live run, the bound, and the U of the simulated run and of equal shares. The run is read from
+its event log (`rerun.as_study`), and the simulator replays it with the measured curves and pauses. All figures are in
+one unit: the share of the time in which a static pool of the same node-hours would have made the same samples.
+
+`bftrainer report` and the dashboard ask for U and the bound of a span of time (`efficiency_of`). An `Excerpt` presents
+that part of the run as a complete run: trainers count with what they made in it, and nodes that were present at its
+beginning count as if they had joined then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from bftrainer.allocate.registry import make_allocator
-from bftrainer.cluster.report.rerun import Recorded, as_study
+from bftrainer.cluster.report.rerun import EventSource, Recorded, as_study
+from bftrainer.cluster.report.usage import UsageReport
+from bftrainer.cluster.store.event_columns import columns_of
+from bftrainer.cluster.store.events import (
+    LogEnd,
+    NodeJoined,
+    NodeLeaving,
+    NodeLeft,
+    Rescaled,
+    TrainerLearned,
+    WorkerStarted,
+    kinds_of,
+)
+from bftrainer.cluster.store.replay import POOL_EVENTS, PoolReplay
+from bftrainer.cluster.store.rows import EventRow, TrainerRow
 from bftrainer.cluster.store.store import Store
 from bftrainer.core.trace import Trace
 from bftrainer.core.trainer import Trainer
+from bftrainer.errors import BFTrainerError
 from bftrainer.scheduler import Policy
 from bftrainer.simulate.metrics import measure, static_time
 from bftrainer.simulate.replay import Replay, ReplaySettings, replay
+
+MOST_EVENTS = 200_000
+MOST_TRAINERS = 2_000
+"""Limit of trainers; more take minutes, and the user must ask for that."""
+_KINDS = kinds_of(*POOL_EVENTS, TrainerLearned, Rescaled, WorkerStarted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +70,12 @@ class LiveEfficiency:
     lag_s: float
 
 
-def judge(store: Store, policy: Policy, idle: Trace | None = None) -> LiveEfficiency:
-    """Compute the efficiency of the run in a store.
+def judge(source: EventSource, policy: Policy, idle: Trace | None = None) -> LiveEfficiency:
+    """Compute the efficiency of the run of a store.
 
     `idle` is a trace of idle nodes that was recorded during the run, if there is one; its nodes are then used.
     """
-    run, late = as_study(store, lag=False, idle=idle), as_study(store, idle=idle)
+    run, late = as_study(source, lag=False, idle=idle), as_study(source, idle=idle)
     seconds = run.end - run.start
 
     def node_seconds(took_s: float) -> float:
@@ -85,3 +110,76 @@ def judge(store: Store, policy: Policy, idle: Trace | None = None) -> LiveEffici
 
 def _replay(run: Recorded, trainers: Sequence[Trainer], policy: Policy) -> Replay:
     return replay(run.trace, trainers, ReplaySettings(policy, "stall", "all"))
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """U and the bound, or the reason why they are not known."""
+
+    efficiency: float | None = None
+    bound: float | None = None
+    why: str = ""
+
+
+def efficiency_of(store: Store, account: UsageReport, policy: Policy, *, at_any_cost: bool = False) -> Efficiency:
+    """Return the efficiency of the span of a usage report. This may take many seconds."""
+    if not account.samples:
+        return Efficiency(why="no sample was made")
+    large = store.event_span().count > MOST_EVENTS or len(account.trainers) > MOST_TRAINERS
+    if large and not at_any_cost:
+        return Efficiency(why="the log is long: ask for it with --efficiency, and wait some minutes")
+    try:
+        judged = judge(Excerpt(store, account), policy)
+    except BFTrainerError as problem:
+        return Efficiency(why=str(problem))
+    except (KeyError, ZeroDivisionError):
+        return Efficiency(why="too little has happened")
+    if not (math.isfinite(judged.efficiency) and math.isfinite(judged.bound)):
+        return Efficiency(why="too little has happened")
+    return Efficiency(judged.efficiency, judged.bound)
+
+
+class Excerpt:
+    """A store restricted to the window of a usage report, as if the run had begun and ended with it."""
+
+    def __init__(self, store: Store, account: UsageReport) -> None:
+        self._store = store
+        self._window = account.window
+        self._samples = {usage.trainer: usage.samples for usage in account.trainers}
+
+    def all_events(self) -> Iterator[EventRow]:
+        """Yield the state at the beginning of the window as events, then the events in the window."""
+        start, end = self._window.start, self._window.end
+        joined: dict[str, EventRow] = {}
+        learned: dict[str, EventRow] = {}
+        within: list[EventRow] = []
+        for at in PoolReplay().read(self._store.all_events(_KINDS)):
+            if at.time > end:
+                break
+            if at.time >= start:
+                within.append(at.row)
+                continue
+            match at.event:
+                case NodeJoined(node=node):
+                    joined[node] = at.row
+                case NodeLeaving(node=node) | NodeLeft(node=node):
+                    joined.pop(node, None)
+                case TrainerLearned(trainer=trainer):
+                    learned[trainer] = at.row
+        yield from (replace(row, time=start) for row in (*joined.values(), *learned.values()))
+        yield from within
+        yield EventRow(within[-1].seq + 1 if within else 1, end, *columns_of(LogEnd()))
+
+    def trainers(self) -> list[TrainerRow]:
+        """Return the trainers that made samples in the window, with only those samples."""
+        found = []
+        for row in self._store.trainers():
+            made = round(self._samples.get(row.id, 0))
+            if not made:
+                continue
+            over = row.ended is not None and row.ended <= self._window.end
+            # The simulator needs an amount of work. Trainers that do not state theirs get more than they could do.
+            left = 100 * made if row.total is None else max(row.total - row.samples, 0) + made
+            state = row.state if over else "running"
+            found.append(replace(row, samples=made, total=left, state=state, ended=row.ended if over else None))
+        return found

@@ -10,23 +10,25 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.store.database import Database
+from bftrainer.cluster.store.events import (
+    NodeLeaving,
+    NodeLeft,
+    Rescaled,
+    StateChanged,
+    WorkerEnded,
+    WorkerStarted,
+    kinds_of,
+)
+from bftrainer.cluster.store.replay import POOL_EVENTS, PoolReplay, Replayed
+from bftrainer.cluster.store.store import Store
 
 STANDS = ("queued", "starting", "waiting")
 """States in which an unfinished trainer does not train."""
-_PAGE = 20_000
-_EVENTS = """
-SELECT seq, time, kind, trainer, node, json_extract(data, '$.to'), json_extract(data, '$.why'),
-    json_extract(data, '$.world_before'), json_extract(data, '$.world'), json_extract(data, '$.pause_s')
-FROM events WHERE seq > ? AND time <= ?
-    AND +kind IN ('worker.started', 'worker.ended', 'node.leaving', 'node.left', 'trainer.state', 'rescale')
-ORDER BY seq LIMIT ?
-"""  # the `+` keeps SQLite from using the index on kind and sorting all events for every page
+KINDS = kinds_of(*POOL_EVENTS, WorkerStarted, WorkerEnded, StateChanged, Rescaled)
 
 
 def read_costs(db: Database, start: float, end: float) -> dict[str, float]:
@@ -37,17 +39,10 @@ def read_costs(db: Database, start: float, end: float) -> dict[str, float]:
             for number, in_use in db.rows("SELECT number, json_extract(learned, '$.in_use') FROM trainers")
         }
         book = _LossBook(start, end, rates)
-        for event in _events(db, end):
-            book.take(*event)
+        # From the beginning of the log: a trainer that lost nodes before the window may have none in it.
+        for at in PoolReplay().read(row for row in Store(db).all_events(KINDS) if row.time <= end):
+            book.take(at)
     return book.close()
-
-
-def _events(db: Database, end: float) -> Iterator[tuple[Any, ...]]:
-    """Yield events from the beginning of the log: a trainer that lost nodes before the window may have none in it."""
-    at = 0
-    while rows := db.rows(_EVENTS, (at, end, _PAGE)):
-        at = rows[-1][0]
-        yield from (row[1:] for row in rows)
 
 
 @dataclass(slots=True)
@@ -70,44 +65,29 @@ class _LossBook:
     stories: defaultdict[str, _Story] = field(default_factory=lambda: defaultdict(_Story))
     on: dict[str, str] = field(default_factory=dict)
     """Trainer by node."""
-    leaving: set[str] = field(default_factory=set)
 
-    def take(
-        self,
-        time: float,
-        kind: str,
-        trainer: str,
-        node: str,
-        to: str,
-        why: str,
-        before: int,
-        world: int,
-        pause_s: float,
-    ) -> None:
+    def take(self, at: Replayed) -> None:
         """Apply one event."""
-        match kind:
-            case "worker.started":
+        match at.event:
+            case WorkerStarted(trainer=trainer, node=node):
                 self.on[node] = trainer
-            case "worker.ended":
+            case WorkerEnded(trainer=trainer, node=node):
                 if self.on.get(node) == trainer:
                     del self.on[node]
-            case "node.leaving":
-                self.leaving.add(node)
-                self._rob(node, time)
-            case "node.left":
-                if node not in self.leaving:
-                    self._rob(node, time)
-                self.leaving.discard(node)
-                self.on.pop(node, None)
-            case "trainer.state":
+            case NodeLeaving(node=node) | NodeLeft(node=node):
+                if at.lost:
+                    self._rob(node, at.time)
+                if isinstance(at.event, NodeLeft):
+                    self.on.pop(node, None)
+            case StateChanged(trainer=trainer, to=to):
                 story = self.stories[trainer]
                 if to in STANDS and story.size and story.stands_since is None:
-                    story.stands_since = time
+                    story.stands_since = at.time
                 elif to in FINISHED:
-                    self._stood(trainer, time)
+                    self._stood(trainer, at.time)
                     del self.stories[trainer]
-            case "rescale":
-                self._formed(time, trainer, why or "", int(before or 0), int(world or 0), pause_s or 0.0)
+            case Rescaled() as rescale:
+                self._formed(at.time, rescale)
 
     def close(self) -> dict[str, float]:
         """End the window: a trainer that lost nodes and still does not train has lost all the time up to the end."""
@@ -120,15 +100,17 @@ class _LossBook:
         if trainer is not None and self.stories[trainer].robbed_at is None:
             self.stories[trainer].robbed_at = time
 
-    def _formed(self, time: float, trainer: str, why: str, before: int, world: int, pause_s: float) -> None:
+    def _formed(self, time: float, rescale: Rescaled) -> None:
+        trainer, why, before = rescale.trainer, rescale.why, rescale.world_before
         story = self.stories[trainer]
         if why == "start" or not before:
             self._stood(trainer, time)
         elif time >= self.start:
             # An announced departure is logged as a shrink (or a move), but it is a preemption all the same.
             taken = why == "preempt" or (why != "grow" and story.robbed_at is not None)
+            pause_s = rescale.pause_s or 0.0
             self.costs["preemption" if taken else "rescale"] += pause_s * self._rate(trainer, before)
-        self.stories[trainer] = _Story(world)
+        self.stories[trainer] = _Story(rescale.world)
 
     def _stood(self, trainer: str, until: float) -> None:
         """Count the time up to `until` in which a trainer did not train.

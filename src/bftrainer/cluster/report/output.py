@@ -11,7 +11,7 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-from bftrainer.cluster.report.excerpt import Efficiency
+from bftrainer.cluster.report.efficiency import Efficiency
 from bftrainer.cluster.report.usage import OwnerUsage, Usage, UsageReport, hours
 from bftrainer.core.trace import utc
 

@@ -9,24 +9,34 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from bftrainer.cluster.jobs.learning import Learned, Prior
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.spec.trainer import TrainerSpec
-from bftrainer.cluster.store.events import limits_from_json, trainer_from_json
-from bftrainer.cluster.store.schema import EventRow
-from bftrainer.cluster.store.store import Store
+from bftrainer.cluster.store.events import (
+    Decided,
+    NodeJoined,
+    NodeLeaving,
+    NodeLeft,
+    Rescaled,
+    StateChanged,
+    TrainerLearned,
+    WorkerStarted,
+    kinds_of,
+)
+from bftrainer.cluster.store.replay import POOL_EVENTS, PoolReplay
+from bftrainer.cluster.store.rows import EventRow, TrainerRow
+from bftrainer.cluster.store.scheduling_events import decision_limits, learned_trainer
 from bftrainer.core.pool import Event, Fragment
 from bftrainer.core.trace import Trace, Window
 from bftrainer.core.trainer import Trainer
 from bftrainer.errors import InputError
 from bftrainer.scheduler import Policy, Scheduler, State
 
-KINDS = ("node.joined", "node.leaving", "node.left", "trainer.learned", "trainer.state", "decision")
+KINDS = kinds_of(*POOL_EVENTS, TrainerLearned, StateChanged, Decided)
 """The events that decisions depend on, and the decisions."""
 
 
@@ -47,41 +57,44 @@ class Checked:
     mismatches: tuple[Mismatch, ...]
 
 
-def check(events: Iterable[EventRow], policy: Policy) -> Checked:
+def check(rows: Iterable[EventRow], policy: Policy) -> Checked:
     """Repeat every recorded decision."""
     scheduler, state = Scheduler(policy), State()
     known: set[str] = set()
-    leaving: set[str] = set()
     count, wrong = 0, []
-    for event in events:
-        data = event.data
-        match event.kind:
-            case "node.joined":
-                state, _ = state.pool_changed(Event(event.time, joined=(event.node,)))
-            case "node.leaving":
-                leaving.add(event.node)
-                state, _ = state.pool_changed(Event(event.time, left=(event.node,)))
-            case "node.left":
-                if event.node in leaving:
-                    leaving.discard(event.node)
-                else:
-                    state, _ = state.pool_changed(Event(event.time, left=(event.node,)))
-            case "trainer.learned":
-                trainer = trainer_from_json(data)
+    for at in PoolReplay().read(rows):
+        match at.event:
+            case NodeJoined(node=node):
+                state, _ = state.pool_changed(Event(at.time, joined=(node,)))
+            case NodeLeaving(node=node) | NodeLeft(node=node) if at.lost:
+                state, _ = state.pool_changed(Event(at.time, left=(node,)))
+            case TrainerLearned() as learned:
+                trainer = learned_trainer(learned)
                 state = state.relearned(trainer) if trainer.name in known else state.submitted(trainer)
                 known.add(trainer.name)
-            case "trainer.state":
-                if data["to"] in FINISHED and event.trainer in known:
-                    known.discard(event.trainer)
-                    state = state.finished(event.trainer)
-            case "decision":
-                plan = scheduler.decide(state, limits_from_json(data.get("limits")))
+            case StateChanged(trainer=name, to=to) if to in FINISHED and name in known:
+                known.discard(name)
+                state = state.finished(name)
+            case Decided() as recorded:
+                plan = scheduler.decide(state, decision_limits(recorded))
                 state = state.after(plan)
                 count += 1
                 made = {name: list(nodes) for name, nodes in state.assigned.items()}
-                if dict(plan.counts) != data["counts"] or made != data["nodes"]:
-                    wrong.append(Mismatch(event.seq, data["nodes"], made))
+                if dict(plan.counts) != recorded.counts or made != recorded.nodes:
+                    wrong.append(Mismatch(at.seq, recorded.nodes, made))
     return Checked(count, tuple(wrong))
+
+
+class EventSource(Protocol):
+    """Something that tells a run: a store, or an excerpt of one."""
+
+    def all_events(self) -> Iterator[EventRow]:
+        """Yield the events in order."""
+        ...
+
+    def trainers(self) -> list[TrainerRow]:
+        """Return the trainers, as they are at the end of the run."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,27 +112,86 @@ class Recorded:
     """Median time from a node's join to its first step. The trace's fragments begin when nodes could compute."""
 
 
-def as_study(store: Store, *, lag: bool = True, idle: Trace | None = None) -> Recorded:
-    """Return the run in a store.
+@dataclass(slots=True)
+class _RunLog:
+    """The facts of a log that a study needs."""
+
+    end: float = 0.0
+    joins: list[tuple[float, str]] = field(default_factory=list)
+    stays: list[tuple[str, float, float]] = field(default_factory=list)
+    """Node, join and loss of each stay in the pool that is over."""
+    here: dict[str, float] = field(default_factory=dict)
+    """When the nodes joined that are still there."""
+    learned: dict[str, TrainerLearned] = field(default_factory=dict)
+    rescales: list[Rescaled] = field(default_factory=list)
+    workers: int = 0
+
+    @classmethod
+    def read(cls, rows: Iterable[EventRow]) -> _RunLog:
+        """Read a log from its beginning."""
+        pool = PoolReplay()
+        found = cls(here=pool.here)
+        for at in pool.read(rows):
+            found.end = at.time
+            match at.event:
+                case NodeJoined(node=node):
+                    found.joins.append((at.time, node))
+                case NodeLeaving(node=node) | NodeLeft(node=node) if at.lost and at.since is not None:
+                    found.stays.append((node, at.since, at.time))
+                case TrainerLearned() as learned:
+                    found.learned[learned.trainer] = learned
+                case Rescaled() as rescale:
+                    found.rescales.append(rescale)
+                case WorkerStarted():
+                    found.workers += 1
+        return found
+
+    @property
+    def lag_s(self) -> float:
+        """The median time from the start of a worker to its first step."""
+        lags = [start_s for rescale in self.rescales for start_s in rescale.start_s]
+        return statistics.median(lags) if lags else 0.0
+
+    @property
+    def moved_share(self) -> float:
+        """The share of started workers whose node had not just joined the pool."""
+        return max(1.0 - len(self.joins) / self.workers, 0.0) if self.workers else 0.0
+
+    def mean_size(self, trainer: str) -> float:
+        """Return the mean size from which a trainer grew."""
+        sizes = [each.world_before for each in self.rescales if each.trainer == trainer and each.world_before > 0]
+        return statistics.fmean(sizes) if sizes else 1.0
+
+    def fragments(self, end: float, lag_s: float) -> Iterator[Fragment]:
+        """Yield the stays up to `end`, each beginning `lag_s` later."""
+        for node, joined, lost in self.stays:
+            if joined < end and min(lost, end) > joined + lag_s:
+                yield Fragment(node, joined + lag_s, min(lost, end))
+        for node, joined in self.here.items():
+            if end > joined + lag_s:
+                yield Fragment(node, joined + lag_s, end, open=True)
+
+
+def as_study(source: EventSource, *, lag: bool = True, idle: Trace | None = None) -> Recorded:
+    """Return the run of a store.
 
     With `lag`, a node counts from the measured time when it could compute, not from its join.
 
     `idle` is a trace of idle nodes that was recorded during the run. If it is given, the nodes are those of the trace.
     The lag then counts from when a node became idle, and idle nodes that never joined the pool are included.
     """
-    events = list(store.all_events())
-    if not any(event.kind == "node.joined" for event in events):
+    log = _RunLog.read(source.all_events())
+    if not log.joins:
         raise InputError("no node has joined yet: there is nothing to replay")
-    rows = [row for row in store.trainers() if row.started is not None or row.samples]
-    last = {event.trainer: event.data for event in events if event.kind == "trainer.learned"}
+    rows = [row for row in source.trainers() if row.started is not None or row.samples]
     ends = [row.ended for row in rows if row.ended is not None]
-    end = max(ends) if len(ends) == len(rows) and ends else events[-1].time
-    lag_s = _lag(events) if lag else 0.0
-    moved_s = lag_s * _moved_share(events)
+    end = max(ends) if len(ends) == len(rows) and ends else log.end
+    lag_s = log.lag_s if lag else 0.0
+    moved_s = lag_s * log.moved_share
     if idle is None:
-        fragments = list(_fragments(events, end, lag_s))
+        fragments = list(log.fragments(end, lag_s))
     else:
-        lag_s += _join_lag(events, idle) if lag else 0.0
+        lag_s += _join_lag(log.joins, idle) if lag else 0.0
         fragments = list(_later(idle, end, lag_s))
     if not fragments:
         raise InputError("no node was there long enough to compute: there is nothing to replay")
@@ -129,39 +201,25 @@ def as_study(store: Store, *, lag: bool = True, idle: Trace | None = None) -> Re
     trainers = []
     for row in rows:
         work = row.samples if row.state == "done" else row.total or math.inf
-        found = trainer_from_json(last[row.id])
+        known = learned_trainer(log.learned[row.id])
         spec = TrainerSpec.model_validate(row.spec)
         learned = Learned.from_json(row.learned or {}, Prior(spec.prior_curve(), spec.up_s, spec.down_s))
-        found = replace(found, work=float(work) if work else math.inf, submit=max(row.submitted, start))
+        known = replace(known, work=float(work) if work else math.inf, submit=max(row.submitted, start))
         # A node that another trainer gives up cannot compute either until its new worker is up.
-        up_s = learned.up_s + moved_s / max(_mean_size(events, row.id), 1.0)
-        trainers.append(replace(found, up_s=up_s, down_s=learned.down_s))
+        up_s = learned.up_s + moved_s / max(log.mean_size(row.id), 1.0)
+        trainers.append(replace(known, up_s=up_s, down_s=learned.down_s))
     return Recorded(trace, tuple(trainers), float(sum(row.samples for row in rows)), start, end, lag_s)
-
-
-def _fragments(events: Iterable[EventRow], end: float, lag_s: float) -> Iterator[Fragment]:
-    since: dict[str, float] = {}
-    for event in events:
-        if event.kind == "node.joined" and event.time < end:
-            since[event.node] = event.time
-        elif event.kind in ("node.leaving", "node.left") and event.node in since:
-            start = since.pop(event.node) + lag_s
-            if min(event.time, end) > start:
-                yield Fragment(event.node, start, min(event.time, end))
-    for node, joined in since.items():
-        if end > joined + lag_s:
-            yield Fragment(node, joined + lag_s, end, open=True)
 
 
 def _later(idle: Trace, end: float, lag_s: float) -> Iterator[Fragment]:
     """Yield the fragments of a trace, each beginning `lag_s` later."""
-    for one in idle.fragments():
-        last = min(one.end, end)
-        if last > one.start + lag_s:
-            yield Fragment(one.node, one.start + lag_s, last, one.open or one.end > end)
+    for spell in idle.fragments():
+        last = min(spell.end, end)
+        if last > spell.start + lag_s:
+            yield Fragment(spell.node, spell.start + lag_s, last, spell.open or spell.end > end)
 
 
-def _join_lag(events: Iterable[EventRow], idle: Trace) -> float:
+def _join_lag(joins: Iterable[tuple[float, str]], idle: Trace) -> float:
     """Return the median time from when a node became idle to its join.
 
     Nodes that were idle before the trace began are not counted.
@@ -171,30 +229,10 @@ def _join_lag(events: Iterable[EventRow], idle: Trace) -> float:
         spells.setdefault(fragment.node, []).append(fragment)
     seen: set[tuple[str, float]] = set()
     lags = []
-    for event in events:
-        if event.kind == "node.joined":
-            for spell in spells.get(event.node, ()):
-                key = (spell.node, spell.start)
-                if idle.window.start < spell.start <= event.time < spell.end and key not in seen:
-                    seen.add(key)
-                    lags.append(event.time - spell.start)
-    return statistics.median(lags) if lags else 0.0
-
-
-def _moved_share(events: Iterable[EventRow]) -> float:
-    """Return the share of started workers whose node had not just joined the pool."""
-    kinds = Counter(event.kind for event in events)
-    return max(1.0 - kinds["node.joined"] / kinds["worker.started"], 0.0) if kinds["worker.started"] else 0.0
-
-
-def _mean_size(events: Iterable[EventRow], trainer: str) -> float:
-    """Return the mean size from which a trainer grew."""
-    sizes = [e.data["world_before"] for e in events if e.kind == "rescale" and e.trainer == trainer]
-    grown = [size for size in sizes if size > 0]
-    return statistics.fmean(grown) if grown else 1.0
-
-
-def _lag(events: Iterable[EventRow]) -> float:
-    """Return the median time from the start of a worker to its first step."""
-    lags = [start_s for event in events if event.kind == "rescale" for start_s in event.data.get("start_s", ())]
+    for time, node in joins:
+        for spell in spells.get(node, ()):
+            key = (spell.node, spell.start)
+            if idle.window.start < spell.start <= time < spell.end and key not in seen:
+                seen.add(key)
+                lags.append(time - spell.start)
     return statistics.median(lags) if lags else 0.0

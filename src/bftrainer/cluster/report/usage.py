@@ -12,14 +12,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from bftrainer.cluster.report.step_function import StepFunction
 from bftrainer.cluster.spec.states import FINISHED
-from bftrainer.cluster.store.schema import EventRow, TrainerRow
+from bftrainer.cluster.store.events import (
+    Decided,
+    NodeJoined,
+    NodeLeaving,
+    NodeLeft,
+    Rescaled,
+    ServeRestored,
+    StateChanged,
+    kinds_of,
+)
+from bftrainer.cluster.store.replay import POOL_EVENTS, PoolReplay, Replayed
+from bftrainer.cluster.store.rows import TrainerRow
 from bftrainer.cluster.store.store import Store
 from bftrainer.core.trace import Window, utc
 from bftrainer.errors import InputError
 
-KINDS = ("node.joined", "node.leaving", "node.left", "trainer.state", "decision", "rescale")
-_POOL = ("node.joined", "node.leaving", "node.left")
+KINDS = kinds_of(*POOL_EVENTS, StateChanged, Decided, Rescaled)
 _STANDS = ("queued", "starting", "waiting", *FINISHED)
 """States in which a trainer does not compute."""
 _MICRO = 1_000_000
@@ -142,14 +153,13 @@ def account(
             notes.append(f"the log begins later than asked for{dropped}")
         if end is not None and end > until:
             notes.append(f"the log ends before what was asked for, at {utc(until)} UTC")
-        book = _UsageBook(_us(window.start), _us(window.end))
+        book = _UsageBook(_us(window.start), _us(window.end), _lost_while_away(store))
         if span.trimmed:
             if window.start == first.time:
                 notes.append("of trainers that began before the log does, samples are an estimate")
             book.begin(_us(first.time), _here_at_the_cut(store, first.time))
-        lost = _lost_while_away(store)
-        for event in store.all_events(KINDS):
-            book.take(event, lost)
+        for at in PoolReplay().read(store.all_events(KINDS)):
+            book.take(at)
         book.close(_us(until))
         rows = store.trainers(brief=True)
         points = {row.id: store.points(row.id) for row in rows if book.straddles(row)}
@@ -161,46 +171,9 @@ def account(
 
 
 @dataclass(slots=True)
-class _Steps:
-    """A step function of time: from `times[i]` on, its value is `values[i]`."""
-
-    times: list[int] = field(default_factory=lambda: [-(1 << 62)])
-    values: list[int] = field(default_factory=lambda: [0])
-
-    def set(self, time: int, value: int) -> None:
-        if value == self.values[-1]:
-            return
-        if time == self.times[-1]:
-            self.values[-1] = value
-            return
-        self.times.append(time)
-        self.values.append(value)
-
-    def stand_still(self, start: int, end: int) -> None:
-        """Set the function to 0 from `start` to `end`; after `end` it has its newest value again."""
-        value, at = self.values[-1], bisect_right(self.times, start)
-        if start >= end:
-            return
-        del self.times[at:], self.values[at:]
-        self.set(start, 0)
-        self.set(end, value)
-
-    def until(self, start: int, end: int) -> int:
-        """Return the integral from `start` to `end`."""
-        at = max(bisect_right(self.times, start) - 1, 0)
-        total = 0
-        for i in range(at, len(self.times)):
-            if self.times[i] >= end:
-                break
-            after = self.times[i + 1] if i + 1 < len(self.times) else end
-            total += self.values[i] * max(0, min(after, end) - max(self.times[i], start))
-        return total
-
-
-@dataclass(slots=True)
 class _Trainer:
-    given: _Steps = field(default_factory=_Steps)
-    computing: _Steps = field(default_factory=_Steps)
+    given: StepFunction = field(default_factory=StepFunction)
+    computing: StepFunction = field(default_factory=StepFunction)
     nodes: set[str] = field(default_factory=set)
     world: int = 0
     rescales: int = 0
@@ -210,11 +183,13 @@ class _Trainer:
 class _UsageBook:
     """Reads the log from its beginning and adds up node time and samples within a window."""
 
-    def __init__(self, start: int, end: int) -> None:
+    def __init__(self, start: int, end: int, lost_while_away: dict[str, list[int]]) -> None:
         self.start, self.end = start, end
+        self._lost_while_away = lost_while_away
         self.pool_us = self.unused_us = self.most = self.joined = self.left = self.decisions = 0
         self._now = 0
         self._here: set[str] = set()
+        """Nodes that count: not those of a dry run, and not those that left while no controller ran."""
         self._user: dict[str, str] = {}
         """Trainer by node, for nodes that are in the pool."""
         self._of: dict[str, _Trainer] = {}
@@ -225,38 +200,38 @@ class _UsageBook:
         self._now = time
         self._here = set(here)
 
-    def take(self, event: EventRow, lost: dict[str, list[int]]) -> None:
-        """Apply one event. `lost` holds the times of nodes that left while no controller ran."""
-        time = max(_us(event.time), self._now)  # a clock may be set back
-        for node in [node for node in lost if node in self._here]:
-            if lost[node] and lost[node][0] <= time:
-                self._pass(max(lost[node].pop(0), self._now))
+    def take(self, at: Replayed) -> None:
+        """Apply one event."""
+        time = max(_us(at.time), self._now)  # a clock may be set back
+        away = self._lost_while_away
+        for node in [node for node in away if node in self._here]:
+            if away[node] and away[node][0] <= time:
+                self._pass(max(away[node].pop(0), self._now))
                 self._leave(node)
         self._pass(time)
         within = self.start <= time <= self.end
-        match event.kind:
-            case "node.joined":
+        match at.event:
+            case NodeJoined(node=node, agent=agent):
                 # An absence before this time is void: the node had left by announcement.
-                lost[event.node] = [at for at in lost.get(event.node, ()) if at >= time]
-                if event.data.get("agent") != "none":  # a dry run holds nothing
-                    self._here.add(event.node)
+                away[node] = [left for left in away.get(node, ()) if left >= time]
+                if agent != "none":  # a dry run holds nothing
+                    self._here.add(node)
                     self.joined += within
-            case "node.leaving" | "node.left":
-                if event.node in self._here:
-                    self.left += within
-                    self._leave(event.node, preempted=within)
-            case "decision":
+            case NodeLeaving(node=node) | NodeLeft(node=node) if at.lost and node in self._here:
+                self.left += within
+                self._leave(node, preempted=within)
+            case Decided(nodes=nodes):
                 self.decisions += within
-                self._assign(event.data.get("nodes") or {})
-            case "rescale":
-                one = self._of.setdefault(event.trainer, _Trainer())
-                one.rescales += within and event.data.get("why") != "start"
-                paused = min(_us(float(event.data.get("pause_s") or 0.0)), time)
+                self._assign(nodes)
+            case Rescaled() as rescale:
+                one = self._of.setdefault(rescale.trainer, _Trainer())
+                one.rescales += within and rescale.why != "start"
+                paused = min(_us(rescale.pause_s or 0.0), time)
                 one.computing.stand_still(time - paused, time)
-                one.world = int(event.data.get("world") or 0)
+                one.world = rescale.world
                 self._count(one)
-            case "trainer.state":
-                self._moved(event.trainer, str(event.data.get("to")))
+            case StateChanged(trainer=trainer, to=to):
+                self._moved(trainer, to)
 
     def close(self, time: int) -> None:
         """End the log at `time`."""
@@ -357,15 +332,11 @@ def _made(one: _Trainer, known: Sequence[tuple[int, int]], time: int) -> float:
 
 def _here_at_the_cut(store: Store, first: float) -> set[str]:
     """Return the nodes that were in the pool at the beginning of a log whose older part was dropped."""
-    met: set[str] = set()
-    here: set[str] = set()
-    for event in store.all_events(_POOL):
-        if event.node not in met:
-            met.add(event.node)
-            if event.kind != "node.joined":
-                here.add(event.node)
+    pool = PoolReplay()
+    replayed = pool.read(store.all_events(kinds_of(*POOL_EVENTS)))
+    here = {at.row.node for at in replayed if at.lost and at.since is None}
     still = {row.node for row in store.nodes(here=True) if row.joined <= first and row.leaving is None}
-    return here | (still - met)
+    return here | (still - pool.here.keys() - pool.gone)
 
 
 def _lost_while_away(store: Store) -> dict[str, list[int]]:
@@ -375,13 +346,14 @@ def _lost_while_away(store: Store) -> dict[str, list[int]]:
     """
     lost: dict[str, list[int]] = {}
     away = 0
-    for event in store.all_events(("serve.restored", "node.left")):
-        if event.kind == "serve.restored":
-            # Events of the same time belong to the restart: they tell the trainers' states that it found.
-            before = store.events(after=max(0, event.seq - _BACK), limit=_BACK - 1)
-            away = _us(max((one.time for one in before if one.time < event.time), default=event.time))
-        elif event.data.get("reason") == "did not come back":
-            lost.setdefault(event.node, []).append(away)
+    for at in PoolReplay().read(store.all_events(kinds_of(ServeRestored, NodeLeft))):
+        match at.event:
+            case ServeRestored():
+                # Events of the same time belong to the restart: they tell the trainers' states that it found.
+                before = store.events(after=max(0, at.seq - _BACK), limit=_BACK - 1)
+                away = _us(max((row.time for row in before if row.time < at.time), default=at.time))
+            case NodeLeft(node=node, reason="did not come back"):
+                lost.setdefault(node, []).append(away)
     return lost
 
 

@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from bftrainer.cluster.store import schema
+from bftrainer.cluster.store import migrations
 from bftrainer.errors import BFTrainerError, InputError
 
 BUSY_S = 5.0
@@ -159,11 +159,11 @@ class Database:
     def _prepare(self) -> None:
         self.run(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
         self.run("PRAGMA foreign_keys = ON")
-        version = self._version()
+        version, newest = self._version(), len(migrations.MIGRATIONS)
         if self.read_only:
-            if version < len(schema.MIGRATIONS):
+            if version < newest:
                 raise BFTrainerError(
-                    f"{self.path}: schema version {version} is older than this BFTrainer's ({len(schema.MIGRATIONS)}); "
+                    f"{self.path}: schema version {version} is older than this BFTrainer's ({newest}); "
                     "`bftrainer serve` brings it up to date"
                 )
             return
@@ -181,9 +181,9 @@ class Database:
         """Migrate by one version; False if there was no need. It also shows whether the file can be written."""
         with self.transaction():
             version = self._version()
-            if version == len(schema.MIGRATIONS):
+            if version == len(migrations.MIGRATIONS):
                 return False
-            for statement in schema.MIGRATIONS[version]:
+            for statement in migrations.MIGRATIONS[version]:
                 self.run(statement)
             self.run(f"PRAGMA user_version = {version + 1}")
         return True
@@ -191,13 +191,13 @@ class Database:
     def _version(self) -> int:
         """Return the schema version of the file, after checking that the file is a BFTrainer database."""
         version = int(self.rows("PRAGMA user_version")[0][0])
-        ours = self.rows("PRAGMA application_id")[0][0] == schema.APPLICATION_ID
+        ours = self.rows("PRAGMA application_id")[0][0] == migrations.APPLICATION_ID
         if not ours and (version or self.row("SELECT 1 FROM sqlite_master LIMIT 1")):
             raise InputError(f"{self.path}: this is a database of another program; choose another --state")
-        if version > len(schema.MIGRATIONS):
+        if version > len(migrations.MIGRATIONS):
             raise InputError(
                 f"{self.path}: written by a newer BFTrainer (schema version {version}, this one knows "
-                f"{len(schema.MIGRATIONS)}); use that version, or another state folder (--state)"
+                f"{len(migrations.MIGRATIONS)}); use that version, or another state folder (--state)"
             )
         return version
 

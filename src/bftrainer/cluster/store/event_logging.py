@@ -1,7 +1,7 @@
 """Event logging writes the controller's log, as text or JSON, to stderr and to `serve.log`.
 
 Secrets are removed. `serve` configures it from the settings below `[log]`; all other modules just use `logging`. The
-store passes every event of nodes and trainers to `event`, so that the log reads like the event log and can be kept
+store passes every event of nodes and trainers to `log_event`, so that the log reads like the event log and can be kept
 elsewhere.
 """
 
@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from bftrainer.cluster.config.keys import LogSettings
+from bftrainer.cluster.store.event_columns import EventColumns
+from bftrainer.cluster.store.events import Decided, NodeLeft, PoolNote, StateChanged, TrainerLearned
 from bftrainer.errors import InputError
 
 FILE = "serve.log"
@@ -28,7 +30,7 @@ MOST_REASONS = 8
 MOST_DATA = 1000
 """Limit of characters of an event's data in the log; the store has all of it."""
 
-_QUIET_KINDS = frozenset({"trainer.learned"})
+_QUIET_KINDS = frozenset({TrainerLearned.kind})
 """Kinds that are not logged: there are too many, and they are of no use to a person."""
 _SECRETS = re.compile(r"bft_[A-Za-z0-9_-]{8,}|(?i:(?<=bearer )|(?<=bearer%20))[^\s\"',;]+")
 _events = logging.getLogger("bftrainer.events")
@@ -140,13 +142,13 @@ def to_file(settings: LogSettings, folder: Path) -> Iterator[Path | None]:
         handler.close()
 
 
-def event(kind: str, trainer: str, node: str, data: Mapping[str, Any] | None) -> None:
+def log_event(event: EventColumns) -> None:
     """Log an event that is being stored."""
-    brief: Mapping[str, Any] = data or {}
+    kind, trainer, node, brief = event
     level = logging.WARNING if _is_trouble(kind, brief) else logging.INFO
     if kind in _QUIET_KINDS or not _events.isEnabledFor(level):
         return
-    if kind == "decision":
+    if kind == Decided.kind:
         brief = {"pool": brief.get("pool"), "ms": brief.get("ms"), "reasons": list(brief.get("reasons", ()))}
         brief["reasons"][MOST_REASONS:] = ["…"] * (len(brief["reasons"]) > MOST_REASONS)
     told = json.dumps(brief, default=str, ensure_ascii=False) if brief else ""
@@ -158,11 +160,11 @@ def event(kind: str, trainer: str, node: str, data: Mapping[str, Any] | None) ->
 
 def _is_trouble(kind: str, data: Mapping[str, Any]) -> bool:
     """Return whether a person should look: a pool that fails, a failed trainer, a node that fell silent."""
-    if kind == "trainer.state":
+    if kind == StateChanged.kind:
         return data.get("to") == "failed"
-    if kind == "node.left":
+    if kind == NodeLeft.kind:
         return data.get("reason") in ("silent", "did not come back")
-    return (kind.startswith("pool.") and kind.endswith("failed")) or kind == "pool.not_drained"
+    return PoolNote.tells_trouble(kind)
 
 
 def _formatter(settings: LogSettings) -> logging.Formatter:

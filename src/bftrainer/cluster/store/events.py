@@ -1,91 +1,285 @@
-"""Event data hold trainers, limits and decisions as JSON; the functions here convert both ways.
+"""Events of the log are typed values: one class per kind.
 
-What `trainer_as_json` and `decision_as_json` write is enough to repeat every decision (`report/rerun.py`).
+`Store.log` writes an event; `replay.py` reads them for reports, the history and the doctor; `event_columns.py` converts
+them to and from rows; `scheduling_events.py` makes them of the scheduler's values. A kind's name appears only here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from bftrainer.allocate.problem import Limits
-from bftrainer.core.curve import Curve
-from bftrainer.core.trainer import Trainer
-from bftrainer.scheduler import Plan, State
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 
-def limits_as_json(limits: Limits) -> dict[str, Any]:
-    """Convert the limits in force to JSON, for the record of a decision."""
-    return {"caps": dict(limits.owner_caps), "shares": dict(limits.owner_shares)}
+@dataclass(frozen=True, slots=True)
+class TypedEvent:
+    """Base of the events whose data are fields. `trainer` and `node` are columns of the row, all others JSON."""
+
+    kind: ClassVar[str]
+    extra: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    """Data of the row that this version does not know."""
 
 
-def limits_from_json(found: Mapping[str, Any] | None) -> Limits:
-    """Read what `limits_as_json` wrote; no limits if nothing was written."""
-    return Limits(dict(found["caps"]), dict(found["shares"])) if found else Limits()
+@dataclass(frozen=True, slots=True)
+class NodeJoined(TypedEvent):
+    """A node joined the pool."""
+
+    kind = "node.joined"
+    node: str
+    host: str
+    agent: str
 
 
-def limits_as_text(limits: Limits) -> str:
-    """Describe the limits in force in a few words."""
-    caps = [f"{owner} at most {nodes}" for owner, nodes in limits.owner_caps.items()]
-    shares = [f"{owner} at least {nodes}" for owner, nodes in limits.owner_shares.items()]
-    return ", ".join([*caps, *shares]) + " nodes"
+@dataclass(frozen=True, slots=True)
+class HeadJoined(TypedEvent):
+    """The agent beside the controller joined."""
+
+    kind = "head.joined"
+    node: str
+    host: str
+    agent: str
 
 
-def trainer_as_json(trainer: Trainer) -> dict[str, Any]:
-    """Convert everything about a trainer that decisions depend on to JSON."""
-    return {
-        "name": trainer.name,
-        "curve": {"nodes": list(trainer.curve.nodes), "rates": list(trainer.curve.rates)},
-        "min_nodes": trainer.min_nodes,
-        "max_nodes": trainer.max_nodes,
-        "up_s": trainer.up_s,
-        "down_s": trainer.down_s,
-        "submit": trainer.submit,
-        "owner": trainer.owner,
-        "weight": trainer.weight,
-        "model": trainer.model,
-    }
+@dataclass(frozen=True, slots=True)
+class NodeLeaving(TypedEvent):
+    """A node announced that it will be taken. It belongs to the pool no more; `NodeLeft` follows."""
+
+    kind = "node.leaving"
+    node: str
+    grace_s: float
 
 
-def trainer_from_json(found: Mapping[str, Any]) -> Trainer:
-    """Read what `trainer_as_json` wrote."""
-    curve = Curve(tuple(found["curve"]["nodes"]), tuple(found["curve"]["rates"]))
-    return Trainer(**{**found, "curve": curve})
+@dataclass(frozen=True, slots=True)
+class NodeLeft(TypedEvent):
+    """A node left, with or without announcement."""
+
+    kind = "node.left"
+    node: str
+    reason: str
 
 
-def decision_as_json(plan: Plan, state: State, names: Mapping[str, str], took_ms: float) -> dict[str, Any]:
-    """Convert a decision with its reasons and numbers to JSON.
+@dataclass(frozen=True, slots=True)
+class HeadLeft(TypedEvent):
+    """The agent beside the controller left."""
 
-    `state` is the state after the decision; `names` are the trainers' names that people gave.
-    """
-    changes = [change for change in plan.changes if change.action not in ("keep", "wait")]
-    limits = plan.limits
-    why = [f"within owners' limits: {limits_as_text(limits)}"] if limits and changes else []
-    return {
-        "allocator": plan.allocator,
-        "limits": limits_as_json(limits) if limits else None,
-        "pool": plan.pool,
-        "horizon_s": plan.horizon_s,
-        "counts": dict(plan.counts),
-        "nodes": {name: list(nodes) for name, nodes in state.assigned.items()},
-        "changes": [
-            {
-                "trainer": change.trainer,
-                "action": change.action,
-                "before": change.before,
-                "after": change.after,
-                "gain": change.gain,
-                "cost": change.cost,
-            }
-            for change in changes
-        ],
-        "reasons": [
-            *(
-                names.get(change.trainer, change.trainer) + change.reason.removeprefix(change.trainer)
-                for change in changes
-            ),
-            *why,
-        ],
-        "waiting": len(state.waiting),
-        "ms": round(took_ms, 3),
-    }
+    kind = "head.left"
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStarted(TypedEvent):
+    """A worker was ordered to start."""
+
+    kind = "worker.started"
+    trainer: str
+    node: str
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnded(TypedEvent):
+    """A worker ended. `status` is its exit status."""
+
+    kind = "worker.ended"
+    trainer: str
+    node: str
+    worker: str
+    status: int | None
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerWarned(TypedEvent):
+    """A worker started with an unexpected setup."""
+
+    kind = "worker.warned"
+    trainer: str
+    node: str
+    worker: str
+    warning: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailed(TypedEvent):
+    """A newcomer failed on a node; its trainer goes on without it and tries the node again in `retry_s` seconds."""
+
+    kind = "worker.failed"
+    trainer: str
+    node: str
+    worker: str
+    reason: str
+    failures: int
+    retry_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSubmitted(TypedEvent):
+    """A user submitted a trainer."""
+
+    kind = "trainer.submitted"
+    trainer: str
+    name: str
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateChanged(TypedEvent):
+    """A trainer went from one state to another. `from_` is empty for a new trainer."""
+
+    kind = "trainer.state"
+    trainer: str
+    from_: str
+    to: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerLearned(TypedEvent):
+    """Everything about a trainer that decisions depend on, as the scheduler knows it from now on."""
+
+    kind = "trainer.learned"
+    trainer: str
+    name: str
+    curve: Mapping[str, Sequence[Any]]
+    min_nodes: int
+    max_nodes: int
+    up_s: float
+    down_s: float
+    submit: float
+    owner: str
+    weight: float
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rescaled(TypedEvent):
+    """The members of a trainer formed a new generation."""
+
+    kind = "rescale"
+    trainer: str
+    generation: int
+    world_before: int
+    world: int
+    pause_s: float | None
+    form_s: float | None
+    sync_s: float | None
+    preempted: bool
+    start_s: Sequence[float]
+    """How many seconds each newcomer took from its start to the end of the rescale."""
+    why: str
+    """start, grow, shrink, move or preempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decided(TypedEvent):
+    """A decision with its reasons and numbers: enough to repeat it (`report/rerun.py`)."""
+
+    kind = "decision"
+    allocator: str
+    limits: Mapping[str, Any] | None
+    pool: int
+    horizon_s: float | None
+    counts: Mapping[str, int]
+    nodes: Mapping[str, Sequence[str]]
+    """The nodes of every trainer that has some, after the decision."""
+    changes: Sequence[Mapping[str, Any]]
+    reasons: Sequence[str]
+    waiting: int
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class OwnersChanged(TypedEvent):
+    """The owners' limits were changed. `owners` are all rows of the store."""
+
+    kind = "owners.changed"
+    owners: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPaused(TypedEvent):
+    """Harvesting was paused."""
+
+    kind = "pool.paused"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolResumed(TypedEvent):
+    """Harvesting was resumed."""
+
+    kind = "pool.resumed"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeStarted(TypedEvent):
+    """A controller started. `pool` is the kind of its pool."""
+
+    kind = "serve.started"
+    pool: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServeRestored(TypedEvent):
+    """A controller took up the state that an earlier one had left."""
+
+    kind = "serve.restored"
+    trainers: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServeStopped(TypedEvent):
+    """A controller stopped in order. `drained`: it gave all nodes back before."""
+
+    kind = "serve.stopped"
+    drained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd(TypedEvent):
+    """The end of an excerpt of the log. It is never stored."""
+
+    kind = "report.end"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNote:
+    """A note of a pool about itself, such as a command that failed. Every pool has its own notes."""
+
+    prefix: ClassVar[str] = "pool."
+    what: str
+    facts: Mapping[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """Kind of the row."""
+        return self.prefix + self.what
+
+    @classmethod
+    def tells_trouble(cls, kind: str) -> bool:
+        """Return whether a kind is that of a note that a person should see."""
+        return kind.startswith(cls.prefix) and kind.endswith(("failed", f"{cls.prefix}not_drained"))
+
+
+@dataclass(frozen=True, slots=True)
+class OtherEvent:
+    """An event given by its columns: one of a kind that this version does not know."""
+
+    kind: str
+    trainer: str = ""
+    node: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+LogEvent = TypedEvent | PoolNote | OtherEvent
+
+
+def kinds_of(*events: type[TypedEvent]) -> tuple[str, ...]:
+    """Return the kinds of some classes, to ask the store for their rows."""
+    return tuple(event.kind for event in events)
+
+
+def quoted_kinds(*events: type[TypedEvent]) -> str:
+    """Return the kinds of some classes as a list for SQL."""
+    return ", ".join(f"'{event.kind}'" for event in events)

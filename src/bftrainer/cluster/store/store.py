@@ -8,9 +8,7 @@ reads it beside a running controller.
 from __future__ import annotations
 
 import functools
-import hashlib
 import re
-import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields
@@ -21,35 +19,21 @@ from typing import Any, Self
 from bftrainer.cluster.spec.states import FINISHED, STATES
 from bftrainer.cluster.store import event_logging
 from bftrainer.cluster.store.database import Database
+from bftrainer.cluster.store.event_columns import columns_of
+from bftrainer.cluster.store.events import LogEvent
 from bftrainer.cluster.store.json_columns import decoded, decoded_object, encoded, plain
-from bftrainer.cluster.store.schema import (
-    REFUSE_DELETE,
-    REFUSE_UPDATE,
-    ROLES,
-    EventRow,
-    EventSpan,
-    NodeRow,
-    OwnerRow,
-    Sums,
-    TokenRow,
-    TrainerRow,
-    WorkerRow,
-)
+from bftrainer.cluster.store.migrations import REFUSE_DELETE, REFUSE_UPDATE
+from bftrainer.cluster.store.rows import EventRow, EventSpan, NodeRow, OwnerRow, Sums, TrainerRow, WorkerRow
+from bftrainer.cluster.store.tokens import TokenTable
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.util.text import text
 
 FILE = "bftrainer.db"
 """Name of the file in the state folder."""
 
-LEAST_TOKEN = 32
-"""Shortest token in characters. Shorter ones could be guessed."""
-
-USED_EVERY_S = 60.0
-"""Seconds between two records of a token's use: to write at every request would cost more than the request."""
-
 _TRIMMED = "store.events_trimmed"
 _PAGE = 1000
-ID = _ID = re.compile(r"t([1-9][0-9]{0,17})")
+ID = re.compile(r"t([1-9][0-9]{0,17})")
 _UNFINISHED = f"state NOT IN {FINISHED}"
 
 
@@ -73,7 +57,6 @@ _USE_SQL = (
 )
 _OWNER = _columns(OwnerRow)
 _OWNER_SQL = f"SELECT {', '.join(_OWNER)} FROM owners ORDER BY owner"  # noqa: S608
-_TOKEN_SQL = f"SELECT {', '.join(_columns(TokenRow))} FROM tokens"  # noqa: S608
 
 
 class Store:
@@ -81,6 +64,7 @@ class Store:
 
     def __init__(self, database: Database) -> None:
         self._db = database
+        self.tokens = TokenTable(database)
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> Store:
@@ -116,14 +100,13 @@ class Store:
 
     # Events.
 
-    def log(
-        self, time: float, kind: str, *, trainer: str = "", node: str = "", data: Mapping[str, Any] | None = None
-    ) -> int:
+    def log(self, time: float, event: LogEvent) -> int:
         """Add an event and return its number."""
-        event_logging.event(kind, trainer, node, data)
+        row = columns_of(event)
+        event_logging.log_event(row)
         done = self._db.run(
             "INSERT INTO events (time, kind, trainer, node, data) VALUES (?, ?, ?, ?, ?)",
-            (time, text(kind), text(trainer), text(node), encoded(data or {})),
+            (time, text(row.kind), text(row.trainer), text(row.node), encoded(row.data)),
         )
         return int(done.lastrowid or 0)
 
@@ -212,7 +195,7 @@ class Store:
         """Return the trainer with that id, or the newest with that name; with an `owner`, among that owner's."""
         row = None
         mine, whose = ("", ()) if owner is None else ("AND owner = ?", (text(owner),))
-        if _ID.fullmatch(ref):
+        if ID.fullmatch(ref):
             row = self._db.row(f"{_TRAINER_SQL} WHERE number = ? {mine}", (_number(ref), *whose))
         if row is None:
             sql = f"{_TRAINER_SQL} WHERE name = ? {mine} ORDER BY number DESC LIMIT 1"
@@ -371,63 +354,6 @@ class Store:
         row = self._db.row("SELECT value FROM kept WHERE key = ?", (text(key),))
         return default if row is None else decoded(row[0])
 
-    # Tokens. Only hashes are stored. A salt and a slow hash protect passwords, which people choose from few. A token is
-    # 256 random bits, so there is no list of likely ones to try.
-
-    def create_token(self, *, name: str, owner: str, role: str, time: float) -> str:
-        """Create a token and return it. It cannot be read again later."""
-        token = f"bft_{secrets.token_urlsafe(32)}"
-        with self.transaction():
-            if self._db.row("SELECT 1 FROM tokens WHERE name = ? AND revoked IS NULL", (text(name),)):
-                raise InputError(f"there is a token named {name!r} already; revoke it first, or choose another name")
-            self._insert_token(token, name, owner, role, time)
-        return token
-
-    def adopt_token(self, token: str, *, name: str, owner: str, role: str, time: float) -> bool:
-        """Make a given token valid, in place of an older one of that name; False if it was revoked before."""
-        if len(token) < LEAST_TOKEN:
-            raise InputError(f"a token must have {LEAST_TOKEN} characters or more, but got {len(token)}")
-        with self.transaction():
-            known = self._db.row("SELECT revoked FROM tokens WHERE hash = ?", (_hash(token),))
-            if known:
-                return known[0] is None
-            self._db.run("UPDATE tokens SET revoked = ? WHERE name = ? AND revoked IS NULL", (time, text(name)))
-            self._insert_token(token, name, owner, role, time)
-        return True
-
-    def check_token(self, token: str, time: float | None = None) -> TokenRow | None:
-        """Return the row of a token; None if it is unknown or revoked. With a `time`, its use is recorded at intervals.
-
-        The token is looked up by its hash, so the time of the lookup reveals nothing that helps to guess a token.
-        """
-        row = self._db.row(f"{_TOKEN_SQL} WHERE hash = ? AND revoked IS NULL", (_hash(token),))
-        if row is None:
-            return None
-        found = TokenRow(*row)
-        if time is not None and (found.last_used is None or time - found.last_used >= USED_EVERY_S):
-            self._db.run("UPDATE tokens SET last_used = ? WHERE id = ?", (time, found.id))
-        return found
-
-    def tokens(self) -> list[TokenRow]:
-        """Return all tokens, including revoked ones, oldest first."""
-        return [TokenRow(*row) for row in self._db.rows(f"{_TOKEN_SQL} ORDER BY id")]
-
-    def revoke_token(self, name_or_id: str, time: float) -> bool:
-        """Revoke a token, found by its name or else by its id; False if there is no valid one."""
-        sql = "UPDATE tokens SET revoked = ? WHERE revoked IS NULL AND"
-        if self._db.run(f"{sql} name = ?", (time, text(name_or_id))).rowcount:
-            return True
-        number = int(name_or_id) if re.fullmatch(r"[0-9]{1,18}", name_or_id) else 0
-        return self._db.run(f"{sql} id = ?", (time, number)).rowcount > 0
-
-    def _insert_token(self, token: str, name: str, owner: str, role: str, time: float) -> None:
-        if role not in ROLES:
-            raise InputError(f"role must be one of {', '.join(ROLES)}, but got {role!r}")
-        self._db.run(
-            "INSERT INTO tokens (name, owner, role, hash, created) VALUES (?, ?, ?, ?, ?)",
-            (text(name), text(owner), role, _hash(token), time),
-        )
-
     def _update(
         self, table: str, known: Sequence[str], key: str, at: Any, columns: Mapping[str, Any], what: str
     ) -> None:
@@ -461,11 +387,7 @@ def _event(row: tuple[Any, ...]) -> EventRow:
 
 
 def _number(trainer: str) -> int:
-    found = _ID.fullmatch(trainer)
+    found = ID.fullmatch(trainer)
     if found is None:
         raise BFTrainerError(f"a trainer's id must be `t` and a number, but got {trainer!r}")
     return int(found[1])
-
-
-def _hash(token: str) -> str:
-    return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()
