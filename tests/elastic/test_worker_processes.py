@@ -118,12 +118,12 @@ def test_all_messages_come_before_the_end_although_the_process_ended_first() -> 
     async def scene(manager: Managed) -> None:
         process = await manager.start()
         _, writer = await manager.connect(Ready())
-        await manager.until("WorkerStarted", "Hello", "Ready")
+        await manager.until("ProcessStarted", "Hello", "Ready")
         process.end(0)  # noticed while the last message is on its way
         await asyncio.sleep(0)
         writer.write(protocol.encode(Left(3)))
         writer.close()
-        await manager.until("WorkerStarted", "Hello", "Ready", "Left", "WorkerEnded")
+        await manager.until("ProcessStarted", "Hello", "Ready", "Left", "ProcessEnded")
 
     play(scene)
 
@@ -132,7 +132,7 @@ def test_the_last_message_is_heard_although_the_manager_writes_at_that_moment() 
     async def scene(manager: Managed) -> None:
         process = await manager.start()
         reader, writer = await manager.connect(Ready())
-        await manager.until("WorkerStarted", "Hello", "Ready")
+        await manager.until("ProcessStarted", "Hello", "Ready")
         writer.write(protocol.encode(Left(3)))
         writer.write_eof()  # as `Membership.close` does: half-closed, until the manager closes
         for number in range(1, 100):
@@ -141,7 +141,7 @@ def test_the_last_message_is_heard_although_the_manager_writes_at_that_moment() 
             assert (await reader.read()).count(b"\n") == 99
         writer.close()
         process.end(0)
-        await manager.until("WorkerStarted", "Hello", "Ready", "Left", "WorkerEnded")
+        await manager.until("ProcessStarted", "Hello", "Ready", "Left", "ProcessEnded")
 
     play(scene)
 
@@ -152,9 +152,9 @@ def test_one_that_connected_just_before_it_ended_is_heard() -> None:
         process.end(1)
         _, writer = await manager.connect(Failed("ValueError: no", "Traceback"))
         writer.close()
-        await manager.until("WorkerStarted", "Hello", "Failed", "WorkerEnded")
+        await manager.until("ProcessStarted", "Hello", "Failed", "ProcessEnded")
         last = manager.events[-1]
-        assert isinstance(last, processes.WorkerEnded)
+        assert isinstance(last, processes.ProcessEnded)
         assert last.worker.spoke
 
     play(scene)
@@ -173,7 +173,7 @@ def test_a_worker_that_is_faster_than_its_launcher_is_heard_when_it_has_started(
         assert manager.events == []
         answer.set_result(MadeUp())
         await worker.is_up.wait()
-        await manager.until("WorkerStarted", "Hello", "Ready")
+        await manager.until("ProcessStarted", "Hello", "Ready")
 
     play(scene)
 
@@ -182,7 +182,7 @@ def test_a_long_message_is_heard() -> None:
     async def scene(manager: Managed) -> None:
         await manager.start()
         await manager.connect(Failed("ValueError: no", "x" * 300_000))
-        await manager.until("WorkerStarted", "Hello", "Failed")
+        await manager.until("ProcessStarted", "Hello", "Failed")
 
     play(scene)
 
@@ -195,7 +195,7 @@ def test_nonsense_closes_the_channel_and_is_told(line: bytes) -> None:
         writer.write(line)
         async with asyncio.timeout(20):
             assert await reader.read() == b""
-        await manager.until("WorkerStarted", "Hello", "ChannelFailed")
+        await manager.until("ProcessStarted", "Hello", "ChannelFailed")
 
     play(scene)
 
@@ -231,7 +231,7 @@ def test_one_that_is_stopped_while_it_starts_never_runs() -> None:
         worker = manager.workers.start("w", asyncio.sleep(1000, MadeUp()))
         manager.workers.stop("w")
         await worker.is_up.wait()
-        assert manager.events == [processes.WorkerNotStarted(worker, None)]
+        assert manager.events == [processes.ProcessNotStarted(worker, None)]
 
     play(scene)
 
@@ -248,7 +248,7 @@ def test_one_that_had_started_when_it_was_stopped_is_killed() -> None:
             await asyncio.sleep(0)
         assert worker.process is None  # the launcher has answered, and nobody has looked at it
         manager.workers.stop("w")
-        await manager.until("WorkerStarted", "WorkerEnded")
+        await manager.until("ProcessStarted", "ProcessEnded")
         assert process.signals == [SIGKILL]
 
     play(scene)
@@ -262,7 +262,7 @@ def test_the_error_of_one_that_cannot_be_started_is_told() -> None:
         worker = manager.workers.start("w", launched())
         await worker.is_up.wait()
         (event,) = manager.events
-        assert isinstance(event, processes.WorkerNotStarted)
+        assert isinstance(event, processes.ProcessNotStarted)
         assert str(event.problem) == "there is no folder"
         assert "w" not in manager.workers
 
@@ -276,7 +276,7 @@ def test_a_grace_can_be_made_shorter_and_not_longer() -> None:
         manager.workers.stop("w", 2000.0)
         assert process.signals == [SIGTERM]
         manager.workers.stop("w", 0.01)
-        await manager.until("WorkerStarted", "WorkerEnded")
+        await manager.until("ProcessStarted", "ProcessEnded")
         assert process.signals == [SIGTERM, SIGKILL]
 
     play(scene)
@@ -291,16 +291,16 @@ def test_only_one_that_has_connected_and_has_more_to_say_can_be_silent() -> None
             await asyncio.sleep(0.3)
             assert mute.signals == []  # it imports, perhaps
             await manager.connect(Done(7))
-            await manager.until("WorkerStarted", "Hello", "Done")
+            await manager.until("ProcessStarted", "Hello", "Done")
             await asyncio.sleep(0.3)
             assert mute.signals == []  # it saves the model
             mute.end(0)
-            await manager.until("WorkerStarted", "Hello", "Done", "WorkerEnded")
+            await manager.until("ProcessStarted", "Hello", "Done", "ProcessEnded")
             manager.events.clear()
             hung = await manager.start()
             _, writer = await manager.connect(Ready())
             manager.on_event = lambda event: writer.close() if isinstance(event, processes.WorkerSilent) else None
-            await manager.until("WorkerStarted", "Hello", "Ready", "WorkerSilent", "WorkerEnded")
+            await manager.until("ProcessStarted", "Hello", "Ready", "WorkerSilent", "ProcessEnded")
             assert hung.signals == [SIGKILL]
         finally:
             watching.cancel()
@@ -317,7 +317,7 @@ def test_the_end_of_all_ends_those_that_are_started_again_too() -> None:
             return again[-1]
 
         def restart(event: WorkerEvent) -> None:
-            if isinstance(event, processes.WorkerEnded) and not again:
+            if isinstance(event, processes.ProcessEnded) and not again:
                 manager.workers.start("w", launched(), speaks=False)
                 again.append(MadeUp())
 
@@ -325,6 +325,6 @@ def test_the_end_of_all_ends_those_that_are_started_again_too() -> None:
         manager.on_event = restart
         await asyncio.wait_for(manager.workers.close(), 20)
         assert manager.workers.running == ()
-        assert manager.kinds[:2] == ["WorkerStarted", "WorkerEnded"]
+        assert manager.kinds[:2] == ["ProcessStarted", "ProcessEnded"]
 
     play(scene)

@@ -46,7 +46,7 @@ def play(folder: Path, scene: Scene) -> None:
     async def run() -> None:
         tokens = {}
         for name, role in (("ann", "user"), ("bob", "user"), ("root", "admin")):
-            tokens[name] = bench.store.create_token(name=name, owner=name, role=role, time=1.0)
+            tokens[name] = bench.store.tokens.create(name=name, owner=name, role=role, time=1.0)
         config = dataclasses.replace(Config(), server=Server(state=folder))
         controller = Controller(bench.cluster, NoPool(), config, lambda trainer: Logbook(folder / trainer, 1 << 20), {})
         transport = httpx.ASGITransport(app.build(controller, SECRET), raise_app_exceptions=False)

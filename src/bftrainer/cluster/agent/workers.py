@@ -26,13 +26,13 @@ from bftrainer.cluster.wire.messages import FromAgent, Heard, Start
 from bftrainer.elastic import protocol
 from bftrainer.elastic.manager.processes import (
     ChannelFailed,
-    WorkerEnded,
+    ProcessEnded,
     WorkerEvent,
-    WorkerNotStarted,
+    ProcessNotStarted,
     WorkerProcesses,
     WorkerSaid,
     WorkerSilent,
-    WorkerStarted,
+    ProcessStarted,
     worker_environment,
 )
 from bftrainer.elastic.protocol import Done, Failed, FromWorker, Hello, Left, Report, Taken
@@ -198,7 +198,7 @@ class AgentWorkers:
 
     def _happened(self, event: WorkerEvent) -> None:
         match event:
-            case WorkerStarted(worker, process):
+            case ProcessStarted(worker, process):
                 self._tell(self.table.started(worker.name, process.pid, self._warnings.pop(worker.name, "")))
             case WorkerSaid(worker, message, line):
                 self._hear(worker.name, message, line)
@@ -206,13 +206,13 @@ class AgentWorkers:
                 _log.warning("%s has been silent for %.1f s and is killed", worker.name, silent_s)
             case ChannelFailed(unnamed, problem):
                 _log.warning("channel of %s: %s", unnamed.name if unnamed else "a worker", problem)
-            case WorkerNotStarted(worker, None):
+            case ProcessNotStarted(worker, None):
                 self._ended(worker.name, -signal.SIGKILL, spoke=worker.spoke)
-            case WorkerNotStarted(worker, problem):
+            case ProcessNotStarted(worker, problem):
                 error = " ".join(str(problem).split())
                 _log.warning("%s could not be started: %s", worker.name, error)
                 self._ended(worker.name, -1, error, spoke=worker.spoke)
-            case WorkerEnded(worker, status):
+            case ProcessEnded(worker, status):
                 self._ended(worker.name, status, spoke=worker.spoke)
 
     def _ended(self, name: str, status: int, error: str = "", *, spoke: bool) -> None:

@@ -277,10 +277,10 @@ class Coordinator:
 
     def _happened(self, event: processes.WorkerEvent) -> None:
         match event:
-            case processes.WorkerStarted(worker, process):
+            case processes.ProcessStarted(worker, process):
                 self._nodes[worker.name] = _Node(worker.name, process)
                 self._tell(worker.name, "started")
-            case processes.WorkerNotStarted(worker):
+            case processes.ProcessNotStarted(worker):
                 self.roster.lost(worker.name)
             case processes.WorkerSaid(worker, message):
                 self._hear(self._nodes[worker.name], message)
@@ -291,7 +291,7 @@ class Coordinator:
                     self._tell(worker.name, "silent")
             case processes.ChannelFailed(WorkerProcess(name=name), problem):
                 self._tell(name, f"channel: {problem}")
-            case processes.WorkerEnded(worker, status):
+            case processes.ProcessEnded(worker, status):
                 self._ended(self._nodes.pop(worker.name), status, spoke=worker.spoke)
 
     def _ended(self, node: _Node, status: int, *, spoke: bool) -> None:

@@ -70,7 +70,7 @@ class WorkerProcess:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerStarted:
+class ProcessStarted:
     """The process of a worker runs."""
 
     worker: WorkerProcess
@@ -78,7 +78,7 @@ class WorkerStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerNotStarted:
+class ProcessNotStarted:
     """A worker could not be started because of `problem`, or was stopped before it had started (None)."""
 
     worker: WorkerProcess
@@ -112,14 +112,14 @@ class ChannelFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerEnded:
+class ProcessEnded:
     """A worker and all processes that it started have ended. `status` is negative for a signal."""
 
     worker: WorkerProcess
     status: int
 
 
-WorkerEvent = WorkerStarted | WorkerNotStarted | WorkerSaid | WorkerSilent | ChannelFailed | WorkerEnded
+WorkerEvent = ProcessStarted | ProcessNotStarted | WorkerSaid | WorkerSilent | ChannelFailed | ProcessEnded
 
 
 def worker_environment(*layers: Mapping[str, str]) -> dict[str, str]:
@@ -254,19 +254,19 @@ class WorkerProcesses:
             problem = error
         if worker.process is None:
             del self._workers[worker.name]
-            self._tell(WorkerNotStarted(worker, problem))
+            self._tell(ProcessNotStarted(worker, problem))
             worker.is_up.set()
             return
         if worker.unwanted:  # it had started before it could be cancelled
             worker.process.kill_group()
-        self._tell(WorkerStarted(worker, worker.process))
+        self._tell(ProcessStarted(worker, worker.process))
         worker.is_up.set()
         status = await worker.process.wait()
         await self._hear_out(worker)
         if worker.killing is not None:
             worker.killing.cancel()
         del self._workers[worker.name]
-        self._tell(WorkerEnded(worker, status))
+        self._tell(ProcessEnded(worker, status))
 
     async def _hear_out(self, worker: WorkerProcess) -> None:
         """Wait for the last messages of a worker whose process has ended."""
