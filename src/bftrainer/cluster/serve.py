@@ -142,12 +142,12 @@ async def serve(
             stop = _on_signals()
             try:
                 await controller.start()
-                app.state.readiness.opened = True
+                app.state.api.mark_open()
                 up(Running(url, config.pool.kind, folder))
                 await _until(stop, controller, web)
                 store.trim_events(config.trainers.keep_events)
             finally:
-                app.state.ending = True  # streams end before the server stops waiting for their clients
+                app.state.api.mark_ending()
                 wants = controller.draining or (config.pool.kind == "local" if drain is None else drain)
                 await controller.stop(drain=wants and not controller.failed.done())
                 server.should_exit = True

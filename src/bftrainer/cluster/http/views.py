@@ -15,7 +15,7 @@ from bftrainer.cluster.jobs.learning import Learned, Prior
 from bftrainer.cluster.launchers.base import HEAD
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.spec.trainer import TrainerSpec
-from bftrainer.cluster.store.schema import TrainerRow
+from bftrainer.cluster.store.schema import EventRow, TrainerRow
 from bftrainer.core.curve import Curve
 
 HIDDEN = "(hidden)"
@@ -126,6 +126,13 @@ def node(view: NodeState, cluster: Reconciler, now: float) -> dict[str, Any]:
 def pool(cluster: Reconciler) -> dict[str, Any]:
     """Return the size of the pool and the number of its nodes in use."""
     return {"size": len(cluster.state.pool), "used": sum(len(nodes) for nodes in cluster.state.assigned.values())}
+
+
+def event(row: EventRow) -> dict[str, Any]:
+    """Return one event of the log."""
+    return {
+        "seq": row.seq, "time": row.time, "kind": row.kind, "trainer": row.trainer, "node": row.node, "data": row.data
+    }  # fmt: skip
 
 
 def _use(view: NodeState, live: ActiveTrainer | None) -> str:
