@@ -13,9 +13,9 @@ from rich.text import Text
 from bftrainer.cli.common.connection import (
     Json,
     JsonLines,
-    Patient,
     State,
     Url,
+    collected,
     connect,
     printable,
     say,
@@ -26,8 +26,6 @@ from bftrainer.cli.common.output import print_json
 from bftrainer.cli.live.show_groups import folded, group_of, groups_table, members_table
 from bftrainer.cli.live.show_trainers import detail, duration, figure, header, nodes_table, pool_problem, trainers_table
 from bftrainer.errors import InputError
-
-_MOST_EVENTS = 1000
 
 
 def status(
@@ -58,9 +56,11 @@ def status(
             found = {**found, "trainers": client.trainers(all=True)}
         if group is not None:
             # A group includes all its members, even those that finished long ago.
-            rows = [row for row in client.trainers(all=True) if group_of(row) == group]
+            rows = client.trainers(group=group)
             if not rows:
-                raise InputError(f"there is no group {group!r:.80}: `bftrainer status` lists those there are")
+                from bftrainer.client.polling import unknown_group
+
+                raise unknown_group(group)
             found = {**found, "trainers": rows}
     if as_json:
         print_json(found)
@@ -124,35 +124,17 @@ def events(
     as_json: JsonLines = False,
 ) -> None:
     """Show what happened: joins, leaves, decisions with their reasons, rescales, changes of state."""
-    with Patient(url, state) as controller:
-
-        def ask(after: int | None, limit: int) -> dict[str, Any]:
-            most = min(limit, _MOST_EVENTS)
-            return controller.ask(lambda c: c.events(after=after, limit=most, trainer=trainer, kind=kind))
-
-        found = ask(after, limit)
-        rows = list(found["events"])
-        while after is not None and found["events"] and len(rows) < limit:
-            found = ask(rows[-1]["seq"], limit - len(rows))
-            rows += found["events"]
+    with connect(url, state) as client:
+        found = client.events(after=after, limit=limit, trainer=trainer, kind=kind, follow=follow)
         if as_json and not follow:
-            print_json({"events": rows, "last": found["last"]})
+            rows, last = collected(found)
+            print_json({"events": rows, "last": last})
             return
-        _print_events(rows, as_json)
-        seen = rows[-1]["seq"] if rows else after if after is not None else found["last"]
-        while follow:
-            controller.rest()
-            rows = ask(seen, _MOST_EVENTS)["events"]
-            _print_events(rows, as_json)
-            seen = rows[-1]["seq"] if rows else seen
-
-
-def _print_events(rows: list[dict[str, Any]], as_json: bool) -> None:
-    for row in rows:
-        if as_json:
-            say_json(row)
-        else:
-            say(event_line(row))
+        for row in found:
+            if as_json:
+                say_json(row)
+            else:
+                say(event_line(row))
 
 
 def event_line(row: Mapping[str, Any]) -> str:
