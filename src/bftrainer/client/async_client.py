@@ -16,6 +16,7 @@ from bftrainer.client.client import describe
 from bftrainer.client.polling import Emit, LogLine, Moment, Point, Request, Row, Sleep, Steps
 from bftrainer.client.session import ClosedError, Ref, Session
 from bftrainer.cluster.spec.trainer import TrainerSpec
+from bftrainer.cluster.wire.api import EventView, NodeView, StatusView, TrainerDetail
 from bftrainer.errors import BFTrainerError
 
 T = TypeVar("T")
@@ -79,7 +80,7 @@ class AsyncClient:
         """End all unfinished trainers of a group and return their rows."""
         return await self._run(self._calls.cancel_group(group))
 
-    async def trainer(self, ref: Ref) -> Row:
+    async def trainer(self, ref: Ref) -> TrainerDetail:
         """Details of a trainer."""
         return await self._run(self._calls.trainer(ref))
 
@@ -91,11 +92,11 @@ class AsyncClient:
         """A trainer's reports over time: a few hundred moments, however long it trains."""
         return await self._run(self._calls.history(ref))
 
-    async def status(self) -> dict[str, Any]:
+    async def status(self) -> StatusView:
         """The pool, the policy, the trainers and the totals."""
         return await self._run(self._calls.request(ApiClient.status))
 
-    async def nodes(self) -> list[dict[str, Any]]:
+    async def nodes(self) -> list[NodeView]:
         """The nodes in the pool."""
         return await self._run(self._calls.request(ApiClient.nodes))
 
@@ -155,7 +156,7 @@ class AsyncClient:
         kind: str = "",
         follow: bool = False,
         poll_s: float = POLL_S,
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncIterator[EventView]:
         """Yield what happened: the newest events, or those after a sequence number; with `follow`, without end."""
         return self._iterate(self._calls.events(after, limit, trainer, kind, follow, poll_s))
 

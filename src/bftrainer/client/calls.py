@@ -12,6 +12,7 @@ from bftrainer.client import polling
 from bftrainer.client.api import ApiClient
 from bftrainer.client.polling import LogEnd, Moment, RetryPolicy, Row, Steps
 from bftrainer.client.session import Ref, in_state, seconds, trainer_ref, wait_targets
+from bftrainer.cluster.wire.api import TrainerDetail
 from bftrainer.errors import BFTrainerError
 
 T = TypeVar("T")
@@ -49,7 +50,7 @@ class Calls:
         """See `Client.cancel_group`."""
         return polling.cancelling(group, self._retry)
 
-    def trainer(self, ref: Ref) -> Steps[Row]:
+    def trainer(self, ref: Ref) -> Steps[TrainerDetail]:
         """See `Client.trainer`."""
         name = trainer_ref(ref)
         return self.request(lambda api: api.trainer(name))

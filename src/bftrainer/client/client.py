@@ -19,6 +19,7 @@ from bftrainer.client.polling import Emit, LogEnd, LogLine, Moment, Point, Reque
 from bftrainer.client.session import Ref, Session
 from bftrainer.cluster.spec.files import check_here, located
 from bftrainer.cluster.spec.trainer import TrainerSpec, parse_spec
+from bftrainer.cluster.wire.api import EventView, NodeView, StatusView, TrainerDetail
 from bftrainer.errors import BFTrainerError, InputError
 
 T = TypeVar("T")
@@ -100,7 +101,7 @@ class Client:
         """End all unfinished trainers of a group and return their rows."""
         return self._run(self._calls.cancel_group(group))
 
-    def trainer(self, ref: Ref) -> Row:
+    def trainer(self, ref: Ref) -> TrainerDetail:
         """Details of a trainer."""
         return self._run(self._calls.trainer(ref))
 
@@ -112,11 +113,11 @@ class Client:
         """A trainer's reports over time: a few hundred moments, however long it trains."""
         return self._run(self._calls.history(ref))
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> StatusView:
         """The pool, the policy, the trainers and the totals."""
         return self._run(self._calls.request(ApiClient.status))
 
-    def nodes(self) -> list[dict[str, Any]]:
+    def nodes(self) -> list[NodeView]:
         """The nodes in the pool."""
         return self._run(self._calls.request(ApiClient.nodes))
 
@@ -181,7 +182,7 @@ class Client:
         kind: str = "",
         follow: bool = False,
         poll_s: float = POLL_S,
-    ) -> Generator[dict[str, Any], None, int]:
+    ) -> Generator[EventView, None, int]:
         """Yield what happened: the newest events, or those after a sequence number; with `follow`, without end.
 
         Returns, as the value of a `yield from`, the last sequence number of the controller.

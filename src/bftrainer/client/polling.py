@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 
 from bftrainer.client.api import ApiClient, RefusedError, UnreachableError
 from bftrainer.cluster.spec.states import FINISHED
+from bftrainer.cluster.wire.api import TrainerView
 from bftrainer.elastic.metrics import Position
 from bftrainer.errors import InputError
 
-Row = dict[str, Any]
+Row = TrainerView
 """A trainer as the HTTP API describes it."""
 T = TypeVar("T")
 
@@ -225,7 +226,7 @@ def _look_again(ids: Sequence[str], patience: RetryPolicy, until: float = math.i
     listed: dict[str, Row] = {}
     if len(ids) > 1:
         listed = {row["id"]: row for row in (yield from patiently(lambda c: c.trainers(), patience, until))}
-    found = {}
+    found: dict[str, Row] = {}
     for ref in ids:
         # Trainers that finished long ago are not listed; and the last row of a trainer should be the detailed one.
         if ref not in listed or listed[ref]["state"] in FINISHED:
@@ -237,7 +238,7 @@ def _look_again(ids: Sequence[str], patience: RetryPolicy, until: float = math.i
 
 def reporting(ref: str, patience: RetryPolicy, poll_s: float) -> Steps[None]:
     """Emit a `Point` whenever a trainer has reported something new, until it is finished."""
-    row = yield from patiently(lambda c: c.trainer(ref), patience)
+    row: Row = yield from patiently(lambda c: c.trainer(ref), patience)
     ref, before = row["id"], None
     while True:
         point = as_point(row)
@@ -251,7 +252,7 @@ def reporting(ref: str, patience: RetryPolicy, poll_s: float) -> Steps[None]:
         row = (yield from _look_again([ref], patience))[ref]
 
 
-def as_point(row: Mapping[str, Any]) -> Point:
+def as_point(row: Row) -> Point:
     """The reports in a trainer's row."""
     metrics = _numbers(row["metrics"] or {})
     at = {name: Position(**place) for name, place in (row.get("metrics_at") or {}).items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -16,6 +16,7 @@ from bftrainer.errors import InputError
 
 if TYPE_CHECKING:
     from bftrainer.client import Client, Row
+    from bftrainer.cluster.wire.api import TrainerDetail
 
 Refs = Annotated[list[str] | None, typer.Argument(metavar="REF...", help="Trainers, by id or name.")]
 
@@ -124,15 +125,15 @@ def _tell(row: Row) -> None:
     line = f"{row['id']} {printable(row['name'])} {row['state']}"
     if row["state"] in ("running", "rescaling", "starting"):
         line += f" on {len(row['nodes'])} nodes"
-    if row.get("progress") is not None and row["state"] not in FINISHED:
+    if row["progress"] is not None and row["state"] not in FINISHED:
         line += f", {percent(row['progress'])}"
-    if row["state"] == "done" and row.get("started") and row.get("ended"):
+    if row["state"] == "done" and row["started"] and row["ended"]:
         line += f" after {duration(row['ended'] - row['started'])}, {row['samples']:,} samples"
     if row.get("reason") and row["state"] not in ("running", "done"):
         line += f": {printable(row['reason'])}"
     say(line)
     if row["state"] == "failed":
-        for text in row.get("log_tail") or ():
+        for text in cast("TrainerDetail", row).get("log_tail") or ():
             print(f"  {printable(text)}", file=sys.stderr)
 
 

@@ -18,11 +18,11 @@ from bftrainer.cli.common.connection import State, Url, connect, printable, say,
 from bftrainer.cli.live.show_groups import folded, group_of, groups, groups_table
 from bftrainer.cli.live.show_trainers import COLOURS, header, percent, pool_problem, trainers_table
 from bftrainer.cluster.spec.states import FINISHED
+from bftrainer.cluster.wire.api import EventView, NodeView, StatusView
 
 if TYPE_CHECKING:
     from bftrainer.client import Client
 
-Row = Mapping[str, Any]
 
 REFRESH_S = 1.0
 """Time between two looks at the controller."""
@@ -34,9 +34,9 @@ _BAR_LINES = 4
 class Scene:
     """The data shown at one moment."""
 
-    status: Row
-    nodes: Sequence[Row]
-    decisions: Sequence[Row]
+    status: StatusView
+    nodes: Sequence[NodeView]
+    decisions: Sequence[EventView]
 
     @property
     def finished(self) -> bool:
@@ -130,7 +130,7 @@ def picture(scene: Scene, console: Console) -> Group:
     return Group(*parts)
 
 
-def pool_bar(nodes: Sequence[Row], colours: Mapping[str, str], console: Console) -> Text:
+def pool_bar(nodes: Sequence[NodeView], colours: Mapping[str, str], console: Console) -> Text:
     """One mark per node; those of a trainer are side by side and in its colour."""
     utf = "utf" in (console.encoding or "").lower()
     marks = {"assigned": "■" if utf else "#", "leaving": "▨" if utf else "~"}
@@ -164,7 +164,7 @@ def line(scene: Scene) -> str:
         text = f"{printable(row['name'])} {row['state']}"
         if row["state"] not in FINISHED:
             text += f" on {len(row.get('nodes') or ())}"
-        if row.get("progress") is not None and row["state"] != "done":
+        if row["progress"] is not None and row["state"] != "done":
             text += f" {percent(row['progress'])}"
         parts.append(text)
     return "; ".join(parts)

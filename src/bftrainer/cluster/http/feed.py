@@ -9,10 +9,10 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
 
 from bftrainer.cluster.store.json_columns import encoded
 from bftrainer.cluster.store.schema import TokenRow
+from bftrainer.cluster.wire.api import StatusView
 
 MOST_STREAMS, MOST_STREAMS_EACH = 200, 50
 """Limits of open streams: of all owners, and of one owner."""
@@ -29,7 +29,7 @@ _LOOK_S = 0.2
 class StatusFeed:
     """Status streams of all viewers. `read_status` returns the status as a caller may see it."""
 
-    def __init__(self, read_status: Callable[[TokenRow], dict[str, Any]]) -> None:
+    def __init__(self, read_status: Callable[[TokenRow], StatusView]) -> None:
         self.open: Counter[str] = Counter()
         """Number of open streams by owner."""
         self._read_status = read_status

@@ -9,12 +9,13 @@ from fastapi import APIRouter, HTTPException, Query
 
 from bftrainer.cluster.http import views
 from bftrainer.cluster.http.auth import Admin, Api, Caller, find_trainer
+from bftrainer.cluster.wire.api import StatusView
 
 router = APIRouter()
 
 
-@router.get("/v1/status")
-async def status(api: Api, caller: Caller) -> dict[str, Any]:
+@router.get("/v1/status", response_model=dict[str, Any])
+async def status(api: Api, caller: Caller) -> StatusView:
     """The pool, the trainers and the last decision."""
     return api.status.read(caller)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from bftrainer import __version__
 from bftrainer.cluster.controller.controller import Controller
@@ -12,11 +11,13 @@ from bftrainer.cluster.http import views
 from bftrainer.cluster.http.wait_reason import WaitReasons
 from bftrainer.cluster.store.schema import TokenRow, TrainerRow
 from bftrainer.cluster.store.store import Store
+from bftrainer.cluster.wire.api import DecisionView, StatusView, TrainerView
 
 RECENT_S = 3600.0
 """How long a finished trainer is listed."""
 
-_SUMMED = ("samples", "node_seconds", "rescales")
+_NOTHING = (0.0, 0.0, 0.0)
+"""Samples, node-seconds and rescales of no trainer."""
 
 
 class StatusReader:
@@ -27,12 +28,12 @@ class StatusReader:
         self._cluster = controller.cluster
         self._totals = Totals(controller.cluster.store)
 
-    def trainer(self, row: TrainerRow) -> dict[str, Any]:
+    def trainer(self, row: TrainerRow) -> TrainerView:
         """Return one trainer in short."""
         live = self._cluster.trainers.get(row.id)
         return views.trainer(row, live, time.time(), WaitReasons(self._cluster).of(live))
 
-    def trainers(self, owner: str | None, ended_after: float | None) -> list[dict[str, Any]]:
+    def trainers(self, owner: str | None, ended_after: float | None) -> list[TrainerView]:
         """Return the trainers of an owner, or of all if `owner` is None; those that ended before are left out."""
         reasons, live_trainers = WaitReasons(self._cluster), self._cluster.trainers
         return [
@@ -40,15 +41,18 @@ class StatusReader:
             for row in self._cluster.store.trainers(ended_after=ended_after, brief=True, owner=owner)
         ]
 
-    def read(self, caller: TokenRow) -> dict[str, Any]:
+    def read(self, caller: TokenRow) -> StatusView:
         """Return the status as a caller may see it."""
         now = time.time()
         is_admin = caller.role == "admin"
         owner = None if is_admin else caller.owner
         rows = self.trainers(owner, now - RECENT_S)
-        sums = self._totals.of(owner, now - RECENT_S, rows)
+        samples, node_seconds, rescales = self._totals.of(owner, now - RECENT_S, rows)
         cluster, policy = self._cluster, self._controller.config.policy
         last = cluster.last_decision
+        last_decision: DecisionView | None = None
+        if last is not None:
+            last_decision = {"time": last["time"], "reasons": last["reasons"] if is_admin else []}
         return {
             "version": __version__,
             "now": now,
@@ -65,14 +69,14 @@ class StatusReader:
             },
             "trainers": rows,
             "totals": {
-                "samples": sums["samples"],
+                "samples": samples,
                 "node_seconds": cluster.pool_seconds(now),
-                "used_node_seconds": sums["node_seconds"],
-                "rescales": sums["rescales"],
+                "used_node_seconds": node_seconds,
+                "rescales": rescales,
                 "decisions": cluster.decisions,
                 "owner": owner,
             },
-            "last_decision": last and {"time": last["time"], "reasons": last["reasons"] if is_admin else []},
+            "last_decision": last_decision,
         }
 
 
@@ -88,23 +92,23 @@ class Totals:
         self._upto = float("-inf")
         self._ended: dict[str, list[float]] = {}
 
-    def of(self, owner: str | None, ended_by: float, shown: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-        """Return the totals of one owner's trainers, or of all trainers if `owner` is None.
+    def of(self, owner: str | None, ended_by: float, shown: Iterable[TrainerView]) -> tuple[int, float, int]:
+        """Return samples, node-seconds and rescales of one owner's trainers, or of all trainers if `owner` is None.
 
         They cover the trainers that ended by `ended_by` and the rows in `shown`, each with its own figures.
         """
         self._read(ended_by)
-        sums = [0.0] * len(_SUMMED)
+        sums = list(_NOTHING)
         ended = self._ended.values() if owner is None else [self._ended.get(owner, sums)]
-        for figures in (*ended, *([row[key] for key in _SUMMED] for row in shown)):
+        for figures in (*ended, *([row["samples"], row["node_seconds"], row["rescales"]] for row in shown)):
             sums = [total + figure for total, figure in zip(sums, figures, strict=True)]
         samples, node_seconds, rescales = sums
-        return {"samples": int(samples), "node_seconds": node_seconds, "rescales": int(rescales)}
+        return int(samples), node_seconds, int(rescales)
 
     def _read(self, upto: float) -> None:
         if upto < self._upto:  # the clock was set back
             self._upto, self._ended = float("-inf"), {}
         for owner, *figures in self._store.ended_sums(self._upto, upto):
-            sums = self._ended.get(owner, [0.0] * len(_SUMMED))
+            sums = self._ended.get(owner, _NOTHING)
             self._ended[owner] = [total + figure for total, figure in zip(sums, figures, strict=True)]
         self._upto = upto

@@ -14,6 +14,7 @@ from bftrainer.cluster.http.wait_reason import WaitReasons
 from bftrainer.cluster.launchers.base import StateLayout
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.spec.trainer import parse_spec
+from bftrainer.cluster.wire.api import TrainerDetail, TrainerView
 from bftrainer.elastic import protocol
 
 router = APIRouter()
@@ -32,8 +33,8 @@ async def trainers(
     return {"trainers": [row for row in shown if not state or row["state"] == state]}
 
 
-@router.post("/v1/trainers", status_code=201)
-async def submit(api: Api, caller: Caller, given: Annotated[Any, Body()]) -> dict[str, Any]:
+@router.post("/v1/trainers", status_code=201, response_model=dict[str, Any])
+async def submit(api: Api, caller: Caller, given: Annotated[Any, Body()]) -> TrainerView:
     """Queue a trainer."""
     if api.controller.draining:
         raise HTTPException(409, "the controller is ending and takes no more trainers")
@@ -45,8 +46,8 @@ async def submit(api: Api, caller: Caller, given: Annotated[Any, Body()]) -> dic
     return api.status.trainer(row)
 
 
-@router.get("/v1/trainers/{ref}")
-async def trainer(api: Api, caller: Caller, ref: str) -> dict[str, Any]:
+@router.get("/v1/trainers/{ref}", response_model=dict[str, Any])
+async def trainer(api: Api, caller: Caller, ref: str) -> TrainerDetail:
     """One trainer in detail."""
     row = find_trainer(api, ref, caller)
     lines, _ = api.controller.logbook(row.id).tail(20)
@@ -58,8 +59,8 @@ async def trainer(api: Api, caller: Caller, ref: str) -> dict[str, Any]:
     return views.trainer_in_detail(row, live, time.time(), log_tail, WaitReasons(api.cluster).of(live), output)
 
 
-@router.post("/v1/trainers/{ref}/cancel")
-async def cancel(api: Api, caller: Caller, ref: str) -> dict[str, Any]:
+@router.post("/v1/trainers/{ref}/cancel", response_model=dict[str, Any])
+async def cancel(api: Api, caller: Caller, ref: str) -> TrainerView:
     """End a trainer; one that is finished stays as it is."""
     row = find_trainer(api, ref, caller)
     api.controller.cancel(row.id, caller.owner)
