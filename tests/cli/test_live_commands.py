@@ -7,6 +7,7 @@ import re
 import socket
 import sqlite3
 import sys
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,9 @@ from typing import Any
 import pytest
 
 from bftrainer.cli.common import connection
+from bftrainer.cli.live import watch
 from bftrainer.cli.main import run
+from bftrainer.client import client
 from support.cluster.fake_api import NOW, TOKEN, Book, make_app, serving
 
 Call = Callable[..., SimpleNamespace]
@@ -28,7 +31,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     for name in ("BFTRAINER_URL", "BFTRAINER_TOKEN", "BFTRAINER_CONFIG", "COLUMNS", "VIRTUAL_ENV", "CONDA_PREFIX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("BFTRAINER_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(connection, "POLL_S", 0.01)
+    resting(monkeypatch, lambda: None)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "state").mkdir(mode=0o700)
 
@@ -39,6 +42,17 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         return SimpleNamespace(status=status, out=out, err=err)
 
     return call
+
+
+def resting(monkeypatch: pytest.MonkeyPatch, rest: Callable[[], None]) -> None:
+    """Has the commands call this instead of sleeping."""
+
+    def sleep(seconds: float) -> None:
+        time.sleep(0.01)
+        rest()
+
+    monkeypatch.setattr(client, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=sleep, time=time.time))
 
 
 @pytest.fixture
@@ -196,7 +210,7 @@ def ending(book: Book, *states: str) -> None:
 
 
 def test_submit_can_wait_for_the_end(book: Book, call: Call, script: Path) -> None:
-    ending(book, "queued", "starting", "running", "rescaling", "running", "done")
+    ending(book, "starting", "running", "rescaling", "running", "done")
     answer = call("submit", "--wait", "train.py")
     assert answer.status == 0
     states = [line.split()[2] for line in answer.out.splitlines()[1:]]
@@ -260,22 +274,26 @@ def test_something_else_on_that_port_is_told_apart(call: Call, tmp_path: Path) -
 
 
 def test_a_missing_package_is_named_with_what_installs_it(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "bftrainer.client.api", raising=False)
+    for name in [name for name in sys.modules if name.startswith("bftrainer.client")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "httpx", None)
     refused(call("status"), "the live system needs the package httpx: pip install 'bftrainer[live]'", 1)
 
 
-def test_waiting_survives_a_restart_of_the_controller(call: Call, tmp_path: Path) -> None:
+def test_waiting_survives_a_restart_of_the_controller(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     first, second = Book(), Book()
     first.add(state="running")
     second.add(state="done")
-    client = tmp_path / "state" / "client.json"
-    with serving(make_app(second)) as there, connection.Patient(None, None) as patient:
+    path = tmp_path / "state" / "client.json"
+    with serving(make_app(second)) as there, connection.connect(None, None) as client:
         with serving(make_app(first)) as url:
-            client.write_text(json.dumps({"url": url, "token": TOKEN}))
-            assert patient.ask(lambda c: c.trainer("t1"))["state"] == "running"
-        client.write_text(json.dumps({"url": there, "token": TOKEN}))
-        assert patient.ask(lambda c: c.trainer("t1"))["state"] == "done"
+            path.write_text(json.dumps({"url": url, "token": TOKEN}))
+            assert client.trainer("t1")["state"] == "running"
+        resting(monkeypatch, lambda: path.write_text(json.dumps({"url": there, "token": TOKEN})))
+        assert client.trainer("t1")["state"] == "done"
+    assert "bftrainer: warning: no controller answers" in capsys.readouterr().err
 
 
 # status, nodes, events
@@ -384,12 +402,12 @@ def test_an_event_is_a_readable_line(busy: Book, call: Call) -> None:
 
 
 def test_events_can_be_followed(busy: Book, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def rest(self: connection.Patient) -> None:
+    def rest() -> None:
         if len(busy.events) > 5:
             raise KeyboardInterrupt
         busy.event("node.left", node=f"node-{len(busy.events)}", reason="taken")
 
-    monkeypatch.setattr(connection.Patient, "rest", rest)
+    resting(monkeypatch, rest)
     answer = call("events", "-f", "-n", "1", "--json")
     assert [json.loads(line)["seq"] for line in answer.out.splitlines()] == [4, 5, 6]
     assert answer.status == 130
@@ -431,12 +449,12 @@ def test_logs_are_followed_until_the_trainer_is_finished(
     for n in range(5):
         book.log("t1", "t1-1", f"old {n}")
 
-    def rest(self: connection.Patient) -> None:
+    def rest() -> None:
         for n in range(4):
             book.log("t1", "t1-1", f"new {n}")
         book.trainers["t1"]["state"] = "done"
 
-    monkeypatch.setattr(connection.Patient, "rest", rest)
+    resting(monkeypatch, rest)
     shown = {"": 5, "1": 1, "0": 0}[options[1] if options else ""]
     old = [f"old {n}" for n in range(5 - shown, 5)]
     assert call("logs", "-f", "--no-prefix", *options, "t1").out.splitlines() == [*old, *(f"new {n}" for n in range(4))]
@@ -483,13 +501,13 @@ def test_wait_asks_by_id_so_that_a_newcomer_of_that_name_does_not_matter(book: B
 def test_watch_without_a_terminal_prints_a_line_a_change(
     busy: Book, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def rest(self: connection.Patient) -> None:
+    def rest() -> None:
         if busy.trainers["t1"]["state"] == "running":
             busy.trainers["t1"]["state"] = "done"
         else:
             busy.trainers["t2"]["state"] = "cancelled"
 
-    monkeypatch.setattr(connection.Patient, "rest", rest)
+    resting(monkeypatch, rest)
     answer = call("watch", "--until-done")
     assert answer.status == 1
     lines = answer.out.splitlines()
@@ -505,8 +523,8 @@ def test_watch_draws_the_pool_by_trainer(busy: Book, call: Call, width: int) -> 
 
     from bftrainer.cli.live.watch import look, picture
 
-    with connection.Patient(None, None) as controller:
-        scene = look(controller, set())
+    with connection.connect(None, None) as client:
+        scene = look(client, set())
     console = Console(width=width, height=30, force_terminal=True, color_system="standard", legacy_windows=False)
     with console.capture() as captured:
         console.print(picture(scene, console))

@@ -305,7 +305,7 @@ def test_a_group_is_all_of_its_members_however_long_ago_they_finished(client: Cl
     assert [row["state"] for row in client.wait_all(group="g", **QUICK)] == ["done", "cancelled"]
     assert book.trainers["t3"]["state"] == "running"
     for call in (client.cancel_group, lambda group: client.wait_all(group=group)):
-        with pytest.raises(InputError, match="no trainer of a group 'h'"):
+        with pytest.raises(InputError, match="no group 'h'"):
             call("h")
     with pytest.raises(InputError, match="either trainers or a group"):
         client.wait_all(["t1"], group="g")

@@ -24,7 +24,7 @@ from bftrainer.cluster.config.keys import Api, Config, Server
 from bftrainer.cluster.controller.controller import Controller
 from bftrainer.cluster.controller.logbook import Logbook
 from bftrainer.cluster.http import app as app_module
-from bftrainer.cluster.http import health, prometheus
+from bftrainer.cluster.http import prometheus, readiness, status
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store.store import Store
 from support.cluster.api import SECRET, SPEC, NoPool, by
@@ -56,7 +56,7 @@ def play(folder: Path, scene: Scene, settings: Api | None = None) -> None:
         config = dataclasses.replace(Config(), server=Server(state=folder), api=settings or Api())
         controller = Controller(bench.cluster, Pool(), config, lambda trainer: Logbook(folder / trainer, 1 << 20), {})
         app = app_module.build(controller, SECRET)
-        app.state.readiness.opened = True
+        app.state.api.mark_open()
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             await scene(client, bench, controller, tokens)
@@ -185,10 +185,10 @@ def test_the_totals_are_of_all_trainers_that_ever_were(tmp_path: Path, monkeypat
         end = bench.now
 
         async def totals(who: str, now: float) -> dict[str, Any]:
-            monkeypatch.setattr(app_module.time, "time", lambda: now)
+            monkeypatch.setattr(status.time, "time", lambda: now)
             return dict((await client.get("/v1/status", headers=by(tokens, who))).json()["totals"])
 
-        for now in (end + 10, end + 2 * app_module.RECENT_S, end + 10):  # the clock may be set back
+        for now in (end + 10, end + 2 * status.RECENT_S, end + 10):  # the clock may be set back
             found = await totals("root", now)
             assert (found["samples"], found["owner"]) == (300, None)
             assert found["used_node_seconds"] <= found["node_seconds"]
@@ -242,7 +242,7 @@ def test_names_with_quotes_do_not_break_the_figures(tmp_path: Path) -> None:
 def test_a_controller_is_ready_while_its_store_and_its_pool_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr(readiness, "CHECK_EVERY_S", 0.0)
 
     async def scene(client: httpx.AsyncClient, bench: Bench, controller: Controller, tokens: dict[str, str]) -> None:
         pool = controller.pool

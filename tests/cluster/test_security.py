@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from bftrainer.client.api import Address, ApiClient
 from bftrainer.cluster.controller.logbook import Logbook
-from bftrainer.cluster.http import limits, listener
+from bftrainer.cluster.http import limits
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store.store import FILE, Store
 from support.cluster.api import SPEC, by, play
@@ -238,33 +238,33 @@ def test_a_connection_that_says_nothing_or_too_little_is_closed(monkeypatch: pyt
 def test_connections_are_bounded_and_those_beyond_are_closed_at_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(listener, "LEAST_EACH", 2)
+    monkeypatch.setattr(limits, "LEAST_EACH", 2)
     entrance = a_door(8)
     with served(echo, entrance) as port:
         here = [socket.create_connection(("127.0.0.1", port)) for _ in range(4)]
-        wait_until(lambda: entrance.inside == 4)
+        wait_until(lambda: entrance.open_connections == 4)
         for _ in range(20):
             assert closed(socket.create_connection(("127.0.0.1", port))) == b""
         there = socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0))  # others are not hurt
         there.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert answered(there).startswith(b"HTTP/1.1 200 OK")
         here.pop().close()
-        wait_until(lambda: entrance.inside == 4)
+        wait_until(lambda: entrance.open_connections == 4)
         again = socket.create_connection(("127.0.0.1", port))
         again.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert b"200 OK" in closed(again)
         for connection in (*here, there):
             connection.close()
-        wait_until(lambda: entrance.inside == 0)
+        wait_until(lambda: entrance.open_connections == 0)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_the_agents_of_a_large_machine_and_of_one_do_not_feel_the_bounds() -> None:
     most = limits.MOST_FILES - limits.SPARE_FILES
-    assert listener.each_of("127.0.0.1", most) == listener.each_of("::1", most) > 8000
-    assert listener.each_of("10.0.0.1", most) == listener.each_of("fe80::1%eth0", most) > 4000
-    assert listener.each_of("127.0.0.1", 1024 - limits.SPARE_FILES) >= 64 + 100
-    assert listener.each_of("10.0.0.1", 64) == 64
+    assert limits.each_of("127.0.0.1", most) == limits.each_of("::1", most) > 8000
+    assert limits.each_of("10.0.0.1", most) == limits.each_of("fe80::1%eth0", most) > 4000
+    assert limits.each_of("127.0.0.1", 1024 - limits.SPARE_FILES) >= 64 + 100
+    assert limits.each_of("10.0.0.1", 64) == 64
 
 
 def test_whoever_does_not_read_the_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from bftrainer.client.api import Address, ApiClient, UnreachableError, UntrustedError, find_controller
-from bftrainer.cluster import serve
 from bftrainer.cluster.agent.link import ControllerLink
+from bftrainer.cluster.http import limits
 from bftrainer.cluster.wire.messages import Join
 from bftrainer.cluster.wire.tls import CA, client_context, identity_of
 from bftrainer.errors import InputError
@@ -121,12 +121,12 @@ def test_a_handshake_that_does_not_come_is_not_waited_for_and_counts_as_a_connec
 ) -> None:
     entrance = a_door(8)
     keys = {"ssl_certfile": str(files / "server.pem"), "ssl_keyfile": str(files / "server.key")}
-    monkeypatch.setattr(serve, "REQUEST_S", 1.0)
+    monkeypatch.setattr(limits, "REQUEST_S", 1.0)
     with served(echo, entrance, **keys) as port, socket.create_connection(("127.0.0.1", port)) as silent:
-        wait_until(lambda: entrance.inside == 1)
+        wait_until(lambda: entrance.open_connections == 1)
         silent.settimeout(20)  # a minute, if nothing was set
         assert silent.recv(1) == b""
-        wait_until(lambda: entrance.inside == 0)
+        wait_until(lambda: entrance.open_connections == 0)
 
 
 def test_a_controller_with_tls_is_reached_by_agents_and_commands_that_know_it_and_by_nobody_else(

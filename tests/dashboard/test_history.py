@@ -23,7 +23,7 @@ from bftrainer.cluster.history import history, queries
 from bftrainer.cluster.history.decisions import read_decisions
 from bftrainer.cluster.history.history import Asked, History, Viewer, nodes_over_time, pool_over_time
 from bftrainer.cluster.history.queries import read_past
-from bftrainer.cluster.http import app, dashboard
+from bftrainer.cluster.http import app, dashboard, feed
 from bftrainer.cluster.report import daily
 from bftrainer.cluster.report.daily import look_back
 from bftrainer.cluster.report.lost_samples import read_costs
@@ -384,8 +384,8 @@ def test_what_finished_long_ago_is_found_and_users_find_their_own(bench: Bench) 
 
 def test_the_stream_tells_the_status_and_ends_with_the_token(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     story(bench)
-    monkeypatch.setattr(dashboard, "STREAM_EVERY_S", 0.01)
-    monkeypatch.setattr(dashboard, "_CHECK_S", 0.0)
+    monkeypatch.setattr(feed, "STREAM_EVERY_S", 0.01)
+    monkeypatch.setattr(feed, "_CHECK_S", 0.0)
     good = iter([True, False])
 
     async def scene(client: httpx.AsyncClient, by: dict[str, dict[str, str]]) -> None:
@@ -399,7 +399,7 @@ def test_the_stream_tells_the_status_and_ends_with_the_token(bench: Bench, monke
 
 
 def test_one_owner_cannot_take_all_streams(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dashboard, "MOST_STREAMS_EACH", 0)
+    monkeypatch.setattr(feed, "MOST_STREAMS_EACH", 0)
 
     async def scene(client: httpx.AsyncClient, by: dict[str, dict[str, str]]) -> None:
         answer = await client.get("/v1/stream", headers=by["ann"])
@@ -409,27 +409,27 @@ def test_one_owner_cannot_take_all_streams(bench: Bench, monkeypatch: pytest.Mon
     play(bench, scene)
 
     async def count() -> None:
-        feed = dashboard._Feed(lambda caller: {})
+        streaming = feed.StatusFeed(lambda caller: {})
         row = next(row for row in bench.store.tokens.all() if row.owner == "ann")
-        streams = [feed.events(row, lambda: True, lambda: False) for _ in range(2)]
+        streams = [streaming.events(row, lambda: True, lambda: False) for _ in range(2)]
         for stream in streams:
             await anext(stream)
-        assert feed.open == {"ann": 2}
+        assert streaming.open == {"ann": 2}
         for stream in streams:
             await stream.aclose()
-        assert feed.open == {}
+        assert streaming.open == {}
 
     asyncio.run(count())
 
 
 def test_a_stream_ends_with_the_controller_however_long_it_rests(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dashboard, "STREAM_EVERY_S", 3600.0)
+    monkeypatch.setattr(feed, "STREAM_EVERY_S", 3600.0)
 
     async def scene() -> None:
         row = bench.store.tokens.check(bench.store.tokens.create(name="a", owner="a", role="user", time=1.0))
         assert row is not None
         over: list[bool] = []
-        stream = dashboard._Feed(lambda caller: {}).events(row, lambda: True, lambda: bool(over))
+        stream = feed.StatusFeed(lambda caller: {}).events(row, lambda: True, lambda: bool(over))
         assert "status" in await anext(stream)
         over.append(True)
         async with asyncio.timeout(30):

@@ -21,6 +21,7 @@ import httpx
 
 from bftrainer.cluster.config.load import CLIENT_FILE
 from bftrainer.cluster.wire import tls
+from bftrainer.cluster.wire.api import NodeView, StatusView, TrainerDetail, TrainerView
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes import variables
 
@@ -148,40 +149,40 @@ class ApiClient:
         """Whether the controller is up, and its version."""
         return self._ask("GET", "/v1/health")
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> StatusView:
         """The pool, the policy, the trainers and the totals."""
-        return self._ask("GET", "/v1/status")
+        return cast(StatusView, self._ask("GET", "/v1/status"))
 
     def me(self) -> dict[str, Any]:
         """The caller's identity, limits and current use."""
         return self._ask("GET", "/v1/me")
 
-    def trainers(self, *, state: str = "", all: bool = False) -> list[dict[str, Any]]:  # noqa: A002 - the API's word
+    def trainers(self, *, state: str = "", all: bool = False) -> list[TrainerView]:  # noqa: A002 - the API's word
         """Rows of trainers that are unfinished or finished within the last hour; with `all`, of all trainers ever."""
         found = self._ask("GET", "/v1/trainers", {"state": state or None, "all": "true" if all else None})
-        return _rows(found, "trainers")
+        return cast(list[TrainerView], found.get("trainers", []))
 
-    def trainer(self, ref: str) -> dict[str, Any]:
+    def trainer(self, ref: str) -> TrainerDetail:
         """One trainer in detail, by id or name."""
-        return self._ask("GET", f"/v1/trainers/{_ref(ref)}")
+        return cast(TrainerDetail, self._ask("GET", f"/v1/trainers/{_ref(ref)}"))
 
     def history(self, ref: str) -> dict[str, Any]:
         """A trainer's reports over time, and its newest rescales."""
         return self._ask("GET", f"/v1/trainers/{_ref(ref)}/history")
 
-    def submit(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+    def submit(self, spec: Mapping[str, Any]) -> TrainerView:
         """Queue a trainer, described as by `TrainerSpec.as_json`, and return its row."""
         try:
-            return self._ask("POST", "/v1/trainers", body=spec)
+            return cast(TrainerView, self._ask("POST", "/v1/trainers", body=spec))
         except RefusedError as refused:
             if "submitted_python" not in spec or "submitted_python" not in str(refused):
                 raise
         # A controller of version 0.1.0 knows only the agents' interpreter or `python`.
         return self.submit({key: value for key, value in spec.items() if key != "submitted_python"})
 
-    def cancel(self, ref: str) -> dict[str, Any]:
+    def cancel(self, ref: str) -> TrainerView:
         """End a trainer and return its row. A trainer that has ended stays as it is."""
-        return self._ask("POST", f"/v1/trainers/{_ref(ref)}/cancel")
+        return cast(TrainerView, self._ask("POST", f"/v1/trainers/{_ref(ref)}/cancel"))
 
     def logs(
         self, ref: str, *, offset: int | None = None, limit: int | None = None, tail: int | None = None
@@ -189,9 +190,9 @@ class ApiClient:
         """Lines of a trainer's log from a byte offset on, or its last `tail` lines, and the next offset."""
         return self._ask("GET", f"/v1/trainers/{_ref(ref)}/logs", {"offset": offset, "limit": limit, "tail": tail})
 
-    def nodes(self) -> list[dict[str, Any]]:
+    def nodes(self) -> list[NodeView]:
         """The nodes in the pool."""
-        return _rows(self._ask("GET", "/v1/nodes"), "nodes")
+        return cast(list[NodeView], self._ask("GET", "/v1/nodes").get("nodes", []))
 
     def events(
         self, *, after: int | None = None, limit: int = 100, trainer: str = "", kind: str = ""
@@ -267,7 +268,3 @@ def _ref(ref: str) -> str:
     if not _REF.fullmatch(ref):
         raise InputError(f"a trainer must be named by its id or its name, but got {ref!r:.80}")
     return ref
-
-
-def _rows(found: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    return cast(list[dict[str, Any]], found.get(key, []))

@@ -7,22 +7,25 @@ carries generators out, blocking or awaiting, so that the rules are written once
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from bftrainer.client.api import ApiClient, RefusedError, UnreachableError
 from bftrainer.cluster.spec.states import FINISHED
+from bftrainer.cluster.wire.api import TrainerView
 from bftrainer.elastic.metrics import Position
 from bftrainer.errors import InputError
 
-Row = dict[str, Any]
+Row = TrainerView
 """A trainer as the HTTP API describes it."""
 T = TypeVar("T")
 
-"""Final states of a trainer."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 _PAGE_BYTES = 1 << 18
+_MOST_EVENTS = 1000
+"""Events that the controller returns at most in one answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class Emit:
     value: Any
 
 
-Polling = Generator[Request | Sleep | Emit, Any, T]
+Steps = Generator[Request | Sleep | Emit, Any, T]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,16 @@ class LogLine:
 
 
 @dataclass(frozen=True, slots=True)
+class LogEnd:
+    """Where the reading of a log ended."""
+
+    offset: int
+    """Byte of the log to continue from."""
+    finished: bool
+    """Whether the trainer is finished, so that no more lines will come."""
+
+
+@dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """Rules for a controller that is away: how long to wait, by which clock, and where to report it."""
 
@@ -100,7 +113,7 @@ def is_away(problem: BaseException) -> bool:
     return isinstance(problem, UnreachableError) or (isinstance(problem, RefusedError) and problem.status >= 500)
 
 
-def patiently(question: Callable[[ApiClient], T], patience: RetryPolicy, until: float = math.inf) -> Polling[T]:
+def patiently(question: Callable[[ApiClient], T], patience: RetryPolicy, until: float = math.inf) -> Steps[T]:
     """An answer, even if the controller is away for a while. For requests that may be sent twice.
 
     `until` is the caller's deadline by the clock of `patience`: after it this raises TimeoutError.
@@ -130,16 +143,21 @@ def patiently(question: Callable[[ApiClient], T], patience: RetryPolicy, until: 
             return found
 
 
-def members(group: str, patience: RetryPolicy, until: float = math.inf) -> Polling[list[Row]]:
+def members(group: str, patience: RetryPolicy, until: float = math.inf) -> Steps[list[Row]]:
     """All trainers of a group, including those that finished long ago."""
     rows = yield from patiently(lambda c: c.trainers(all=True), patience, until)
     found = [row for row in rows if row.get("group") and row["group"] == group]
     if not found:
-        raise InputError(f"there is no trainer of a group {group!r:.80}")
+        raise unknown_group(group)
     return found
 
 
-def cancelling(group: str, patience: RetryPolicy) -> Polling[list[Row]]:
+def unknown_group(group: str) -> InputError:
+    """The error that a group has no trainers."""
+    return InputError(f"there is no group {group!r:.80}: `bftrainer status` lists those there are")
+
+
+def cancelling(group: str, patience: RetryPolicy) -> Steps[list[Row]]:
     """End all trainers of a group; returns the rows of those that were unfinished."""
     going = [row["id"] for row in (yield from members(group, patience)) if row["state"] not in FINISHED]
     rows = []
@@ -148,7 +166,7 @@ def cancelling(group: str, patience: RetryPolicy) -> Polling[list[Row]]:
     return rows
 
 
-def remembering(ref: str, patience: RetryPolicy) -> Polling[list[Moment]]:
+def remembering(ref: str, patience: RetryPolicy) -> Steps[list[Moment]]:
     """The recorded history of a trainer's reports."""
     found = yield from patiently(lambda c: c.history(ref), patience)
     return [
@@ -163,9 +181,17 @@ def remembering(ref: str, patience: RetryPolicy) -> Polling[list[Moment]]:
 
 
 def waiting(
-    refs: Sequence[str] | None, patience: RetryPolicy, poll_s: float, timeout_s: float | None, group: str | None = None
-) -> Polling[list[Row]]:
-    """Wait until trainers, or all of a group, are finished; returns their last rows. Raises TimeoutError."""
+    refs: Sequence[str] | None,
+    patience: RetryPolicy,
+    poll_s: float,
+    timeout_s: float | None,
+    group: str | None = None,
+    on_change: Callable[[Row], None] | None = None,
+) -> Steps[list[Row]]:
+    """Wait until trainers, or all of a group, are finished; returns their last rows. Raises TimeoutError.
+
+    `on_change` is called with the first row of each trainer, and with each later row whose state differs.
+    """
     begun = patience.clock()
     until = math.inf if timeout_s is None else begun + timeout_s
     rows: dict[str, Row] = {}
@@ -177,22 +203,30 @@ def waiting(
         # By id from now on: another trainer may get the name of one that is finished.
         ids.append(found["id"])
         rows[found["id"]] = found
+    if on_change is not None:
+        for row in rows.values():
+            on_change(row)
     while pending := [ref for ref in rows if rows[ref]["state"] not in FINISHED]:
         left = math.inf if timeout_s is None else timeout_s - (patience.clock() - begun)
         if left <= 0:
             names = ", ".join(rows[ref]["name"] for ref in pending[:5]) + (", …" if len(pending) > 5 else "")
             raise TimeoutError(f"not finished after {timeout_s:g} s: {names}")
         yield Sleep(min(poll_s, left))
-        rows |= yield from _look_again(pending, patience, until)
+        newer = yield from _look_again(pending, patience, until)
+        changed = [row for ref, row in newer.items() if row["state"] != rows[ref]["state"]]
+        rows |= newer
+        if on_change is not None:
+            for row in changed:
+                on_change(row)
     return [rows[ref] for ref in ids]
 
 
-def _look_again(ids: Sequence[str], patience: RetryPolicy, until: float = math.inf) -> Polling[dict[str, Row]]:
+def _look_again(ids: Sequence[str], patience: RetryPolicy, until: float = math.inf) -> Steps[dict[str, Row]]:
     """Rows of trainers, with one request for several trainers where possible."""
     listed: dict[str, Row] = {}
     if len(ids) > 1:
         listed = {row["id"]: row for row in (yield from patiently(lambda c: c.trainers(), patience, until))}
-    found = {}
+    found: dict[str, Row] = {}
     for ref in ids:
         # Trainers that finished long ago are not listed; and the last row of a trainer should be the detailed one.
         if ref not in listed or listed[ref]["state"] in FINISHED:
@@ -202,9 +236,9 @@ def _look_again(ids: Sequence[str], patience: RetryPolicy, until: float = math.i
     return found
 
 
-def reporting(ref: str, patience: RetryPolicy, poll_s: float) -> Polling[None]:
+def reporting(ref: str, patience: RetryPolicy, poll_s: float) -> Steps[None]:
     """Emit a `Point` whenever a trainer has reported something new, until it is finished."""
-    row = yield from patiently(lambda c: c.trainer(ref), patience)
+    row: Row = yield from patiently(lambda c: c.trainer(ref), patience)
     ref, before = row["id"], None
     while True:
         point = as_point(row)
@@ -218,7 +252,7 @@ def reporting(ref: str, patience: RetryPolicy, poll_s: float) -> Polling[None]:
         row = (yield from _look_again([ref], patience))[ref]
 
 
-def as_point(row: Mapping[str, Any]) -> Point:
+def as_point(row: Row) -> Point:
     """The reports in a trainer's row."""
     metrics = _numbers(row["metrics"] or {})
     at = {name: Position(**place) for name, place in (row.get("metrics_at") or {}).items()}
@@ -230,27 +264,70 @@ def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
     return {name: math.nan if value is None else float(value) for name, value in found.items()}
 
 
-def reading(ref: str, patience: RetryPolicy, poll_s: float, tail: int | None, follow: bool) -> Polling[None]:
-    """Emit a `LogLine` for each line of a trainer's log: the last ones or all, and with `follow` the lines to come."""
+def reading(
+    ref: str, patience: RetryPolicy, poll_s: float, tail: int | None, follow: bool, worker: str | None
+) -> Steps[LogEnd]:
+    """Emit a `LogLine` for each line of a trainer's log: the last ones or all, and with `follow` the lines to come.
+
+    With `worker`, only lines of that worker are emitted and counted.
+    """
     ref = (yield from patiently(lambda c: c.trainer(ref), patience))["id"]
     offset = 0
-    if tail is not None:
+    if tail is not None and worker is None:
         page = yield from patiently(lambda c: c.logs(ref, tail=tail), patience)
         offset = page["offset"]
-        yield from _lines(page)
+        for line in page["lines"]:
+            yield Emit(_log_line(line))
         if not follow:
-            return
+            return LogEnd(offset, bool(page["finished"]))
+    # The controller counts lines of all workers, so the last lines of one worker are found by reading the whole log.
+    newest = deque[LogLine](maxlen=tail) if tail is not None and worker is not None else None
     while True:
         start = offset
         page = yield from patiently(lambda c: c.logs(ref, offset=start, limit=_PAGE_BYTES), patience)  # noqa: B023
         offset = page["offset"]
-        yield from _lines(page)
-        if offset == start:  # only an empty page says that the end was reached
+        lines = [_log_line(line) for line in page["lines"] if worker in (None, line["worker"])]
+        at_end = offset == start  # only an empty page says that the end was reached
+        if newest is not None:
+            newest.extend(lines)
+            lines, newest = (list(newest), None) if at_end else ([], newest)
+        for shown in lines:
+            yield Emit(shown)
+        if at_end:
             if not follow or page["finished"]:
-                return
+                return LogEnd(offset, bool(page["finished"]))
             yield Sleep(poll_s)
 
 
-def _lines(page: Mapping[str, Any]) -> Polling[None]:
-    for line in page["lines"]:
-        yield Emit(LogLine(line["time"], line["worker"], line["node"], line["text"]))
+def _log_line(line: Mapping[str, Any]) -> LogLine:
+    return LogLine(line["time"], line["worker"], line["node"], line["text"])
+
+
+def happening(
+    page: Callable[[int | None, int], Steps[dict[str, Any]]],
+    poll_s: float,
+    after: int | None,
+    limit: int,
+    follow: bool,
+) -> Steps[int]:
+    """Emit events: the newest `limit`, or the first `limit` after a sequence number; with `follow`, all later ones.
+
+    `page` asks for one page of events. Returns the last sequence number of the controller.
+    """
+    seen, left = after, limit
+    while True:
+        answer = yield from page(seen, min(left, _MOST_EVENTS))
+        events, last = answer["events"], int(answer["last"])
+        for event in events:
+            yield Emit(event)
+        left -= len(events)
+        newest_only = seen is None
+        seen = events[-1]["seq"] if events else last if seen is None else seen
+        if newest_only or not events or left <= 0:
+            break
+    while follow:
+        yield Sleep(poll_s)
+        for event in (yield from page(seen, _MOST_EVENTS))["events"]:
+            yield Emit(event)
+            seen = event["seq"]
+    return last

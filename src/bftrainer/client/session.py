@@ -71,7 +71,7 @@ class Session:
             self._api = None
 
 
-def named(ref: Ref) -> str:
+def trainer_ref(ref: Ref) -> str:
     """The id or name of the trainer that `ref` stands for."""
     found = ref.get("id") if isinstance(ref, Mapping) else ref
     if not isinstance(found, str):
@@ -79,13 +79,13 @@ def named(ref: Ref) -> str:
     return found
 
 
-def chosen(refs: Iterable[Ref] | None, group: str | None) -> list[str] | None:
+def wait_targets(refs: Iterable[Ref] | None, group: str | None) -> list[str] | None:
     """Ids or names of the trainers to wait for; None: the members of the group."""
     if (refs is None) == (group is None):
         raise InputError("give either trainers or a group to wait for")
     if isinstance(refs, str | Mapping):
         raise InputError(f"trainers must be a list of them, but got {refs!r:.80}")
-    return None if refs is None else [named(ref) for ref in refs]
+    return None if refs is None else [trainer_ref(ref) for ref in refs]
 
 
 def seconds(name: str, value: object, *, least: float | None = None) -> float:
@@ -104,8 +104,3 @@ def in_state(state: str) -> str:
         hint = f": did you mean {near!r}?" if near else ""
         raise InputError(f"state must be one of {', '.join(STATES)}, but got {state!r:.80}{hint}")
     return state
-
-
-def of(group: str | None, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of a group; all rows if `group` is None."""
-    return rows if group is None else [row for row in rows if row.get("group", "") == group]

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import errno
 import fcntl
-import functools
 import getpass
 import ipaddress
 import json
@@ -36,8 +35,14 @@ from bftrainer.cluster.controller.controller import Controller
 from bftrainer.cluster.controller.logbook import Logbook
 from bftrainer.cluster.controller.reconciler import Reconciler
 from bftrainer.cluster.http.app import build
-from bftrainer.cluster.http.limits import KEEP_ALIVE_S, MOST_HEADER_BYTES, REQUEST_S, TimedH11Protocol, most_connections
-from bftrainer.cluster.http.listener import LimitedListener
+from bftrainer.cluster.http.limits import (
+    KEEP_ALIVE_S,
+    MOST_HEADER_BYTES,
+    LimitedListener,
+    TimedH11Protocol,
+    TimedServer,
+    most_connections,
+)
 from bftrainer.cluster.jobs.worker import JobSettings
 from bftrainer.cluster.launchers import make_launchers
 from bftrainer.cluster.launchers.base import StateLayout
@@ -117,7 +122,7 @@ async def serve(
             agents |= {tls.CA: authority} if authority else {}
             controller = Controller(cluster, pool, config, logbook, agents)
             app = build(controller, secret)
-            server = _Server(
+            server = TimedServer(
                 uvicorn.Config(
                     app,
                     ssl_certfile=identity.certificate if identity is not None else None,
@@ -140,12 +145,12 @@ async def serve(
             stop = _on_signals()
             try:
                 await controller.start()
-                app.state.readiness.opened = True
+                app.state.api.mark_open()
                 up(Running(url, config.pool.kind, folder))
                 await _until(stop, controller, web)
                 store.trim_events(config.trainers.keep_events)
             finally:
-                app.state.ending = True  # streams end before the server stops waiting for their clients
+                app.state.api.mark_ending()
                 wants = controller.draining or (config.pool.kind == "local" if drain is None else drain)
                 await controller.stop(drain=wants and not controller.failed.done())
                 server.should_exit = True
@@ -180,25 +185,6 @@ def _on_signals() -> asyncio.Event:
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, asked, signum)
     return stop
-
-
-class _Server(uvicorn.Server):
-    """A web server that does not handle signals and has a short timeout for TLS handshakes."""
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """See uvicorn. It has no setting for the handshake timeout, which is a minute in asyncio."""
-        loop = asyncio.get_running_loop()
-        if self.config.is_ssl:
-            patient = functools.partial(loop.create_server, ssl_handshake_timeout=REQUEST_S)
-            loop.create_server = patient  # type: ignore[method-assign]
-        try:
-            await super().startup(sockets)
-        finally:
-            vars(loop).pop("create_server", None)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def prepare_folder(folder: Path) -> Path:

@@ -21,6 +21,7 @@ from bftrainer.client.client import Client, describe
 from bftrainer.client.polling import Row, is_away
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.spec.trainer import TrainerSpec, default_name, parse_spec
+from bftrainer.cluster.wire.api import StatusView
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.hpo.ledger import HELD, NAME, PRUNED, TRAINER, VALUE_OF_EPOCH, Ledger, attribute
 from bftrainer.hpo.plan import SearchRules, TrialOutcome, number, outcome, tidy, trainer_name, value_of_epoch
@@ -119,7 +120,7 @@ class Driver:
             pool_node_seconds=watch.pool_given,
         )
 
-    def _search(self, status: Row, watch: TrialWatch, stopped: Callable[[], bool]) -> None:
+    def _search(self, status: StatusView, watch: TrialWatch, stopped: Callable[[], bool]) -> None:
         begun = time.monotonic()
         self._pick_up()
         watch.look(status["totals"]["node_seconds"], under_way=bool(self._going))

@@ -12,15 +12,14 @@ from typing import Any
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from bftrainer.cluster import serve
-from bftrainer.cluster.http import limits, listener
+from bftrainer.cluster.http import limits
 
 
 @contextlib.contextmanager
 def served(app: Any, listening: socket.socket | None = None, **settings: Any) -> Iterator[int]:
     """An application behind the controller's protocol, on a port, in a thread."""
     config = uvicorn.Config(app, http=limits.TimedH11Protocol, log_config=None, lifespan="off", **settings)
-    server = serve._Server(config)
+    server = limits.TimedServer(config)
     listening = listening or socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
     thread.start()
@@ -41,8 +40,8 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"ok"})
 
 
-def a_door(most: int) -> listener.LimitedListener:
-    found = listener.LimitedListener(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+def a_door(most: int) -> limits.LimitedListener:
+    found = limits.LimitedListener(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     found.bind(("127.0.0.1", 0))
     found.listen()
     found.most = most

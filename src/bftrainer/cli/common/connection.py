@@ -1,16 +1,15 @@
-"""Connection of commands to the controller: shared options, address lookup, waiting while the controller is away."""
+"""Connection of commands to the controller, and what they share: options, and safe printing of text."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
@@ -20,7 +19,7 @@ from bftrainer.cli.common.output import warn
 from bftrainer.errors import BFTrainerError
 
 if TYPE_CHECKING:
-    from bftrainer.client.api import ApiClient
+    from bftrainer.client import Client
 
 Url = Annotated[
     str | None,
@@ -35,12 +34,6 @@ State = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print JSON; with -f, one object per line.")]
 
-"""Final states of a trainer."""
-POLL_S = 1.0
-"""Time between two requests of a command that follows something."""
-PATIENCE_S = 120.0
-"""How long a command that follows something waits for a controller that is being restarted."""
-
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[@-~]")
 _PACKAGES = ("fastapi", "httpx", "prometheus_client", "pydantic", "uvicorn", "websockets")
@@ -48,6 +41,7 @@ _WIDTH = 120
 """Width of tables if the output is no terminal."""
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 @contextmanager
@@ -69,67 +63,33 @@ def state_of(option: Path | None) -> Path:
     return load_config(overrides={"server.state": option}).state
 
 
-def connect(url: str | None, state: Path | None) -> ApiClient:
-    """A client of the controller at `url`, or else of the one in the state folder."""
+def connect(url: str | None, state: Path | None) -> Client:
+    """A client of the controller at `url`, or else of the one in the state folder. It looks for it when it is used."""
     with live_packages():
-        from bftrainer.client.api import ApiClient, find_controller
-    return ApiClient(find_controller(state_of(state), url))
+        from bftrainer.client import Client
+    logging.getLogger("bftrainer.client").handlers = [_WARNINGS]
+    return Client(url, state=state)
 
 
-class Patient:
-    """Client that repeats requests while the controller is being restarted, for commands that follow something."""
+class _Warnings(logging.Handler):
+    """Prints what a client logs, such as that the controller is away, as warnings."""
 
-    def __init__(
-        self,
-        url: str | None,
-        state: Path | None,
-        sleep: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._where = (url, state)
-        self._client: ApiClient | None = None
-        self._sleep, self._clock = sleep, clock
-        self._met = False
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        warn(record.getMessage())
 
-    def ask(self, question: Callable[[ApiClient], T]) -> T:
-        """Return an answer. A controller that never answered is an error; one that stopped answering is waited for."""
-        with live_packages():
-            from bftrainer.client.api import UnreachableError
-        lost_at: float | None = None
-        while True:
-            try:
-                if self._client is None:
-                    self._client = connect(*self._where)  # again: after a restart the port may differ
-                answer = question(self._client)
-            except UnreachableError as problem:
-                self.close()
-                if not self._met or (lost_at is not None and self._clock() - lost_at > PATIENCE_S):
-                    raise
-                if lost_at is None:
-                    lost_at = self._clock()
-                    warn(f"{problem} (waiting for it)")
-                self._sleep(POLL_S)
-            else:
-                self._met = True
-                return answer
 
-    def rest(self) -> None:
-        """Wait before the next question."""
-        self._sleep(POLL_S)
+_WARNINGS = _Warnings()
 
-    def close(self) -> None:
-        """Close the connection."""
-        if self._client is not None:
-            self._client.close()
-            self._client = None
 
-    def __enter__(self) -> Patient:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+def collected(items: Generator[T, None, R]) -> tuple[list[T], R]:
+    """All items of a generator, and the value that it returns at its end."""
+    rows = []
+    while True:
+        try:
+            rows.append(next(items))
+        except StopIteration as end:
+            return rows, end.value
 
 
 def screen() -> Console:

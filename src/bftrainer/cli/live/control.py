@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from bftrainer.cli.common.connection import Json, Patient, State, Url, connect, printable, say
+from bftrainer.cli.common.connection import Json, State, Url, connect, printable, say
 from bftrainer.cli.common.output import print_json
 from bftrainer.cli.live.show_trainers import duration, percent
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.errors import InputError
+
+if TYPE_CHECKING:
+    from bftrainer.client import Client, Row
+    from bftrainer.cluster.wire.api import TrainerDetail
 
 Refs = Annotated[list[str] | None, typer.Argument(metavar="REF...", help="Trainers, by id or name.")]
 
@@ -30,16 +34,9 @@ def cancel(
     if sum(ways) != 1:
         what = "give trainers or --all or --group" if any(ways) else "cancel needs the trainers to cancel, or --all"
         raise InputError(what if any(ways) else f"{what}, or --group NAME")
+    rows = []
     with connect(url, state) as client:
-        rows: list[dict[str, Any]] = []
-        if all_ or group is not None:
-            found = client.trainers() if group is None else members(client.trainers(all=True), group)
-            refs = [row["id"] for row in found if row["state"] not in FINISHED]
-        else:
-            for ref in refs or ():
-                client.trainer(ref)  # a wrong reference must stop us before the first trainer is cancelled
-        for ref in refs or ():
-            row = client.cancel(ref)
+        for row in _cancelled(client, refs or (), all_, group):
             rows.append(row)
             if not as_json:
                 # A trainer that is done or failed by now stays so.
@@ -49,6 +46,21 @@ def cancel(
         print_json({"trainers": rows})
     elif not rows:
         say("nothing to cancel")
+
+
+def _cancelled(client: Client, refs: Sequence[str], everything: bool, group: str | None) -> Iterator[Row]:
+    """End trainers and yield their rows."""
+    if group is not None:
+        yield from client.cancel_group(group)
+    elif everything:
+        for row in client.trainers():
+            if row["state"] not in FINISHED:
+                yield client.cancel(row)
+    else:
+        for ref in refs:
+            client.trainer(ref)  # a wrong reference must stop us before the first trainer is cancelled
+        for ref in refs:
+            yield client.cancel(ref)
 
 
 def pause(url: Url = None, state: State = None, as_json: Json = False) -> None:
@@ -82,63 +94,46 @@ def wait(
     if bool(refs) == (group is not None):
         what = "wait needs the trainers to wait for, by id or name, or --group NAME"
         raise InputError("give trainers or --group" if refs else what)
-    with Patient(url, state) as controller:
-        if group is not None:
-            refs = [row["id"] for row in members(controller.ask(lambda c: c.trainers(all=True)), group)]
-        assert refs
-        rows = follow(controller, refs, quiet=as_json)
+    with connect(url, state) as client:
+        rows = wait_for(client, refs, group=group, quiet=as_json)
     if as_json:
         print_json({"trainers": rows})
     if any(row["state"] != "done" for row in rows):
         raise typer.Exit(1)
 
 
-def members(rows: Sequence[dict[str, Any]], group: str) -> list[dict[str, Any]]:
-    """The trainers of a group."""
-    found = [row for row in rows if row.get("group") and row["group"] == group]
-    if not found:
-        raise InputError(f"there is no group {group!r:.80}: `bftrainer status` lists those there are")
-    return found
-
-
-def follow(controller: Patient, refs: Sequence[str], *, quiet: bool) -> list[dict[str, Any]]:
+def wait_for(client: Client, refs: Sequence[str] | None, *, group: str | None = None, quiet: bool) -> list[Row]:
     """Wait until trainers are finished, printing a line at each change of state. Returns their last rows."""
-    # By id from now on: another trainer may get the name of one that is finished.
-    ids = [controller.ask(lambda c: c.trainer(ref))["id"] for ref in refs]  # noqa: B023
-    last: dict[str, dict[str, Any]] = {}
+    last: dict[str, Row] = {}
+
+    def on_change(row: Row) -> None:
+        last[row["id"]] = row
+        if not quiet:
+            _tell(row)
+
     try:
-        while len(last) < len(set(ids)) or any(row["state"] not in FINISHED for row in last.values()):
-            if last:
-                controller.rest()
-            for ref in dict.fromkeys(ids):
-                before = last.get(ref, {})
-                if before.get("state") in FINISHED:
-                    continue
-                row = last[ref] = controller.ask(lambda c: c.trainer(ref))  # noqa: B023
-                if row["state"] != before.get("state") and not quiet:
-                    _tell(row)
+        return client.wait_all(refs or None, group=group, on_change=on_change)
     except KeyboardInterrupt:
         going = [row["id"] for row in last.values() if row["state"] not in FINISHED]
         if going:
             print(f"bftrainer: {', '.join(going)} go on; end them with `bftrainer cancel`", file=sys.stderr)
         raise
-    return [last[ref] for ref in ids]
 
 
-def _tell(row: dict[str, Any]) -> None:
+def _tell(row: Row) -> None:
     """Print the state of a trainer in a line; for one that failed, also the reason."""
     line = f"{row['id']} {printable(row['name'])} {row['state']}"
     if row["state"] in ("running", "rescaling", "starting"):
         line += f" on {len(row['nodes'])} nodes"
-    if row.get("progress") is not None and row["state"] not in FINISHED:
+    if row["progress"] is not None and row["state"] not in FINISHED:
         line += f", {percent(row['progress'])}"
-    if row["state"] == "done" and row.get("started") and row.get("ended"):
+    if row["state"] == "done" and row["started"] and row["ended"]:
         line += f" after {duration(row['ended'] - row['started'])}, {row['samples']:,} samples"
     if row.get("reason") and row["state"] not in ("running", "done"):
         line += f": {printable(row['reason'])}"
     say(line)
     if row["state"] == "failed":
-        for text in row.get("log_tail") or ():
+        for text in cast("TrainerDetail", row).get("log_tail") or ():
             print(f"  {printable(text)}", file=sys.stderr)
 
 

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from bftrainer.cli.common.connection import Patient, live_packages, say, say_json, screen
-from bftrainer.cli.live.watch import line, look, picture
+from bftrainer.cli.common.connection import connect, live_packages, say, say_json, screen
+from bftrainer.cli.live.watch import REFRESH_S, line, look, picture
 
 if TYPE_CHECKING:
     from bftrainer.cluster.demo import DemoSummary
@@ -69,17 +69,19 @@ def demo(
 
 def _watch(state: Path, specs: list[dict[str, Any]], console: Console, seconds: float, *, quiet: bool) -> None:
     """Submit the trainers, and show what happens until all are done or the time is up."""
+    from bftrainer.cluster.spec.trainer import parse_spec
+
     deadline = time.monotonic() + seconds
-    with Patient(None, state) as controller:
+    with connect(None, state) as client:
         for spec in specs:
-            controller.ask(lambda client, spec=spec: client.submit(spec))  # type: ignore[misc]
+            client.submit_spec(parse_spec(spec))
         watched: set[str] = set()
-        scene = look(controller, watched)
+        scene = look(client, watched)
         if console.is_terminal and not quiet:
             with Live(picture(scene, console), console=console, auto_refresh=False) as live:
                 while not scene.finished and time.monotonic() < deadline:
-                    controller.rest()
-                    scene = look(controller, watched)
+                    time.sleep(REFRESH_S)
+                    scene = look(client, watched)
                     live.update(picture(scene, console), refresh=True)
             return
         last = 0.0
@@ -87,8 +89,8 @@ def _watch(state: Path, specs: list[dict[str, Any]], console: Console, seconds: 
             if not quiet and time.monotonic() - last >= 5:
                 last = time.monotonic()
                 say(line(scene))
-            controller.rest()
-            scene = look(controller, watched)
+            time.sleep(REFRESH_S)
+            scene = look(client, watched)
 
 
 def show(summary: DemoSummary, console: Console) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -13,8 +12,9 @@ from rich.text import Text
 from bftrainer.cli.common.connection import printable
 from bftrainer.cli.live.show_trainers import STYLES, figure, metrics, progress
 from bftrainer.cluster.spec.states import FINISHED
+from bftrainer.cluster.wire.api import TrainerView
 
-Row = Mapping[str, Any]
+Row = TrainerView
 
 _MOST_SHOWN = 1000
 _UNDER_WAY = ("starting", "running", "rescaling", "waiting")

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from bftrainer.cli.common.connection import printable
 from bftrainer.cluster.spec.states import FINISHED
+from bftrainer.cluster.wire.api import CurveView, NodeView, StatusView, TrainerDetail, TrainerView, WorkerView
 
 STYLES: Mapping[str, str] = {
     "queued": "yellow",
@@ -30,10 +31,10 @@ _WIDE = 108
 _MOST_POINTS = 16
 _MOST_SHOWN = 1000
 
-Row = Mapping[str, Any]
+Row = TrainerView
 
 
-def header(status: Row, console: Console) -> Text:
+def header(status: StatusView, console: Console) -> Text:
     """One line on the pool and the policy."""
     pool, policy = status.get("pool", {}), status.get("policy", {})
     horizon, parallel = policy.get("horizon_s"), policy.get("max_parallel")
@@ -51,7 +52,7 @@ def header(status: Row, console: Console) -> Text:
     return line
 
 
-def pool_problem(status: Row) -> Text | None:
+def pool_problem(status: StatusView) -> Text | None:
     """The pool's problem, if there is one: nodes may never come."""
     found = (status.get("pool") or {}).get("problem")
     return Text(f"the pool has a problem: {printable(found)[:400]}", style="bold red") if found else None
@@ -80,7 +81,7 @@ def trainers_table(rows: Sequence[Row], console: Console, colours: Mapping[str, 
             _sizes(row),
             progress(row.get("progress"), row.get("samples", 0), console, 14 if wide else 8),
             figure(row["rate"]) if row.get("rate") else "",
-            "" if row.get("eta_s") is None or row["state"] in FINISHED else duration(row["eta_s"]),
+            "" if row["eta_s"] is None or row["state"] in FINISHED else duration(row["eta_s"]),
         ]
         if wide:
             cells.append(metrics(row.get("metrics") or {}))
@@ -140,7 +141,7 @@ def _metric(value: object) -> str:
     return f"{value:.4g}" if finite else "not finite"  # JSON has no such number
 
 
-def detail(row: Row, console: Console) -> RenderableType:
+def detail(row: TrainerDetail, console: Console) -> RenderableType:
     """All details of one trainer."""
     head = Text.assemble(
         (f"{printable(row['name'])} ({printable(row['id'])})", "bold"),
@@ -154,8 +155,8 @@ def detail(row: Row, console: Console) -> RenderableType:
     for name, value in _facts(row, console):
         table.add_row(name, Text(value))
     parts: list[RenderableType] = [head, table]
-    curve = row.get("curve")
-    if curve and curve.get("nodes"):
+    curve = row["curve"]
+    if curve["nodes"]:
         parts += [Text(), chart(curve, len(row.get("nodes") or ()), console)]
     if row.get("workers"):
         parts += [Text(), _workers(row["workers"])]
@@ -168,16 +169,16 @@ def detail(row: Row, console: Console) -> RenderableType:
     return Group(*parts)
 
 
-def _facts(row: Row, console: Console) -> list[tuple[str, str]]:
+def _facts(row: TrainerDetail, console: Console) -> list[tuple[str, str]]:
     spec = row.get("spec") or {}
     command = " ".join(map(printable, [row.get("script") or spec.get("script", ""), *spec.get("args", ())]))
     of = "" if row.get("total") is None else f" of {row['total']:,}"
     where = f"epoch {row.get('epoch', 0)}, step {row.get('step', 0):,}"
-    share = "" if row.get("progress") is None else f"{bar(row['progress'], 20, console)} {percent(row['progress'])}  "
+    share = "" if row["progress"] is None else f"{bar(row['progress'], 20, console)} {percent(row['progress'])}  "
     times = f"submitted {moment(row['submitted'])}"
-    if row.get("started") is not None:
+    if row["started"] is not None:
         times += f", started {moment(row['started'])}"
-    if row.get("ended") is not None:
+    if row["ended"] is not None:
         times += f", ended {moment(row['ended'])}"
     facts = [
         ("script", command),
@@ -189,7 +190,7 @@ def _facts(row: Row, console: Console) -> list[tuple[str, str]]:
     if row.get("output"):
         facts.append(("output", printable(row["output"])))
     if row.get("rate"):
-        eta = "" if row.get("eta_s") is None else f", done in {duration(row['eta_s'])}"
+        eta = "" if row["eta_s"] is None else f", done in {duration(row['eta_s'])}"
         facts.append(("rate", f"{figure(row['rate'])} samples/s{eta}"))
     if row.get("metrics"):
         facts.append(("metrics", metrics(row["metrics"])))
@@ -216,7 +217,7 @@ def _facts(row: Row, console: Console) -> list[tuple[str, str]]:
     return facts
 
 
-def chart(curve: Row, now: int, console: Console) -> RenderableType:
+def chart(curve: CurveView, now: int, console: Console) -> RenderableType:
     """The learned curve as bars; sizes that were measured are marked."""
     measured = {int(size): rate for size, rate in (curve.get("measured") or {}).items()}
     points = {int(n): float(r) for n, r in zip(curve["nodes"], curve["rates"], strict=False) if n > 0} | measured
@@ -242,7 +243,7 @@ def _thinned(sizes: Sequence[int], keep: set[int]) -> list[int]:
     return [n for i, n in enumerate(sizes) if n in keep or i % step == 0 or i == len(sizes) - 1]
 
 
-def _workers(rows: Sequence[Row]) -> Table:
+def _workers(rows: Sequence[WorkerView]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("worker", "node", "state", "pid"):
         table.add_column(title, no_wrap=True, overflow="ellipsis")
@@ -251,7 +252,7 @@ def _workers(rows: Sequence[Row]) -> Table:
     return table
 
 
-def nodes_table(rows: Sequence[Row], now: float) -> RenderableType:
+def nodes_table(rows: Sequence[NodeView], now: float) -> RenderableType:
     """A table with one line per node."""
     if not rows:
         return Text("no nodes are here", style="dim")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.text import Text
 
 from bftrainer.cli.common.connection import (
     Json,
     JsonLines,
-    Patient,
     State,
     Url,
+    collected,
     connect,
     printable,
     say,
@@ -34,9 +34,11 @@ from bftrainer.cluster.store.events import (
     TrainerLearned,
     TrainerSubmitted,
 )
+from bftrainer.cluster.wire.api import EventView, StatusView
 from bftrainer.errors import InputError
 
-_MOST_EVENTS = 1000
+if TYPE_CHECKING:
+    from bftrainer.client import Client, Row
 
 
 def status(
@@ -56,33 +58,45 @@ def status(
     if ref is not None and (all_ or group is not None):
         what = "--all shows all trainers" if all_ else "--group shows the trainers of a group"
         raise InputError(f"{what}; leave out REF")
+    console = screen()
     with connect(url, state) as client:
-        found = client.status() if ref is None else client.trainer(ref)
-        if ref is None and group is None and not as_json and any(group_of(row) for row in found["trainers"]):
-            # A group's line counts all its members, even those that finished long ago.
-            here, those = {row["id"] for row in found["trainers"]}, {group_of(row) for row in found["trainers"]} - {""}
-            rows = [row for row in client.trainers(all=True) if row["id"] in here or group_of(row) in those]
-            found = {**found, "trainers": rows}
-        if all_:
-            found = {**found, "trainers": client.trainers(all=True)}
+        if ref is not None:
+            trainer = client.trainer(ref)
+            print_json(trainer) if as_json else console.print(detail(trainer, console))
+            return
+        found = client.status()
+        rows = found["trainers"]
         if group is not None:
-            # A group includes all its members, even those that finished long ago.
-            rows = [row for row in client.trainers(all=True) if group_of(row) == group]
-            if not rows:
-                raise InputError(f"there is no group {group!r:.80}: `bftrainer status` lists those there are")
-            found = {**found, "trainers": rows}
+            rows = _members(client, group)
+        elif all_:
+            rows = client.trainers(all=True)
+        elif not as_json and any(group_of(row) for row in rows):
+            # A group's line counts all its members, even those that finished long ago.
+            here, groups = {row["id"] for row in rows}, {group_of(row) for row in rows} - {""}
+            rows = [row for row in client.trainers(all=True) if row["id"] in here or group_of(row) in groups]
+        found["trainers"] = rows
     if as_json:
         print_json(found)
-        return
-    console = screen()
-    if group is not None:
-        console.print(groups_table(found["trainers"], console))
+    elif group is not None:
+        console.print(groups_table(rows, console))
         console.print()
-        console.print(members_table(found["trainers"]))
-        return
-    if ref is not None:
-        console.print(detail(found, console))
-        return
+        console.print(members_table(rows))
+    else:
+        _show(found, console)
+
+
+def _members(client: Client, group: str) -> list[Row]:
+    """The trainers of a group, even those that finished long ago."""
+    rows = client.trainers(group=group)
+    if not rows:
+        from bftrainer.client.polling import unknown_group
+
+        raise unknown_group(group)
+    return rows
+
+
+def _show(found: StatusView, console: Console) -> None:
+    """Print the status as tables and lines."""
     console.print(header(found, console), soft_wrap=True)
     if (problem := pool_problem(found)) is not None:
         console.print(problem, soft_wrap=True)
@@ -93,18 +107,17 @@ def status(
         console.print()
     if shown or not found["trainers"]:
         console.print(trainers_table(shown, console))
-    totals, last = found.get("totals") or {}, found.get("last_decision")
-    if totals:
-        share = totals["used_node_seconds"] / totals["node_seconds"] if totals.get("node_seconds") else 0.0
-        hours = totals.get("node_seconds", 0) / 3600
-        used = "of them used" if totals.get("owner") is None else "of them yours"
-        line = f"{figure(totals.get('samples', 0))} samples in {hours:,.2f} node-hours, {share:.0%} {used}; "
-        line += f"rescales: {totals.get('rescales', 0):,}, decisions: {totals.get('decisions', 0):,}"
-        console.print()
-        console.print(Text(line, style="dim"))
+    totals, last = found["totals"], found["last_decision"]
+    share = totals["used_node_seconds"] / totals["node_seconds"] if totals["node_seconds"] else 0.0
+    hours = totals["node_seconds"] / 3600
+    used = "of them used" if totals.get("owner") is None else "of them yours"
+    line = f"{figure(totals['samples'])} samples in {hours:,.2f} node-hours, {share:.0%} {used}; "
+    line += f"rescales: {totals['rescales']:,}, decisions: {totals['decisions']:,}"
+    console.print()
+    console.print(Text(line, style="dim"))
     if last:
-        age = duration(found.get("now", time.time()) - last["time"])
-        reasons = "; ".join(map(printable, last.get("reasons") or ())) or "nothing to change"
+        age = duration(found["now"] - last["time"])
+        reasons = "; ".join(map(printable, last["reasons"])) or "nothing to change"
         console.print(Text(f"last decision {age} ago: {reasons}", style="dim"))
 
 
@@ -133,44 +146,26 @@ def events(
     as_json: JsonLines = False,
 ) -> None:
     """Show what happened: joins, leaves, decisions with their reasons, rescales, changes of state."""
-    with Patient(url, state) as controller:
-
-        def ask(after: int | None, limit: int) -> dict[str, Any]:
-            most = min(limit, _MOST_EVENTS)
-            return controller.ask(lambda c: c.events(after=after, limit=most, trainer=trainer, kind=kind))
-
-        found = ask(after, limit)
-        rows = list(found["events"])
-        while after is not None and found["events"] and len(rows) < limit:
-            found = ask(rows[-1]["seq"], limit - len(rows))
-            rows += found["events"]
+    with connect(url, state) as client:
+        found = client.events(after=after, limit=limit, trainer=trainer, kind=kind, follow=follow)
         if as_json and not follow:
-            print_json({"events": rows, "last": found["last"]})
+            rows, last = collected(found)
+            print_json({"events": rows, "last": last})
             return
-        _print_events(rows, as_json)
-        seen = rows[-1]["seq"] if rows else after if after is not None else found["last"]
-        while follow:
-            controller.rest()
-            rows = ask(seen, _MOST_EVENTS)["events"]
-            _print_events(rows, as_json)
-            seen = rows[-1]["seq"] if rows else seen
+        for row in found:
+            if as_json:
+                say_json(row)
+            else:
+                say(event_line(row))
 
 
-def _print_events(rows: list[dict[str, Any]], as_json: bool) -> None:
-    for row in rows:
-        if as_json:
-            say_json(row)
-        else:
-            say(event_line(row))
-
-
-def event_line(row: Mapping[str, Any]) -> str:
+def event_line(row: EventView) -> str:
     """An event as one line of text."""
     at = datetime.fromtimestamp(row["time"], UTC).strftime("%Y-%m-%d %H:%M:%S")
     return f"{at}  {row['kind']:<17} {_told(row)}".rstrip()
 
 
-def _told(row: Mapping[str, Any]) -> str:
+def _told(row: EventView) -> str:
     kind, data = row["kind"], row.get("data") or {}
     trainer, node = printable(row.get("trainer") or ""), printable(row.get("node") or "")
     if kind == Decided.kind:

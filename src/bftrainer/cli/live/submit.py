@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from bftrainer.cli.common.connection import Json, Patient, State, Url, connect, live_packages, printable, say
+from bftrainer.cli.common.connection import Json, State, Url, connect, live_packages, printable, say
 from bftrainer.cli.common.output import print_json, warn
-from bftrainer.cli.live.control import follow
+from bftrainer.cli.live.control import wait_for
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.errors import BFTrainerError, InputError
 
 if TYPE_CHECKING:
-    from bftrainer.client.api import ApiClient
+    from bftrainer.client import Client, Row
     from bftrainer.cluster.spec.trainer import TrainerSpec
 
 
@@ -126,12 +126,11 @@ def submit(
         check_here(one)
     if any(not one.python for one in specs):
         _compare_environments()
-    rows = _queue(specs, url, state, quiet=as_json)
-    failed = False
-    if wait:
-        with Patient(url, state) as controller:
-            rows = follow(controller, [row["id"] for row in rows], quiet=as_json)
-        failed = any(row["state"] != "done" for row in rows)
+    with connect(url, state) as client:
+        rows = _queue(client, specs, quiet=as_json)
+        if wait:
+            rows = wait_for(client, [row["id"] for row in rows], quiet=as_json)
+    failed = wait and any(row["state"] != "done" for row in rows)
     if as_json:
         print_json(rows[0] if spec is None and array is None else {"trainers": rows})
     if failed:
@@ -196,31 +195,27 @@ def _variable(text: str) -> tuple[str, str]:
     return name, os.environ[name]
 
 
-def _queue(specs: Sequence[TrainerSpec], url: str | None, state: Path | None, *, quiet: bool) -> list[dict[str, Any]]:
+def _queue(client: Client, specs: Sequence[TrainerSpec], *, quiet: bool) -> list[Row]:
     """Submit the trainers in order and return their rows."""
-    rows: list[dict[str, Any]] = []
-    with connect(url, state) as client:
-        if any(spec.params for spec in specs):
-            _check_free(client, specs)
-        for spec in specs:
-            try:
-                row = client.submit(spec.as_json())
-            except BFTrainerError as problem:
-                if not rows:
-                    raise
-                done = (
-                    ", ".join(row["id"] for row in rows) if len(rows) < 10 else f"{rows[0]['id']} to {rows[-1]['id']}"
-                )
-                told = BFTrainerError(f"{spec.name or spec.script}: {problem}; submitted before it: {done}")
-                raise told from None
-            rows.append(row)
-            if not quiet:
-                chosen = " ".join(f"{name}={printable(value)}" for name, value in spec.params.items())
-                say(f"submitted {row['id']} {printable(row['name'])} {chosen}".rstrip())
+    rows: list[Row] = []
+    if any(spec.params for spec in specs):
+        _check_free(client, specs)
+    for spec in specs:
+        try:
+            row = client.submit_spec(spec)
+        except BFTrainerError as problem:
+            if not rows:
+                raise
+            done = ", ".join(row["id"] for row in rows) if len(rows) < 10 else f"{rows[0]['id']} to {rows[-1]['id']}"
+            raise BFTrainerError(f"{spec.name or spec.script}: {problem}; submitted before it: {done}") from None
+        rows.append(row)
+        if not quiet:
+            params = " ".join(f"{name}={printable(value)}" for name, value in spec.params.items())
+            say(f"submitted {row['id']} {printable(row['name'])} {params}".rstrip())
     return rows
 
 
-def _check_free(client: ApiClient, specs: Sequence[TrainerSpec]) -> None:
+def _check_free(client: Client, specs: Sequence[TrainerSpec]) -> None:
     """Check the names of a sweep first, so that either all of its trainers are queued or none."""
     me = client.me()
     most, have = me["limits"]["max_trainers"], me["use"]["trainers"]

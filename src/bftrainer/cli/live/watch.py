@@ -7,21 +7,26 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from bftrainer.cli.common.connection import Patient, State, Url, printable, say, say_json, screen
+from bftrainer.cli.common.connection import State, Url, connect, printable, say, say_json, screen
 from bftrainer.cli.live.show_groups import folded, group_of, groups, groups_table
 from bftrainer.cli.live.show_trainers import COLOURS, header, percent, pool_problem, trainers_table
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.store.events import Decided
+from bftrainer.cluster.wire.api import EventView, NodeView, StatusView
 
-Row = Mapping[str, Any]
+if TYPE_CHECKING:
+    from bftrainer.client import Client
 
+
+REFRESH_S = 1.0
+"""Time between two looks at the controller."""
 _DECISIONS = 5
 _BAR_LINES = 4
 
@@ -30,9 +35,9 @@ _BAR_LINES = 4
 class Scene:
     """The data shown at one moment."""
 
-    status: Row
-    nodes: Sequence[Row]
-    decisions: Sequence[Row]
+    status: StatusView
+    nodes: Sequence[NodeView]
+    decisions: Sequence[EventView]
 
     @property
     def finished(self) -> bool:
@@ -51,14 +56,14 @@ def watch(
 ) -> None:
     """Watch the pool and the trainers until Ctrl-C."""
     console = screen()
-    with Patient(url, state) as controller:
+    with connect(url, state) as client:
         watched: set[str] = set()
-        scene = look(controller, watched)
+        scene = look(client, watched)
         try:
             if console.is_terminal and not as_json:
-                scene = _live(controller, watched, scene, console, until_done)
+                scene = _live(client, watched, scene, console, until_done)
             else:
-                scene = _lines(controller, watched, scene, until_done, as_json)
+                scene = _lines(client, watched, scene, until_done, as_json)
         except KeyboardInterrupt:
             return
     rows = [row for row in scene.status["trainers"] if row["id"] in watched]
@@ -66,25 +71,25 @@ def watch(
         raise typer.Exit(1)
 
 
-def look(controller: Patient, watched: set[str]) -> Scene:
+def look(client: Client, watched: set[str]) -> Scene:
     """Read the current state. The ids of trainers that are not finished are added to `watched`."""
-    status = controller.ask(lambda c: c.status())
-    nodes = controller.ask(lambda c: c.nodes())
-    decisions = controller.ask(lambda c: c.events(kind=Decided.kind, limit=_DECISIONS))
+    status = client.status()
+    nodes = client.nodes()
+    decisions = list(client.events(kind=Decided.kind, limit=_DECISIONS))
     watched.update(row["id"] for row in status["trainers"] if row["state"] not in FINISHED)
-    return Scene(status, nodes, decisions["events"])
+    return Scene(status, nodes, decisions)
 
 
-def _live(controller: Patient, watched: set[str], scene: Scene, console: Console, until_done: bool) -> Scene:
+def _live(client: Client, watched: set[str], scene: Scene, console: Console, until_done: bool) -> Scene:
     with Live(picture(scene, console), console=console, auto_refresh=False, transient=False) as live:
         while not (until_done and scene.finished):
-            controller.rest()
-            scene = look(controller, watched)
+            time.sleep(REFRESH_S)
+            scene = look(client, watched)
             live.update(picture(scene, console), refresh=True)
     return scene
 
 
-def _lines(controller: Patient, watched: set[str], scene: Scene, until_done: bool, as_json: bool) -> Scene:
+def _lines(client: Client, watched: set[str], scene: Scene, until_done: bool, as_json: bool) -> Scene:
     """For logs and pipes: print a line when something changed."""
     last = ""
     while True:
@@ -97,8 +102,8 @@ def _lines(controller: Patient, watched: set[str], scene: Scene, until_done: boo
         last = text
         if until_done and scene.finished:
             return scene
-        controller.rest()
-        scene = look(controller, watched)
+        time.sleep(REFRESH_S)
+        scene = look(client, watched)
 
 
 def picture(scene: Scene, console: Console) -> Group:
@@ -126,7 +131,7 @@ def picture(scene: Scene, console: Console) -> Group:
     return Group(*parts)
 
 
-def pool_bar(nodes: Sequence[Row], colours: Mapping[str, str], console: Console) -> Text:
+def pool_bar(nodes: Sequence[NodeView], colours: Mapping[str, str], console: Console) -> Text:
     """One mark per node; those of a trainer are side by side and in its colour."""
     utf = "utf" in (console.encoding or "").lower()
     marks = {"assigned": "■" if utf else "#", "leaving": "▨" if utf else "~"}
@@ -160,7 +165,7 @@ def line(scene: Scene) -> str:
         text = f"{printable(row['name'])} {row['state']}"
         if row["state"] not in FINISHED:
             text += f" on {len(row.get('nodes') or ())}"
-        if row.get("progress") is not None and row["state"] != "done":
+        if row["progress"] is not None and row["state"] != "done":
             text += f" {percent(row['progress'])}"
         parts.append(text)
     return "; ".join(parts)

@@ -27,12 +27,12 @@ from bftrainer.elastic import protocol
 from bftrainer.elastic.manager.processes import (
     ChannelFailed,
     ProcessEnded,
-    WorkerEvent,
     ProcessNotStarted,
+    ProcessStarted,
+    WorkerEvent,
     WorkerProcesses,
     WorkerSaid,
     WorkerSilent,
-    ProcessStarted,
     worker_environment,
 )
 from bftrainer.elastic.protocol import Done, Failed, FromWorker, Hello, Left, Report, Taken

@@ -1,18 +1,32 @@
-"""Request limits in front of the HTTP API protect memory, connections and time.
+"""Limits of the web server protect memory, connections and time against any client that can reach it.
 
-`RequestLimits` wraps the application: it bounds the size of a body and the time to receive it. It rejects a request
-with a body but without a valid token before it reads the body. `TimedH11Protocol` extends uvicorn's protocol: it closes
-a connection that does not send the header of a request in time.
+- `RequestLimits` wraps the application: it bounds the size of a body and the time to receive it. It rejects a request
+  with a body but without a valid token before it reads the body.
+- `TimedH11Protocol` closes a connection that does not send the header of a request, or read its response, in time.
+- `TimedServer` bounds the time of a TLS handshake.
+- `LimitedListener` bounds the number of connections, in total and per address.
+
+uvicorn has no settings for most of this, so the classes rely on inner parts of uvicorn, asyncio and `socket`.
+`tests/cluster/test_http_privates.py` fails when a new release changes them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
+import ipaddress
+import logging
 import resource
+import socket
+import time
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import h11
+import uvicorn
 from fastapi import HTTPException
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
@@ -32,6 +46,13 @@ MOST_HEADER_BYTES = 32 << 10
 MOST_FILES = 16_384
 SPARE_FILES = 256
 """Descriptors reserved for other uses than connections: the database, logs, pipes of processes."""
+
+LEAST_EACH = 128
+"""Connections that one address may always have, even if the total limit is low."""
+LOG_EVERY_S = 60.0
+MOST_AT_ONCE = 100
+
+_log = logging.getLogger(__name__)
 
 _CLOSE = {"Connection": "close"}
 _SAFE = {"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer"}
@@ -193,6 +214,109 @@ class TimedH11Protocol(H11Protocol):
         self._waiting = None
         if not self._busy:
             self.transport.abort()
+
+
+class TimedServer(uvicorn.Server):
+    """Web server that does not handle signals and has a short timeout for TLS handshakes."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn. It has no setting for the handshake timeout, which is a minute in asyncio."""
+        loop = asyncio.get_running_loop()
+        if self.config.is_ssl:
+            create_server = functools.partial(loop.create_server, ssl_handshake_timeout=REQUEST_S)
+            loop.create_server = create_server  # type: ignore[method-assign]
+        try:
+            await super().startup(sockets)
+        finally:
+            vars(loop).pop("create_server", None)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the controller."""
+        yield
+
+
+class LimitedListener(socket.socket):
+    """Listening socket that accepts at most `most` connections, and at most `each_of` from one address.
+
+    A controller runs out of file descriptors first. uvicorn and asyncio use the listener like any socket. It closes
+    excess connections right after `accept()`: they cost no memory, no TLS handshake and no line in the log.
+    """
+
+    most = 0
+    """Limit of all connections; 0 means no limit."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._open: Counter[str] = Counter()
+        """Number of open connections by address."""
+        self._logged_at = float("-inf")
+
+    @property
+    def open_connections(self) -> int:
+        """Number of open connections, including those that have sent nothing yet."""
+        return self._open.total()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Return the next connection within the limits; close those beyond.
+
+        Raises the same exception as `socket.accept` when no connection waits.
+        """
+        for _ in range(MOST_AT_ONCE):
+            descriptor, address = self._accept()  # type: ignore[attr-defined]
+            connection = CountedSocket(self.family, self.type, self.proto, fileno=descriptor)
+            host = address[0] if isinstance(address, tuple) else ""
+            if not self.most or (self.open_connections < self.most and self._open[host] < each_of(host, self.most)):
+                self._open[host] += 1
+                connection.on_close = weakref.finalize(connection, self._forget, self._open, host)
+                connection.on_close.atexit = False
+                return connection, address
+            connection.close()
+            self._log_refusal(host)
+        raise BlockingIOError  # lets other tasks run; the rest is accepted afterwards
+
+    @staticmethod
+    def _forget(connections: Counter[str], host: str) -> None:
+        connections[host] -= 1
+        if connections[host] <= 0:
+            del connections[host]
+
+    def _log_refusal(self, host: str) -> None:
+        """Log a refusal, at most once per `LOG_EVERY_S`: one line per connection would fill the log."""
+        now = time.monotonic()
+        if now - self._logged_at >= LOG_EVERY_S:
+            self._logged_at = now
+            _log.warning(
+                "refused connections from %s: it has %d open, all clients have %d",
+                host,
+                self._open[host],
+                self.open_connections,
+            )
+
+
+class CountedSocket(socket.socket):
+    """Connection that tells its listener when it is closed."""
+
+    on_close: weakref.finalize[..., CountedSocket] | None = None
+
+    def close(self) -> None:
+        """See `socket.socket`."""
+        super().close()
+        if self.on_close is not None:
+            self.on_close()
+
+
+def each_of(address: str, most: int) -> int:
+    """Return how many connections one address may have.
+
+    A loopback address may have half of all, because all users and virtual nodes of this machine share it. Any other
+    address may have a quarter: one agent has one connection, but many nodes may share one gateway.
+    """
+    try:
+        here = ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        here = True
+    return min(most, max(LEAST_EACH, most // 2 if here else most // 4))
 
 
 def most_connections() -> int:

@@ -1,7 +1,4 @@
-"""JSON views turn rows and live values into API responses.
-
-Pure translation; the keys are a contract.
-"""
+"""JSON views turn rows and live values into API responses (`wire.api` has their types). Pure translation."""
 
 from __future__ import annotations
 
@@ -14,15 +11,24 @@ from bftrainer.cluster.controller.reconciler import Reconciler
 from bftrainer.cluster.jobs.learning import Learned, Prior
 from bftrainer.cluster.launchers.base import HEAD
 from bftrainer.cluster.spec.states import FINISHED
-from bftrainer.cluster.spec.trainer import TrainerSpec
-from bftrainer.cluster.store.rows import TrainerRow
+from bftrainer.cluster.spec.trainer import DEFAULT_MAX_NODES, TrainerSpec
+from bftrainer.cluster.store.rows import EventRow, TrainerRow
+from bftrainer.cluster.wire.api import (
+    EventView,
+    NodeView,
+    PointsView,
+    PositionView,
+    SnapshotsView,
+    TrainerDetail,
+    TrainerView,
+)
 from bftrainer.core.curve import Curve
 
 HIDDEN = "(hidden)"
 """Replaces the values of a trainer's environment, because people put passwords there."""
 
 
-def trainer(row: TrainerRow, live: ActiveTrainer | None, now: float, waits: str = "") -> dict[str, Any]:
+def trainer(row: TrainerRow, live: ActiveTrainer | None, now: float, waits: str = "") -> TrainerView:
     """Return one trainer in short.
 
     `live` has the newest figures while the trainer is not finished; `waits` is why it has no nodes.
@@ -46,8 +52,8 @@ def trainer(row: TrainerRow, live: ActiveTrainer | None, now: float, waits: str 
         "reason": (job.reason if job is not None else row.reason) or waits,
         "script": spec.get("script", ""),
         "launcher": spec.get("launcher", "elastic"),
-        "min_nodes": spec.get("min_nodes"),
-        "max_nodes": spec.get("max_nodes"),
+        "min_nodes": spec.get("min_nodes", 1),
+        "max_nodes": spec.get("max_nodes", DEFAULT_MAX_NODES),
         "weight": spec.get("weight", 1.0),
         "submitted": row.submitted,
         "started": live.started if live is not None else row.started,
@@ -59,7 +65,7 @@ def trainer(row: TrainerRow, live: ActiveTrainer | None, now: float, waits: str 
         "rate": rate,
         "eta_s": left / rate if left is not None and rate > 0 and state not in FINISHED else None,
         "metrics": progress.metrics if progress is not None else row.metrics,
-        "metrics_at": _places(progress.noted.at if progress is not None else row.metrics_at),
+        "metrics_at": _positions(progress.noted.at if progress is not None else row.metrics_at),
         "epoch": progress.epoch if progress is not None else row.epoch,
         "step": progress.step if progress is not None else row.step,
         "rescales": live.rescales if live is not None else row.rescales,
@@ -72,7 +78,7 @@ def trainer(row: TrainerRow, live: ActiveTrainer | None, now: float, waits: str 
 
 def trainer_in_detail(
     row: TrainerRow, live: ActiveTrainer | None, now: float, log_tail: list[str], waits: str = "", output: str = ""
-) -> dict[str, Any]:
+) -> TrainerDetail:
     """Return one trainer with everything that is known of it. `output` is the folder that its script writes to."""
     spec = TrainerSpec.model_validate(row.spec)
     prior = Prior(spec.prior_curve(), spec.up_s, spec.down_s)
@@ -107,7 +113,7 @@ def trainer_in_detail(
     }
 
 
-def node(view: NodeState, cluster: Reconciler, now: float) -> dict[str, Any]:
+def node(view: NodeState, cluster: Reconciler, now: float) -> NodeView:
     """Return one node that is in the pool."""
     live, worker = cluster.on(view.name)
     return {
@@ -129,6 +135,13 @@ def pool(cluster: Reconciler) -> dict[str, Any]:
     return {"size": len(state.pool), "used": sum(len(nodes) for nodes in state.assigned.values())}
 
 
+def event(row: EventRow) -> EventView:
+    """Return one event of the log."""
+    return {
+        "seq": row.seq, "time": row.time, "kind": row.kind, "trainer": row.trainer, "node": row.node, "data": row.data
+    }  # fmt: skip
+
+
 def _use(view: NodeState, live: ActiveTrainer | None) -> str:
     if view.name == HEAD:
         return "head"
@@ -148,7 +161,7 @@ def _rate(live: ActiveTrainer) -> float:
     return found if found is not None and math.isfinite(found) else 0.0
 
 
-def _snapshots(live: ActiveTrainer) -> dict[str, Any] | None:
+def _snapshots(live: ActiveTrainer) -> SnapshotsView | None:
     """Return the present snapshot interval and the cost of a snapshot; None before the workers report them."""
     progress = live.job.progress
     if progress.snapshot_every_s is None:
@@ -160,12 +173,14 @@ def _snapshots(live: ActiveTrainer) -> dict[str, Any] | None:
     }
 
 
-def _places(found: Mapping[str, Sequence[int]]) -> dict[str, dict[str, int]]:
+def _positions(positions: Mapping[str, Sequence[int]]) -> dict[str, PositionView]:
     """Return the position (epoch, step, samples) that each metric belongs to."""
-    return {name: dict(zip(("epoch", "step", "samples"), at, strict=True)) for name, at in found.items()}
+    return {
+        name: {"epoch": epoch, "step": step, "samples": samples} for name, (epoch, step, samples) in positions.items()
+    }
 
 
-def _points(curve: Curve) -> dict[str, Any]:
+def _points(curve: Curve) -> PointsView:
     return {"nodes": list(curve.nodes), "rates": list(curve.rates)}
 
 

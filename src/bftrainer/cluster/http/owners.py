@@ -1,0 +1,33 @@
+"""Routes of owners: their limits and current use."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter
+
+from bftrainer.cluster.controller import owners
+from bftrainer.cluster.http.auth import Admin, Api, Caller
+
+router = APIRouter()
+
+
+@router.get("/v1/me")
+async def me(api: Api, caller: Caller) -> dict[str, Any]:
+    """Who asks, what they may have and what they have."""
+    api.cluster.planner.limits.read()
+    mine = owners.as_json(caller.owner, api.cluster, api.store.past_use(caller.owner), time.time())
+    return {**mine, "role": caller.role, "token": caller.name}
+
+
+@router.get("/v1/owners")
+async def all_owners(api: Api, caller: Admin) -> dict[str, Any]:
+    """All who have trainers or of whom something was said, what they may have and what they have."""
+    cluster = api.cluster
+    cluster.planner.limits.read()
+    past = api.store.past_use()
+    limited = (row.owner for row in cluster.planner.limits.rows)
+    names = {*past, *limited, *(live.owner for live in cluster.trainers.values())}
+    now = time.time()
+    return {"owners": [owners.as_json(name, cluster, past, now) for name in sorted(names)]}

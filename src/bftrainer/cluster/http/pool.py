@@ -1,0 +1,68 @@
+"""Routes of the pool: the status, the nodes, the events, and pausing, resuming and draining."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, HTTPException, Query
+
+from bftrainer.cluster.http import views
+from bftrainer.cluster.http.auth import Admin, Api, Caller, find_trainer
+from bftrainer.cluster.wire.api import StatusView
+
+router = APIRouter()
+
+
+@router.get("/v1/status", response_model=dict[str, Any])
+async def status(api: Api, caller: Caller) -> StatusView:
+    """The pool, the trainers and the last decision."""
+    return api.status.read(caller)
+
+
+@router.get("/v1/nodes")
+async def nodes(api: Api, caller: Caller) -> dict[str, Any]:
+    """The nodes that are here."""
+    rows = [views.node(node, api.cluster, time.time()) for node in api.cluster.nodes.values()]
+    for row in rows:
+        if caller.role != "admin" and row["owner"] != caller.owner:
+            row["trainer"] = row["owner"] = row["worker"] = None  # other owners must not see who uses the node
+    return {"nodes": rows}
+
+
+@router.get("/v1/events")
+async def events(
+    api: Api,
+    caller: Caller,
+    after: Annotated[int | None, Query(ge=0, le=1 << 60)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    trainer: Annotated[str, Query(max_length=64)] = "",
+    kind: Annotated[str, Query(max_length=64)] = "",
+) -> dict[str, Any]:
+    """What happened."""
+    if caller.role != "admin" and not trainer:
+        raise HTTPException(403, "only an admin may see all events; name one of your trainers")
+    about = find_trainer(api, trainer, caller).id if trainer else ""
+    rows = [views.event(row) for row in api.store.events(after=after, limit=limit, trainer=about, kind=kind)]
+    return {"events": rows, "last": rows[-1]["seq"] if rows else after or 0}
+
+
+@router.post("/v1/pause")
+async def pause(api: Api, caller: Admin) -> dict[str, Any]:
+    """Stop harvesting at once: all nodes are given back."""
+    await api.controller.pause()
+    return {"paused": True}
+
+
+@router.post("/v1/resume")
+async def resume(api: Api, caller: Admin) -> dict[str, Any]:
+    """Harvest again."""
+    await api.controller.resume()
+    return {"paused": False}
+
+
+@router.post("/v1/drain")
+async def drain(api: Api, caller: Admin) -> dict[str, Any]:
+    """Give all nodes back and end."""
+    api.controller.draining = True
+    return {"draining": True}

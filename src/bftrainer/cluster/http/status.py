@@ -1,0 +1,114 @@
+"""`StatusReader` builds the status of the controller: the pool, the policy, the trainers and sums over all trainers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from bftrainer import __version__
+from bftrainer.cluster.controller.controller import Controller
+from bftrainer.cluster.http import views
+from bftrainer.cluster.http.wait_reason import WaitReasons
+from bftrainer.cluster.store.rows import TokenRow, TrainerRow
+from bftrainer.cluster.store.store import Store
+from bftrainer.cluster.wire.api import DecisionView, StatusView, TrainerView
+
+RECENT_S = 3600.0
+"""How long a finished trainer is listed."""
+
+_NOTHING = (0.0, 0.0, 0.0)
+"""Samples, node-seconds and rescales of no trainer."""
+
+
+class StatusReader:
+    """Reads the status and the rows of trainers as the API shows them."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._cluster = controller.cluster
+        self._totals = Totals(controller.cluster.store)
+
+    def trainer(self, row: TrainerRow) -> TrainerView:
+        """Return one trainer in short."""
+        live = self._cluster.trainers.get(row.id)
+        return views.trainer(row, live, time.time(), WaitReasons(self._cluster).of(live))
+
+    def trainers(self, owner: str | None, ended_after: float | None) -> list[TrainerView]:
+        """Return the trainers of an owner, or of all if `owner` is None; those that ended before are left out."""
+        reasons, live_trainers = WaitReasons(self._cluster), self._cluster.trainers
+        return [
+            views.trainer(row, live := live_trainers.get(row.id), time.time(), reasons.of(live))
+            for row in self._cluster.store.trainers(ended_after=ended_after, brief=True, owner=owner)
+        ]
+
+    def read(self, caller: TokenRow) -> StatusView:
+        """Return the status as a caller may see it."""
+        now = time.time()
+        is_admin = caller.role == "admin"
+        owner = None if is_admin else caller.owner
+        rows = self.trainers(owner, now - RECENT_S)
+        samples, node_seconds, rescales = self._totals.of(owner, now - RECENT_S, rows)
+        cluster, policy = self._cluster, self._controller.config.policy
+        last = cluster.planner.last_decision
+        last_decision: DecisionView | None = None
+        if last is not None:
+            last_decision = {"time": last["time"], "reasons": last["reasons"] if is_admin else []}
+        return {
+            "version": __version__,
+            "now": now,
+            "started": self._controller.began,
+            "paused": cluster.paused,
+            "dry_run": cluster.settings.dry_run,
+            "pool": {**self._controller.pool.describe(), **views.pool(cluster)},
+            "policy": {
+                "allocator": policy.allocator,
+                "decided_by": (last or {}).get("allocator") or policy.allocator,
+                "objective": policy.objective,
+                "horizon_s": policy.horizon_s,
+                "max_parallel": policy.max_parallel,
+            },
+            "trainers": rows,
+            "totals": {
+                "samples": samples,
+                "node_seconds": cluster.planner.pool_seconds(now),
+                "used_node_seconds": node_seconds,
+                "rescales": rescales,
+                "decisions": cluster.planner.decisions,
+                "owner": owner,
+            },
+            "last_decision": last_decision,
+        }
+
+
+class Totals:
+    """Sums by owner over all trainers since the beginning.
+
+    They are the figures of the trainers that are shown, added to stored sums of those that ended earlier. Sums of ended
+    trainers do not change any more, so each request reads only the trainers that ended since the last one.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._upto = float("-inf")
+        self._ended: dict[str, list[float]] = {}
+
+    def of(self, owner: str | None, ended_by: float, shown: Iterable[TrainerView]) -> tuple[int, float, int]:
+        """Return samples, node-seconds and rescales of one owner's trainers, or of all trainers if `owner` is None.
+
+        They cover the trainers that ended by `ended_by` and the rows in `shown`, each with its own figures.
+        """
+        self._read(ended_by)
+        sums = list(_NOTHING)
+        ended = self._ended.values() if owner is None else [self._ended.get(owner, sums)]
+        for figures in (*ended, *([row["samples"], row["node_seconds"], row["rescales"]] for row in shown)):
+            sums = [total + figure for total, figure in zip(sums, figures, strict=True)]
+        samples, node_seconds, rescales = sums
+        return int(samples), node_seconds, int(rescales)
+
+    def _read(self, upto: float) -> None:
+        if upto < self._upto:  # the clock was set back
+            self._upto, self._ended = float("-inf"), {}
+        for owner, *figures in self._store.ended_sums(self._upto, upto):
+            sums = self._ended.get(owner, _NOTHING)
+            self._ended[owner] = [total + figure for total, figure in zip(sums, figures, strict=True)]
+        self._upto = upto

@@ -1,0 +1,85 @@
+"""Routes of trainers: list, submit, show and cancel them, and read their logs."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, HTTPException, Query
+
+from bftrainer.cluster.http import views
+from bftrainer.cluster.http.auth import Api, Caller, find_trainer, visible_owner
+from bftrainer.cluster.http.status import RECENT_S
+from bftrainer.cluster.http.wait_reason import WaitReasons
+from bftrainer.cluster.launchers.base import StateLayout
+from bftrainer.cluster.spec.states import FINISHED
+from bftrainer.cluster.spec.trainer import parse_spec
+from bftrainer.cluster.wire.api import TrainerDetail, TrainerView
+from bftrainer.elastic import protocol
+
+router = APIRouter()
+
+
+@router.get("/v1/trainers")
+async def trainers(
+    api: Api,
+    caller: Caller,
+    state: Annotated[str, Query(max_length=20)] = "",
+    everything: Annotated[bool, Query(alias="all")] = False,
+) -> dict[str, Any]:
+    """Trainers that are not finished, and those that were within the last hour; with `all`, all."""
+    ended_after = None if everything else time.time() - RECENT_S
+    shown = api.status.trainers(visible_owner(caller), ended_after)
+    return {"trainers": [row for row in shown if not state or row["state"] == state]}
+
+
+@router.post("/v1/trainers", status_code=201, response_model=dict[str, Any])
+async def submit(api: Api, caller: Caller, given: Annotated[Any, Body()]) -> TrainerView:
+    """Queue a trainer."""
+    if api.controller.draining:
+        raise HTTPException(409, "the controller is ending and takes no more trainers")
+    spec = parse_spec(given)
+    if spec.name is not None and api.cluster.is_taken(spec.name, caller.owner):
+        raise HTTPException(409, f"there is a trainer {spec.name!r} already, and it is not finished")
+    row = api.store.trainer(api.controller.submit(spec, caller.owner))
+    assert row is not None
+    return api.status.trainer(row)
+
+
+@router.get("/v1/trainers/{ref}", response_model=dict[str, Any])
+async def trainer(api: Api, caller: Caller, ref: str) -> TrainerDetail:
+    """One trainer in detail."""
+    row = find_trainer(api, ref, caller)
+    lines, _ = api.controller.logbook(row.id).tail(20)
+    log_tail = [f"{line.node} | {line.text}" for line in lines]
+    live = api.cluster.trainers.get(row.id)
+    output = row.spec.get("env", {}).get(protocol.OUTPUT) or str(
+        StateLayout(api.controller.config.state, "").output(row.id)
+    )
+    return views.trainer_in_detail(row, live, time.time(), log_tail, WaitReasons(api.cluster).of(live), output)
+
+
+@router.post("/v1/trainers/{ref}/cancel", response_model=dict[str, Any])
+async def cancel(api: Api, caller: Caller, ref: str) -> TrainerView:
+    """End a trainer; one that is finished stays as it is."""
+    row = find_trainer(api, ref, caller)
+    api.controller.cancel(row.id, caller.owner)
+    return api.status.trainer(find_trainer(api, row.id, caller))
+
+
+@router.get("/v1/trainers/{ref}/logs")
+async def logs(
+    api: Api,
+    caller: Caller,
+    ref: str,
+    offset: Annotated[int, Query(ge=0, le=1 << 60)] = 0,
+    limit: Annotated[int, Query(ge=1, le=1 << 20)] = 1 << 18,
+    tail: Annotated[int | None, Query(ge=0, le=100_000)] = None,
+) -> dict[str, Any]:
+    """What a trainer's workers printed, from a byte on or the last lines."""
+    row = find_trainer(api, ref, caller)
+    logbook = api.controller.logbook(row.id)
+    lines, after = logbook.tail(tail) if tail is not None else logbook.read(offset, limit)
+    finished = row.state in FINISHED and row.id not in api.cluster.trainers
+    shown = [{"time": line.time, "worker": line.worker, "node": line.node, "text": line.text} for line in lines]
+    return {"lines": shown, "offset": after, "finished": finished}

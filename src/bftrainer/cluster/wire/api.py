@@ -1,0 +1,170 @@
+"""Types of the HTTP API's JSON. The controller builds it (`http.views`); clients and commands read it.
+
+The keys are a contract: they stay, and new ones may be added.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+
+class PositionView(TypedDict):
+    """Position in the training that a metric belongs to."""
+
+    epoch: int
+    step: int
+    samples: int
+
+
+class TrainerView(TypedDict):
+    """A trainer in short."""
+
+    id: str
+    name: str
+    owner: str
+    group: str
+    params: dict[str, Any]
+    state: str
+    reason: str
+    script: str
+    launcher: str
+    min_nodes: int
+    max_nodes: int
+    weight: float
+    submitted: float
+    started: float | None
+    ended: float | None
+    nodes: list[str]
+    samples: int
+    total: int | None
+    progress: float | None
+    """Share of the work that is done, 0 to 1."""
+    rate: float
+    """Samples per second."""
+    eta_s: float | None
+    metrics: dict[str, Any]
+    """Numbers; None for one that is not finite."""
+    metrics_at: dict[str, PositionView]
+    epoch: int
+    step: int
+    rescales: int
+    preemptions: int
+    failures: int
+    samples_redone: int
+    node_seconds: float
+
+
+class PointsView(TypedDict):
+    """A scaling curve as points."""
+
+    nodes: list[int]
+    rates: list[float]
+
+
+class CurveView(PointsView):
+    """The curve that the scheduler uses, with the rates that were measured and the curve that the user gave."""
+
+    measured: dict[str, float]
+    prior: PointsView | None
+
+
+class SnapshotsView(TypedDict):
+    """How often snapshots are taken, and their cost."""
+
+    step: int | None
+    every_s: float
+    stall_s: float | None
+
+
+class WorkerView(TypedDict):
+    """A worker of a trainer."""
+
+    worker: str
+    node: str
+    state: str
+    pid: int | None
+
+
+class TrainerDetail(TrainerView):
+    """A trainer with everything that is known of it."""
+
+    spec: dict[str, Any]
+    curve: CurveView
+    up_s: float
+    down_s: float
+    pauses: dict[str, Any]
+    snapshots: SnapshotsView | None
+    workers: list[WorkerView]
+    error: str
+    traceback: str
+    log_tail: list[str]
+    output: str
+
+
+class NodeView(TypedDict):
+    """A node in the pool."""
+
+    node: str
+    host: str
+    state: str
+    trainer: str | None
+    owner: str | None
+    worker: str | None
+    since: float
+    agent_pid: int
+    heard_s: float
+
+
+class EventView(TypedDict):
+    """An event of the log."""
+
+    seq: int
+    time: float
+    kind: str
+    trainer: str
+    node: str
+    data: dict[str, Any]
+
+
+class PolicyView(TypedDict):
+    """How nodes are assigned."""
+
+    allocator: str
+    decided_by: str
+    objective: str
+    horizon_s: float | str | None
+    max_parallel: int | None
+
+
+class TotalsView(TypedDict):
+    """Sums over all trainers since the beginning, of one owner or of all."""
+
+    samples: int
+    node_seconds: float
+    used_node_seconds: float
+    rescales: int
+    decisions: int
+    owner: str | None
+
+
+class DecisionView(TypedDict):
+    """The last decision."""
+
+    time: float
+    reasons: list[str]
+
+
+class StatusView(TypedDict):
+    """The status of the controller."""
+
+    version: str
+    now: float
+    started: float
+    paused: bool
+    dry_run: bool
+    pool: dict[str, Any]
+    """`size` and `used`, and what the kind of pool adds."""
+    policy: PolicyView
+    trainers: list[TrainerView]
+    totals: TotalsView
+    last_decision: DecisionView | None
