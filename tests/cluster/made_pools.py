@@ -14,7 +14,7 @@ from bftrainer.cluster.pools.script.pool import ScriptPool, ScriptSettings
 from pool_conformance import Setting
 
 STUB = str(Path(__file__).with_name("stub_agent.py"))
-PRELOAD = ("websockets.sync.client", "bftrainer.cluster.wire.messages")
+PRELOAD = ("websockets.sync.client", "bftrainer.cluster.wire.codec")
 
 
 class Clock:

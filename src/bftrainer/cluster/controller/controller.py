@@ -28,7 +28,7 @@ from bftrainer.cluster.controller.restore import restore
 from bftrainer.cluster.launchers import HEAD
 from bftrainer.cluster.pools.base import Pool
 from bftrainer.cluster.spec.trainer import TrainerSpec
-from bftrainer.cluster.wire import messages
+from bftrainer.cluster.wire import codec, messages
 from bftrainer.cluster.wire.messages import Beat, Bye, Ended, Going, Heard, Join, Log, Logged, Started, Welcome
 from bftrainer.elastic.leftovers import sweep_after
 from bftrainer.elastic.protocol import ProtocolError
@@ -242,7 +242,7 @@ class Controller:
         reason = "connection closed"
         try:
             async for frame in frames:
-                message = messages.decode(frame)
+                message = codec.decode(frame)
                 if connection is None:
                     if not isinstance(message, Join):
                         raise ProtocolError("the first frame must be a join")

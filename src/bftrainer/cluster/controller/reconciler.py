@@ -24,7 +24,7 @@ from bftrainer.cluster.spec.trainer import TrainerSpec, free_name
 from bftrainer.cluster.store import events
 from bftrainer.cluster.store.store import Store
 from bftrainer.cluster.wire.messages import Bye, Ended, Forget, FromController, Join, Start, Stop, WorkerStatus
-from bftrainer.cluster.wire.worker_messages import understood
+from bftrainer.cluster.wire.worker_messages import parse_worker_message
 from bftrainer.core.pool import Event
 from bftrainer.core.trainer import Trainer
 from bftrainer.elastic import protocol
@@ -210,7 +210,7 @@ class Reconciler:
         if live is None or worker not in live.job.workers:
             return
         try:
-            said = understood(message)
+            said = parse_worker_message(message)
         except protocol.ProtocolError as problem:
             live.job.fail(str(problem))
         else:
@@ -226,7 +226,7 @@ class Reconciler:
 
     def _reported(self, live: ActiveTrainer, worker: str, report: Mapping[str, Any], now: float) -> None:
         try:
-            said = understood({**report, "type": "report"})
+            said = parse_worker_message({**report, "type": "report"})
         except protocol.ProtocolError as problem:
             live.job.fail(str(problem))
             self._after(live.id, now)
