@@ -20,7 +20,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidHandshake, InvalidStatus, InvalidURI, WebSocketException
 
 from bftrainer.cluster.wire import codec, tls
-from bftrainer.cluster.wire.messages import FromAgent, FromController, Join, Welcome
+from bftrainer.cluster.wire.messages import GIVE_UP_S, FromAgent, FromController, Join, Welcome
 from bftrainer.elastic.protocol import ProtocolError
 from bftrainer.errors import BFTrainerError, InputError
 
@@ -60,7 +60,7 @@ class ControllerLink:
         obey: Callable[[FromController], None],
         authority: str = "",
     ) -> None:
-        self.give_up_s = 600.0
+        self.give_up_s = GIVE_UP_S
         self._url = url
         self._secret = secret
         self._tls = tls.client_context(authority, tls.CA) if url.startswith("wss:") else None

@@ -26,7 +26,7 @@ from typing import Any
 from bftrainer.cluster.agent.log_tail import LogTails
 from bftrainer.cluster.agent.worker_table import MOST_TRACEBACK, WorkerTable
 from bftrainer.cluster.wire.messages import FromAgent, Heard, Start
-from bftrainer.elastic import protocol
+from bftrainer.elastic import defaults, protocol
 from bftrainer.elastic.protocol import (
     Done,
     Failed,
@@ -91,7 +91,7 @@ class AgentWorkers:
     ) -> None:
         self.book = WorkerTable()
         self.logs = LogTails()
-        self.silence_s = 10.0
+        self.silence_s = defaults.SILENCE_S
         self._folder = folder
         self._environment = dict(environment)
         self._environment.pop(protocol.CHANNEL, None)

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from bftrainer.cluster.wire.messages import BEAT_S, GIVE_UP_S
+from bftrainer.elastic.defaults import FINISH_GRACE_S, LEAVE_GRACE_S, MOST_BROKEN_GROUPS, SILENCE_S
 from bftrainer.util.plugins import is_named
 
 
@@ -192,15 +194,17 @@ class PolicySettings:
 class AgentSettings:
     """Timeouts for agents and workers."""
 
-    beat_s: float = _key(1.0, _SOME_SECONDS, "time between two heartbeats of an agent")
+    beat_s: float = _key(BEAT_S, _SOME_SECONDS, "time between two heartbeats of an agent")
     silence_s: float = _key(10.0, _SOME_SECONDS, "an agent that is silent for so long is lost, and its node with it")
-    worker_silence_s: float = _key(10.0, _SOME_SECONDS, "a worker that is silent for so long is killed")
+    worker_silence_s: float = _key(SILENCE_S, _SOME_SECONDS, "a worker that is silent for so long is killed")
     reattach_s: float = _key(15.0, _SECONDS, "after a restart, time for agents to come back before they are lost")
-    give_up_s: float = _key(600.0, _SOME_SECONDS, "an agent without a controller for so long ends its workers")
+    give_up_s: float = _key(GIVE_UP_S, _SOME_SECONDS, "an agent without a controller for so long ends its workers")
     pause_grace_s: float = _key(
         2.0, _SECONDS, "on `pause`, time for workers to leave before their nodes are given back"
     )
-    leave_grace_s: float = _key(10.0, _SECONDS, "time for a worker to leave at a step boundary before it is killed")
+    leave_grace_s: float = _key(
+        LEAVE_GRACE_S, _SECONDS, "time for a worker to leave at a step boundary before it is killed"
+    )
     last_save_s: float = _key(
         1.0, _SECONDS, "on a node that is taken at once, time to save a training's state; a main job waits for it"
     )
@@ -213,12 +217,14 @@ class TrainerSettings:
     default_up_s: float = _key(UNMEASURED_S, _SECONDS, "cost of growing until one was measured")
     default_down_s: float = _key(UNMEASURED_S, _SECONDS, "cost of shrinking until one was measured")
     snapshot_every_s: float = _key(30.0, _SOME_SECONDS, "time between snapshots, where a script does not say")
-    finish_grace_s: float = _key(600.0, _SECONDS, "time for a script's last words, after its training is complete")
+    finish_grace_s: float = _key(
+        FINISH_GRACE_S, _SECONDS, "time for a script's last words, after its training is complete"
+    )
     stuck_after_s: float = _key(
         0.0, _SECONDS, "after a loss, a survivor that reports but does not rejoin for so long is killed; 0: never"
     )
     max_broken_groups: int = _key(
-        3,
+        MOST_BROKEN_GROUPS,
         Kind("a whole number from 1", _whole(1, 1000)),
         "a group that breaks so often in a row, with no member lost, fails",
     )
@@ -259,6 +265,8 @@ class Config:
         return self.server.state
 
 
+DEFAULTS = Config()
+"""The configuration where nothing is set."""
 SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
     {"server": Server, "api": Api, "log": LogSettings, "policy": PolicySettings, "agents": AgentSettings}
     | {"trainers": TrainerSettings, "pool": PoolSettings}

@@ -23,8 +23,13 @@ from bftrainer.cluster.wire.checks import (
     Whole,
     Words,
 )
+from bftrainer.elastic.defaults import SILENCE_S
 
 VERSION = 1
+BEAT_S = 1.0
+"""Seconds between two heartbeats of an agent, unless the controller says otherwise."""
+GIVE_UP_S = 600.0
+"""Seconds after which an agent without a controller ends, unless the controller said otherwise."""
 PATH = "/v1/agents"
 """The URL path where agents connect. The secret is sent in the header `Authorization: Bearer SECRET`."""
 
@@ -145,10 +150,10 @@ class Going:
 class Welcome:
     """The controller has accepted the agent and the status of its workers."""
 
-    beat_s: float = 1.0
-    silence_s: float = 10.0
+    beat_s: float = BEAT_S
+    silence_s: float = SILENCE_S
     """A worker that sends nothing for this long is killed."""
-    give_up_s: float = 600.0
+    give_up_s: float = GIVE_UP_S
     """An agent that has not found a controller for this long ends."""
     logged: Mapping[Text, NaturalNumber] = field(default_factory=dict)
     """How many bytes of each worker's output the controller has."""
