@@ -23,7 +23,6 @@ LONGER = {
     "cluster/controller/controller.py": 460,
     "cluster/controller/reconciler.py": 505,
     "cluster/jobs/elastic.py": 530,
-    "cluster/pools/slurm/pool.py": 410,
     "cluster/store/store.py": 475,
     "elastic/local/coordinator.py": 475,
     "elastic/torch/run.py": 950,
