@@ -21,7 +21,6 @@ ANY_NUMBER = {"paper": "one module per experiment"}
 """Folders that may have more modules, and why."""
 LONGER = {
     "cluster/jobs/elastic.py": 530,
-    "cluster/pools/slurm/pool.py": 410,
 }
 """Modules that hold two ideas and wait to be split. They may not grow; nothing is added to this list."""
 TWICE = {"Pool": "the idle nodes of a machine (core), and a source of nodes (cluster.pools): both are documented names"}

@@ -25,7 +25,7 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidHandshake, WebSocketException
 
-from bftrainer.cluster.wire import messages
+from bftrainer.cluster.wire import codec, messages
 from bftrainer.cluster.wire.messages import (
     Beat,
     Bye,
@@ -127,7 +127,7 @@ class Fleet:
                 self.here[node.name] = node
                 async for frame in connection:
                     self.heard += 1
-                    self._obey(node, messages.decode(frame))
+                    self._obey(node, codec.decode(frame))
         except (OSError, TimeoutError, EOFError, InvalidHandshake, WebSocketException) as problem:
             if node.connection is None or node.name in self.here:  # not our own doing
                 self.problems.append(f"{node.name}: {type(problem).__name__}: {problem}")
@@ -345,7 +345,7 @@ async def _pump(outbox: asyncio.Queue[messages.FromAgent], connection: ClientCon
     with suppress(WebSocketException, OSError):
         while True:
             message = await outbox.get()
-            await connection.send(messages.encode(message))
+            await connection.send(codec.encode(message))
             if isinstance(message, Going):
                 await connection.close()
 

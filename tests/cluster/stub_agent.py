@@ -9,7 +9,7 @@ import time
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
-from bftrainer.cluster.wire import messages
+from bftrainer.cluster.wire import codec, messages
 from bftrainer.processes import variables
 
 GIVE_UP_S = 30.0
@@ -31,10 +31,10 @@ def main() -> None:
                 join = messages.Join(
                     os.environ[variables.NODE], "127.0.0.1", f"{os.getpid()}-{time.time_ns()}", pid=os.getpid()
                 )
-                channel.send(messages.encode(join))
+                channel.send(codec.encode(join))
                 for frame in channel:
                     heard = time.monotonic()
-                    if isinstance(messages.decode(frame), messages.Bye):
+                    if isinstance(codec.decode(frame), messages.Bye):
                         sys.exit(0)
         except (OSError, WebSocketException):
             pass

@@ -295,7 +295,7 @@ def test_after_a_restart_an_agent_that_does_not_come_back_is_given_up(bench: Ben
     bench.restart("n1")
     del bench.agents["n2"]
     assert bench.cluster.trainers[trainer].job.state == "running"  # nobody knows better yet
-    for _ in range(10):
+    for _ in range(20):
         bench.pass_time(1.0)
     assert bench.nodes_of(trainer) == {"n1"}
     assert bench.state(trainer) == "running"

@@ -15,7 +15,7 @@ from bftrainer.cluster.config.keys import Config, Server
 from bftrainer.cluster.controller.controller import Controller
 from bftrainer.cluster.controller.logbook import Logbook
 from bftrainer.cluster.spec.trainer import TrainerSpec
-from bftrainer.cluster.wire import messages
+from bftrainer.cluster.wire import codec, messages
 from bftrainer.cluster.wire.messages import Join
 from support.cluster.api import NoPool
 from support.cluster.bench import Bench
@@ -59,16 +59,16 @@ def test_an_agent_that_was_taken_for_lost_is_cut_off_so_that_it_comes_again(tmp_
     async def scene(controller: Controller) -> None:
         agent = Wire()
         serving = asyncio.create_task(controller.agents.serve(agent.frames(), agent.send))
-        agent.to_controller.put_nowait(messages.encode(Join("n1", "n1", "a")))
+        agent.to_controller.put_nowait(codec.encode(Join("n1", "n1", "a")))
         await until(lambda: "n1" in controller.agents.nodes)
         controller.cluster.nodes["n1"].heard = time.time() - 60  # it was stopped, or its network was
         await until(lambda: "n1" not in controller.cluster.nodes)
-        agent.to_controller.put_nowait(messages.encode(messages.Beat()))  # it is alive after all
+        agent.to_controller.put_nowait(codec.encode(messages.Beat()))  # it is alive after all
         await asyncio.wait_for(serving, 10)
         assert "n1" not in controller.agents.nodes
         again = Wire()
         serving = asyncio.create_task(controller.agents.serve(again.frames(), again.send))
-        again.to_controller.put_nowait(messages.encode(Join("n1", "n1", "a")))
+        again.to_controller.put_nowait(codec.encode(Join("n1", "n1", "a")))
         await until(lambda: "n1" in controller.cluster.nodes)
         again.to_controller.put_nowait(None)
         await asyncio.wait_for(serving, 10)
@@ -89,7 +89,7 @@ def test_nonsense_from_an_agent_ends_its_connection_and_nothing_else(tmp_path: P
             '{"type": "beat", "reports": {"t1-1": 5}}',
         ):
             agent = Wire()
-            agent.to_controller.put_nowait(messages.encode(Join("n1", "n1", "a")))
+            agent.to_controller.put_nowait(codec.encode(Join("n1", "n1", "a")))
             agent.to_controller.put_nowait(frame)
             await asyncio.wait_for(controller.agents.serve(agent.frames(), agent.send), 10)
             assert controller.agents.nodes == frozenset()

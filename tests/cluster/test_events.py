@@ -116,7 +116,7 @@ def test_an_event_is_stored_as_ever_and_read_again(
 
 def test_every_kind_is_in_the_table_above() -> None:
     known = {each for each in vars(events).values() if isinstance(each, type) and issubclass(each, TypedEvent)}
-    assert known - {type(row[0]) for row in STORED} == {TypedEvent, events.LogEnd}
+    assert known - {type(row[0]) for row in STORED} == {TypedEvent, events.ExcerptEnd}
 
 
 def test_events_of_version_0_1_0_are_read_completely(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bftrainer.cluster.jobs.progress import TrainerProgress
-from bftrainer.cluster.wire.worker_messages import understood
+from bftrainer.cluster.wire.worker_messages import parse_worker_message
 from bftrainer.elastic.metrics import Position
 from bftrainer.elastic.protocol import ProtocolError, Report
 
@@ -58,9 +58,9 @@ def test_a_worker_that_knows_no_places_is_believed() -> None:
 @pytest.mark.parametrize("at", [[1, 2], [1, 2, -3], [1, 2, 0.5], "abc", 7])
 def test_a_place_that_is_none_is_refused(at: object) -> None:
     said = {"type": "report", "generation": 1, "metrics": {"score": 1.0}}
-    assert understood({**said, "metrics_at": {"score": [1, 2, 3]}}) is not None
+    assert parse_worker_message({**said, "metrics_at": {"score": [1, 2, 3]}}) is not None
     with pytest.raises(ProtocolError):
-        understood({**said, "metrics_at": {"score": at}})
+        parse_worker_message({**said, "metrics_at": {"score": at}})
 
 
 def test_how_often_snapshots_are_taken_is_said_by_the_one_who_takes_them() -> None:
@@ -73,6 +73,6 @@ def test_how_often_snapshots_are_taken_is_said_by_the_one_who_takes_them() -> No
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), "soon", [1.0], 1e300])
 def test_a_time_between_snapshots_that_is_none_is_refused(seconds: object) -> None:
-    assert understood({"type": "report", "generation": 1, "snapshot_every_s": 1.5}) is not None
+    assert parse_worker_message({"type": "report", "generation": 1, "snapshot_every_s": 1.5}) is not None
     with pytest.raises(ProtocolError):
-        understood({"type": "report", "generation": 1, "snapshot_every_s": seconds})
+        parse_worker_message({"type": "report", "generation": 1, "snapshot_every_s": seconds})

@@ -75,7 +75,7 @@ def started(folder: Path, *args: str, stdin: int = subprocess.DEVNULL) -> Iterat
             process.kill()
 
 
-# What is understood.
+# What is parse_worker_message.
 
 
 @pytest.mark.parametrize(("text", "nodes"), [("1-8", (1, 8)), ("4", (4, 4)), ("2-2", (2, 2)), (" 3-10 ", (3, 10))])

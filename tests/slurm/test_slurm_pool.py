@@ -305,7 +305,7 @@ def test_a_pilot_is_renewed_before_its_time_is_over(lab: Lab, tmp_path: Path) ->
 def test_a_node_that_is_reserved_for_later_is_used_until_then(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bftrainer.cluster.pools.slurm.short.AFTER_S", 1.0)
+    monkeypatch.setattr("bftrainer.cluster.pools.slurm.decide.SHORT_AFTER_S", 1.0)
 
     async def scene(office: FakeOffice, pool: SlurmPool) -> None:
         await until(lambda: office.here == {"n01"}, lambda: (office.said, lab.jobs()))

@@ -26,25 +26,22 @@ from bftrainer.cluster.pools.slurm.commands import (
     write_files,
 )
 from bftrainer.cluster.pools.slurm.decide import (
-    COURTESY_S,
-    GIVE_WAY_S,
+    GIVE_UP_S,
+    SHORT_AFTER_S,
+    SHORT_FOR_S,
+    YIELD_S,
     Nodes,
-    Pilot,
     Refusals,
-    WaitingJob,
+    ShortPilots,
     YieldRule,
     choose,
     fate,
     has_features,
-    read_layout,
-    read_nodes,
-    read_pilots,
-    read_queue,
     sort_pilots,
     usable,
 )
+from bftrainer.cluster.pools.slurm.read import Pilot, WaitingJob, read_layout, read_nodes, read_pilots, read_queue
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings, read_duration
-from bftrainer.cluster.pools.slurm.short import AFTER_S, FOR_S, Shortening
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.traces.recorder.states import read_sinfo
 from support.cluster.made_pools import executable
@@ -216,16 +213,16 @@ FREE = ("n1", "n2", "n3", "n4")
 LAYOUT = {"main": frozenset({*FREE, "n5", "n6"}), "small": frozenset({"n1"}), "other": frozenset({"n9"})}
 
 
-def wishes(
-    courtesy: YieldRule, now: float, *queue: WaitingJob, ours: tuple[str, ...] = ("n5",)
+def left_to_jobs(
+    rule: YieldRule, now: float, *queue: WaitingJob, ours: tuple[str, ...] = ("n5",)
 ) -> tuple[set[str], int]:
-    found = courtesy.wishes(now, 1000.0 + now, queue, Nodes(FREE, ours), LAYOUT, 300.0)
-    spoken, more = found.spoken, found.more
-    return set(spoken), more
+    found = rule.plan(now, 1000.0 + now, queue, Nodes(FREE, ours), LAYOUT, 300.0)
+    reserved, more = found.reserved, found.more
+    return set(reserved), more
 
 
 @pytest.mark.parametrize(
-    ("job", "spoken", "more"),
+    ("job", "reserved", "more"),
     [
         (WaitingJob("1", ("main",), 2), set(), 2),
         (WaitingJob("1", ("main",), 5), set(), 5),
@@ -238,38 +235,38 @@ def wishes(
         (WaitingJob("1", ("main",), 6, planned_on=frozenset({"n1", "n6"}), start=9000.0), set(), 0),
     ],
 )
-def test_idle_nodes_are_left_to_jobs_that_could_start_on_them(job: WaitingJob, spoken: set[str], more: int) -> None:
-    assert wishes(YieldRule(), 0.0, job) == (spoken, more)
+def test_idle_nodes_are_left_to_jobs_that_could_start_on_them(job: WaitingJob, reserved: set[str], more: int) -> None:
+    assert left_to_jobs(YieldRule(), 0.0, job) == (reserved, more)
 
 
 def test_a_job_that_could_have_started_for_long_is_kept_by_something_else() -> None:
-    courtesy, job = YieldRule(), WaitingJob("1", ("main",), 2)
-    assert wishes(courtesy, 0.0, job)[1] == 2
-    assert wishes(courtesy, COURTESY_S - 1, job)[1] == 2
-    assert wishes(courtesy, COURTESY_S, job, WaitingJob("2", ("main",), 1))[1] == 1
-    assert wishes(courtesy, COURTESY_S + 1)[1] == 0
-    assert wishes(courtesy, COURTESY_S + 2, job)[1] == 2, "it was gone in between: it counts anew"
+    rule, job = YieldRule(), WaitingJob("1", ("main",), 2)
+    assert left_to_jobs(rule, 0.0, job)[1] == 2
+    assert left_to_jobs(rule, YIELD_S - 1, job)[1] == 2
+    assert left_to_jobs(rule, YIELD_S, job, WaitingJob("2", ("main",), 1))[1] == 1
+    assert left_to_jobs(rule, YIELD_S + 1)[1] == 0
+    assert left_to_jobs(rule, YIELD_S + 2, job)[1] == 2, "it was gone in between: it counts anew"
 
 
 def test_only_the_partitions_to_watch_count() -> None:
     job = WaitingJob("1", ("main", "small"), 2)
-    assert wishes(YieldRule(("small",)), 0.0, job)[1] == 2
-    assert wishes(YieldRule(("other",)), 0.0, job)[1] == 0
+    assert left_to_jobs(YieldRule(("small",)), 0.0, job)[1] == 2
+    assert left_to_jobs(YieldRule(("other",)), 0.0, job)[1] == 0
 
 
 def test_enough_nodes_stay_free() -> None:
     assert choose(FREE, (), 0, 0) == FREE
     assert choose(FREE, (), 1, 3) == ("n1",)
     assert choose(FREE, (), 9, 0) == ()
-    assert choose(FREE, {"n1", "n2"}, 0, 3) == ("n3",), "those spoken for count as reserve"
+    assert choose(FREE, {"n1", "n2"}, 0, 3) == ("n3",), "those reserved count as free"
     assert choose((), (), 2, 2) == ()
 
 
 @given(st.integers(0, 6), st.integers(0, 6), st.sets(st.sampled_from(FREE)))
-def test_what_is_chosen_is_never_spoken_for_nor_reserved(more: int, reserve: int, spoken: set[str]) -> None:
-    chosen = choose(FREE, spoken, more, reserve)
-    assert not set(chosen) & spoken
-    assert not chosen or len(FREE) - len(chosen) >= max(more + len(spoken), reserve)
+def test_what_is_chosen_is_never_spoken_for_nor_reserved(more: int, reserve: int, reserved: set[str]) -> None:
+    chosen = choose(FREE, reserved, more, reserve)
+    assert not set(chosen) & reserved
+    assert not chosen or len(FREE) - len(chosen) >= max(more + len(reserved), reserve)
 
 
 def test_submissions_that_are_refused_again_and_again_are_tried_ever_less_often() -> None:
@@ -413,51 +410,51 @@ def test_the_defaults_that_the_page_names_are_the_defaults() -> None:
             assert named[each.name] == text.replace("False", "false"), each.name
 
 
-def given_up(courtesy: YieldRule, now: float, queue: Sequence[WaitingJob], nodes: Nodes) -> tuple[str, ...]:
-    return courtesy.wishes(now, 1000.0 + now, queue, nodes, LAYOUT, 300.0).give
+def given_up(rule: YieldRule, now: float, queue: Sequence[WaitingJob], nodes: Nodes) -> tuple[str, ...]:
+    return rule.plan(now, 1000.0 + now, queue, nodes, LAYOUT, 300.0).give
 
 
 def test_nodes_that_a_job_lacks_are_given_up_at_first_sight() -> None:
-    courtesy, job, nodes = YieldRule(), WaitingJob("1", ("main",), 4), Nodes(("n1", "n2"), ("n3", "n4", "n5"))
-    assert given_up(courtesy, 0.0, [job], nodes) == ("n3", "n4")
+    rule, job, nodes = YieldRule(), WaitingJob("1", ("main",), 4), Nodes(("n1", "n2"), ("n3", "n4", "n5"))
+    assert given_up(rule, 0.0, [job], nodes) == ("n3", "n4")
     leaving = Nodes(("n1", "n2"), ("n5",), ("n3", "n4"))
-    assert given_up(courtesy, 1.0, [job], leaving) == (), "those that are on their way out are enough"
-    assert given_up(courtesy, GIVE_WAY_S, [job], nodes) == (), "something else keeps it"
+    assert given_up(rule, 1.0, [job], leaving) == (), "those that are on their way out are enough"
+    assert given_up(rule, GIVE_UP_S, [job], nodes) == (), "something else keeps it"
 
 
 def test_nothing_is_given_up_for_a_job_that_could_not_start_all_the_same() -> None:
-    courtesy, nodes = YieldRule(), Nodes(("n1",), ("n2", "n3"))
+    rule, nodes = YieldRule(), Nodes(("n1",), ("n2", "n3"))
     wide = WaitingJob("1", ("main",), 4)
     for now in (0.0, 1.0, 2.0):
-        assert given_up(courtesy, now, [wide, WaitingJob("3", ("other",), 1)], nodes) == ()
-    assert not courtesy.wishes(3.0, 1003.0, [wide], nodes, LAYOUT, 300.0).again
-    assert courtesy.wishes(4.0, 1004.0, [WaitingJob("4", ("main",), 2)], nodes, LAYOUT, 300.0).again
+        assert given_up(rule, now, [wide, WaitingJob("3", ("other",), 1)], nodes) == ()
+    assert not rule.plan(3.0, 1003.0, [wide], nodes, LAYOUT, 300.0).again
+    assert rule.plan(4.0, 1004.0, [WaitingJob("4", ("main",), 2)], nodes, LAYOUT, 300.0).again
 
 
 def test_jobs_that_wait_together_are_each_given_what_they_lack() -> None:
-    courtesy, nodes = YieldRule(), Nodes(("n1",), ("n2", "n3", "n4", "n5"))
+    rule, nodes = YieldRule(), Nodes(("n1",), ("n2", "n3", "n4", "n5"))
     queue = [WaitingJob("1", ("main",), 2), WaitingJob("2", ("main",), 2)]
-    assert given_up(courtesy, 0.0, queue, nodes) == ("n2", "n3", "n4")
+    assert given_up(rule, 0.0, queue, nodes) == ("n2", "n3", "n4")
     planned = WaitingJob("9", ("main",), 2, planned_on=frozenset({"n6"}), start=9000.0)
-    assert given_up(courtesy, 2.0, [planned], nodes) == ("n2",), "Slurm could start it now, it just has not seen that"
-    found = courtesy.wishes(3.0, 1003.0, [planned], nodes, LAYOUT, 300.0)
-    assert (found.spoken, found.more) == (frozenset(), 2), "what is given up is not taken again"
+    assert given_up(rule, 2.0, [planned], nodes) == ("n2",), "Slurm could start it now, it just has not seen that"
+    found = rule.plan(3.0, 1003.0, [planned], nodes, LAYOUT, 300.0)
+    assert (found.reserved, found.more) == (frozenset(), 2), "what is given up is not taken again"
 
 
 def test_a_pilot_that_waits_too_long_gives_way_to_short_ones_for_a_while() -> None:
-    rule, pilot = Shortening(), Pilot(1, "n01", "waiting")
+    rule, pilot = ShortPilots(), Pilot(1, "n01", "waiting")
     assert not rule.waits(pilot, 0.0)
-    assert not rule.waits(pilot, AFTER_S - 1)
-    assert not rule.is_short("n01", AFTER_S - 1)
-    assert rule.waits(pilot, AFTER_S)
-    assert not rule.waits(pilot, AFTER_S + 1)  # it was said
-    assert rule.is_short("n01", AFTER_S + FOR_S - 1)
-    assert not rule.is_short("n02", AFTER_S + 1)
-    assert not rule.is_short("n01", AFTER_S + FOR_S)
+    assert not rule.waits(pilot, SHORT_AFTER_S - 1)
+    assert not rule.is_short("n01", SHORT_AFTER_S - 1)
+    assert rule.waits(pilot, SHORT_AFTER_S)
+    assert not rule.waits(pilot, SHORT_AFTER_S + 1)  # it was said
+    assert rule.is_short("n01", SHORT_AFTER_S + SHORT_FOR_S - 1)
+    assert not rule.is_short("n02", SHORT_AFTER_S + 1)
+    assert not rule.is_short("n01", SHORT_AFTER_S + SHORT_FOR_S)
 
 
 def test_a_pilot_that_is_gone_has_not_waited() -> None:
-    rule, pilot = Shortening(), Pilot(1, "n01", "waiting")
+    rule, pilot = ShortPilots(), Pilot(1, "n01", "waiting")
     rule.waits(pilot, 0.0)
     rule.keep(())
-    assert not rule.waits(pilot, AFTER_S)
+    assert not rule.waits(pilot, SHORT_AFTER_S)

@@ -13,7 +13,7 @@ from bftrainer.core.objective import find_objective
 from bftrainer.core.trace import Trace
 from bftrainer.core.trainer import Trainer
 from bftrainer.errors import InputError
-from bftrainer.scheduler import Policy, deal_trainers, split_nodes
+from bftrainer.scheduler import DEFAULT_HORIZON_S, Policy, deal_trainers, split_nodes
 from bftrainer.simulate.accounting import Accounting
 from bftrainer.simulate.metrics import Metrics, measure, static_time
 from bftrainer.simulate.replay import DecideOn, Replay, ReplaySettings, Watch, replay
@@ -26,7 +26,7 @@ class Study:
 
     allocator: str = "exact"
     objective: str = "throughput"
-    horizon_s: float | None = 120.0
+    horizon_s: float | None = DEFAULT_HORIZON_S
     max_parallel: int | None = 10
     accounting: Accounting = "stall"
     decide_on: DecideOn = "all"

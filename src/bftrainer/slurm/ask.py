@@ -12,15 +12,13 @@ import getpass
 import grp
 import os
 import re
-import signal
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
+from bftrainer.processes import run as processes
 from bftrainer.processes import variables
+from bftrainer.processes.run import CommandError, CommandNotStartedError, CommandTimeoutError
 from bftrainer.slurm.site import (
     FileSystem,
     NoAnswerError,
@@ -59,40 +57,24 @@ def run(argv: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
         if name in _KEPT or not name.startswith(("SLURM_", "SBATCH_"))
     }
     env |= {"TZ": "UTC", "LC_ALL": "C"}
-    # Files, not pipes: a child of the command that keeps a pipe open must not block this function.
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        try:
-            process = subprocess.Popen(  # noqa: S603 - no shell, only our own words
-                list(argv), stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, start_new_session=True
-            )
-        except (OSError, ValueError) as problem:
-            why = getattr(problem, "strerror", None) or problem
-            raise NoAnswerError(
-                f"cannot run {argv[0]}: {why}; run this where Slurm's commands are on the PATH, such as a login node"
-            ) from None
-        try:
-            process.wait(timeout_s)
-        except BaseException as problem:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            if isinstance(problem, subprocess.TimeoutExpired):
-                raise NoAnswerError(
-                    f"{' '.join(argv)}: no answer within {timeout_s:g} s; is slurmctld up and reachable from here?"
-                ) from None
-            raise
-        output, complaint = _start(out), _start(err)
-    if process.returncode != 0:
-        lines = [line.strip() for line in complaint.splitlines() if line.strip()]
-        raise SlurmError(
-            f"{' '.join(argv[:3])}: {lines[-1][:200] if lines else f'exit status {process.returncode}, not a word'}"
-        )
-    return output if output.strip() else complaint  # sbatch --test-only answers on stderr
-
-
-def _start(file: BinaryIO) -> str:
-    file.seek(0)
-    return file.read(_MOST_BYTES).decode(errors="replace")
+    try:
+        # Not until its output is closed: a child that the command leaves behind must not block this function.
+        result = processes.run(argv, timeout_s, env=env, most=_MOST_BYTES, until_closed=False)
+    except CommandNotStartedError as problem:
+        raise NoAnswerError(
+            f"{problem}; run this where Slurm's commands are on the PATH, such as a login node"
+        ) from None
+    except CommandTimeoutError:
+        raise NoAnswerError(
+            f"{' '.join(argv)}: no answer within {timeout_s:g} s; is slurmctld up and reachable from here?"
+        ) from None
+    except CommandError as problem:
+        raise SlurmError(f"{' '.join(argv[:3])}: {problem}") from None
+    if result.status != 0:
+        lines = result.complaints
+        raise SlurmError(f"{' '.join(argv[:3])}: {lines[-1] if lines else f'{result.failure}, not a word'}")
+    output = result.out.decode(errors="replace")
+    return output if output.strip() else result.err.decode(errors="replace")  # sbatch --test-only answers on stderr
 
 
 def gather(

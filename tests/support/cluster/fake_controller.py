@@ -11,7 +11,7 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
-from bftrainer.cluster.wire import messages
+from bftrainer.cluster.wire import codec, messages
 from bftrainer.cluster.wire.messages import Ended, Forget, FromAgent, FromController, Join, Log, Logged, Welcome
 from support.waiting import until
 
@@ -76,7 +76,7 @@ class FakeController:
         self.connections += 1
         try:
             async for frame in connection:
-                message = messages.decode(frame)
+                message = codec.decode(frame)
                 assert isinstance(message, FromAgent)
                 self.heard.append(message)
                 await self._answer(message)
@@ -101,7 +101,7 @@ class FakeController:
                 await self.say(Forget(worker))
 
     async def say(self, message: FromController) -> None:
-        await self.say_raw(messages.encode(message))
+        await self.say_raw(codec.encode(message))
 
     async def say_raw(self, frame: str | bytes) -> None:
         assert self._connection is not None

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 
-from bftrainer.cluster.wire import messages
+from bftrainer.cluster.wire import codec, messages
 from bftrainer.processes import variables
 
 
@@ -60,11 +60,11 @@ class FakeOffice:
         if request.headers.get("Authorization") != f"Bearer {self.secret}" or request.path != messages.PATH:
             await connection.close(1008)
             return
-        join = messages.decode(await connection.recv())
+        join = codec.decode(await connection.recv())
         assert isinstance(join, messages.Join)
         self.joins.append(join.node)
         self.agents[join.node], self.pids[join.node] = connection, join.pid
-        await connection.send(messages.encode(messages.Welcome()))
+        await connection.send(codec.encode(messages.Welcome()))
         await connection.wait_closed()
         if self.agents.get(join.node) is connection:
             del self.agents[join.node]
@@ -100,7 +100,7 @@ class FakeOffice:
 
     def _bye(self, node: str) -> None:
         if node in self.agents:
-            task = asyncio.ensure_future(self.agents[node].send(messages.encode(messages.Bye())))
+            task = asyncio.ensure_future(self.agents[node].send(codec.encode(messages.Bye())))
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def remember(self, key: str, value: Any) -> None:

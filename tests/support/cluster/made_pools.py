@@ -16,7 +16,7 @@ from bftrainer.cluster.pools.slurm.settings import SlurmSettings
 from support.cluster.pool_conformance import Setting
 
 STUB = str(Path(__file__).resolve().parents[2] / "cluster" / "stub_agent.py")
-PRELOAD = ("websockets.sync.client", "bftrainer.cluster.wire.messages")
+PRELOAD = ("websockets.sync.client", "bftrainer.cluster.wire.codec")
 
 
 def local(folder: Path, clock: Callable[[], float] = time.monotonic, **settings: Any) -> LocalPool:

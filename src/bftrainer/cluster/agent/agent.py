@@ -27,6 +27,7 @@ from bftrainer.cluster.agent.options import AgentOptions, ResolvedAgent, read_en
 from bftrainer.cluster.agent.signals import Signals, exit_soon
 from bftrainer.cluster.agent.workers import AgentWorkers
 from bftrainer.cluster.wire.messages import (
+    BEAT_S,
     Bye,
     Ended,
     Forget,
@@ -85,7 +86,7 @@ class Agent:
         self._link = ControllerLink(settings.url, settings.secret, self._joining, self._obey, settings.authority)
         self._leaving = asyncio.Event()
         self._reason = ""
-        self._beat_s = 1.0
+        self._beat_s = BEAT_S
         self._workers: AgentWorkers
         self.saving_s = 0.0
         """When this agent leaves, how long workers may take to save state that only they have."""

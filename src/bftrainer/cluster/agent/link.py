@@ -19,8 +19,8 @@ from contextlib import suppress
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidHandshake, InvalidStatus, InvalidURI, WebSocketException
 
-from bftrainer.cluster.wire import messages, tls
-from bftrainer.cluster.wire.messages import FromAgent, FromController, Join, Welcome
+from bftrainer.cluster.wire import codec, tls
+from bftrainer.cluster.wire.messages import GIVE_UP_S, FromAgent, FromController, Join, Welcome
 from bftrainer.elastic.protocol import ProtocolError
 from bftrainer.errors import BFTrainerError, InputError
 
@@ -60,7 +60,7 @@ class ControllerLink:
         obey: Callable[[FromController], None],
         authority: str = "",
     ) -> None:
-        self.give_up_s = 600.0
+        self.give_up_s = GIVE_UP_S
         self._url = url
         self._secret = secret
         self._tls = tls.client_context(authority, tls.CA) if url.startswith("wss:") else None
@@ -167,7 +167,7 @@ class ControllerLink:
     def _receive(self, frame: str | bytes) -> bool:
         """Pass the message of a frame on to `obey`. Returns whether it was a `Welcome`."""
         try:
-            message = messages.decode(frame)
+            message = codec.decode(frame)
             if isinstance(message, Welcome):
                 self._welcome = self._ever_welcome = True
                 self.give_up_s = float(message.give_up_s)
@@ -182,7 +182,7 @@ class ControllerLink:
 
 async def _drain(outbox: asyncio.Queue[FromAgent], connection: ClientConnection) -> None:
     while True:
-        await connection.send(messages.encode(await outbox.get()))
+        await connection.send(codec.encode(await outbox.get()))
         outbox.task_done()
 
 

@@ -6,55 +6,25 @@ the values from files, the environment and the command line. The controller gets
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
+from pydantic import BeforeValidator, Field, PlainValidator, TypeAdapter
+from pydantic.fields import FieldInfo
+from typing_extensions import Doc
+
+from bftrainer.cluster.wire.messages import BEAT_S, GIVE_UP_S
+from bftrainer.elastic.defaults import FINISH_GRACE_S, LEAVE_GRACE_S, MOST_BROKEN_GROUPS, SILENCE_S
 from bftrainer.util.plugins import is_named
 
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """The kind of a value: the rule in words, and a reader that raises ValueError for any other value."""
-
-    rule: str
-    read: Callable[[object], object]
-    number: bool = True
-    """Whether text from the environment or the command line is read as a TOML value, such as a number."""
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError
-    return float(value)
-
-
-def _bounded(least: float, most: float = math.inf, *, above: bool = False) -> Callable[[object], float]:
-    def read(value: object) -> float:
-        number = _number(value)
-        if not least <= number <= most or (above and number == least):
-            raise ValueError
-        return number
-
-    return read
-
-
-def _whole(least: int, most: int) -> Callable[[object], int]:
-    def read(value: object) -> int:
-        number = _bounded(least, most)(value)
-        if number != int(number):
-            raise ValueError
-        return int(number)
-
-    return read
-
-
-def _or_auto(read: Callable[[object], object]) -> Callable[[object], object]:
-    return lambda value: None if value == "auto" else read(value)
+UNMEASURED_S = 1.0
+"""The assumed cost of a rescale in seconds, until one was measured."""
+PLACEMENTS = ("stable", "compact")
+"""The words for `policy.placement`; any other value is a path."""
 
 
 def some_text(value: object) -> str:
@@ -69,6 +39,17 @@ def some_path(value: object) -> Path:
     return Path(os.path.expanduser(some_text(value))).absolute()  # noqa: PTH111 - pathlib's may raise
 
 
+def _number(value: object) -> object:
+    """Refuse true, false and text, which pydantic would convert."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError
+    return value
+
+
+def _auto(value: object) -> object:
+    return None if value == "auto" else _number(value)
+
+
 def _allocator(value: object) -> str:
     from bftrainer.allocate.registry import ALLOCATORS  # numpy takes time to load, and few calls set this
 
@@ -76,12 +57,6 @@ def _allocator(value: object) -> str:
     if text not in ALLOCATORS and not is_named(text):
         raise ValueError
     return text
-
-
-UNMEASURED_S = 1.0
-"""The assumed cost of a rescale in seconds, until one was measured."""
-PLACEMENTS = ("stable", "compact")
-"""The words for `policy.placement`; any other value is a path."""
 
 
 def _placement(value: object) -> str:
@@ -97,7 +72,7 @@ def _file(value: object) -> str:
     return "" if value == "" else str(some_path(value))
 
 
-def _maybe_text(value: object) -> str:
+def _name(value: object) -> str:
     return "" if value == "" else some_text(value)
 
 
@@ -105,135 +80,188 @@ def _log_file(value: object) -> str:
     return "none" if value == "none" else _file(value)
 
 
-def _yes(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError
-    return value
-
-
-def _one_of(*words: str) -> Kind:
-    def read(value: object) -> str:
-        if value not in words:
-            raise ValueError
-        return str(value)
-
-    return Kind(f"one of {', '.join(words)}", read, number=False)
-
-
-_FILE = Kind("the path of a file, or empty", _file, number=False)
-_NAME = Kind("the name of a host, or empty", _maybe_text, number=False)
-_LOG_FILE = Kind("the path of a file, empty or none", _log_file, number=False)
-_SECONDS = Kind("a number of seconds, 0 or more", _bounded(0))
-_SOME_SECONDS = Kind("a number of seconds above 0", _bounded(0, above=True))
-_HORIZON = Kind("a number of seconds above 0, or auto", _or_auto(_bounded(0, above=True)))
-_PARALLEL = Kind("a whole number from 1, or auto", _or_auto(_whole(1, 1_000_000)))
-_HOST = Kind("the name or address of a network interface", some_text, number=False)
-_STATE = Kind("the path of a folder", some_path, number=False)
-_ALLOCATOR = Kind("one of exact, milp, milp-nodes, equal, or module:name", _allocator, number=False)
-_OBJECTIVE = Kind("the name of an objective, or module:function", some_text, number=False)
-_PLACEMENT = Kind("stable, compact or the path of a Slurm topology.conf", _placement, number=False)
-_POOL = Kind("the name of a pool", some_text, number=False)
-
-
-def _key(default: Any, kind: Kind, doc: str) -> Any:
-    return field(default=default, metadata={"kind": kind, "doc": doc})
+_NUMBER, _AUTO = BeforeValidator(_number), BeforeValidator(_auto)
+Seconds = Annotated[float, _NUMBER, Field(ge=0, allow_inf_nan=False, description="a number of seconds, 0 or more")]
+PositiveSeconds = Annotated[float, _NUMBER, Field(gt=0, allow_inf_nan=False, description="a number of seconds above 0")]
+FilePath = Annotated[str, PlainValidator(_file), Field(description="the path of a file, or empty")]
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
     """The controller's address and state folder."""
 
-    host: str = _key("127.0.0.1", _HOST, "address to listen on; any but loopback needs tokens")
-    port: int = _key(8765, Kind("a port from 0 to 65535", _whole(0, 65535)), "port to listen on; 0: any free one")
-    state: Path = _key(Path(), _STATE, "folder of the database, snapshots and logs")  # noqa: RUF009
+    host: Annotated[
+        str,
+        PlainValidator(some_text),
+        Field(description="the name or address of a network interface"),
+        Doc("address to listen on; any but loopback needs tokens"),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int,
+        _NUMBER,
+        Field(ge=0, le=65535, description="a port from 0 to 65535"),
+        Doc("port to listen on; 0: any free one"),
+    ] = 8765
+    state: Annotated[
+        Path,
+        PlainValidator(some_path),
+        Field(description="the path of a folder"),
+        Doc("folder of the database, snapshots and logs"),
+    ] = Path()
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
     """The API's certificate and name, and what it shows without a token."""
 
-    certificate: str = _key("", _FILE, "certificate of the controller, PEM; with api.key: TLS for all connections")
-    key: str = _key("", _FILE, "the certificate's private key, PEM, not encrypted")
-    authority: str = _key("", _FILE, "certificates by which to know api.certificate; empty: the system's; nodes see it")
-    name: str = _key("", _NAME, "host name in the controller's URL; empty: that of server.host")
-    open_metrics: bool = _key(False, Kind("true or false", _yes), "/metrics needs no token, and names no trainer")
-    metrics_trainers: int = _key(
-        100, Kind("a whole number from 0", _whole(0, 100_000)), "trainers that /metrics has series for, the oldest"
-    )
+    certificate: Annotated[
+        FilePath, Doc("certificate of the controller, PEM; with api.key: TLS for all connections")
+    ] = ""
+    key: Annotated[FilePath, Doc("the certificate's private key, PEM, not encrypted")] = ""
+    authority: Annotated[
+        FilePath, Doc("certificates by which to know api.certificate; empty: the system's; nodes see it")
+    ] = ""
+    name: Annotated[
+        str,
+        PlainValidator(_name),
+        Field(description="the name of a host, or empty"),
+        Doc("host name in the controller's URL; empty: that of server.host"),
+    ] = ""
+    open_metrics: Annotated[
+        bool, Field(strict=True, description="true or false"), Doc("/metrics needs no token, and names no trainer")
+    ] = False
+    metrics_trainers: Annotated[
+        int,
+        _NUMBER,
+        Field(ge=0, le=100_000, description="a whole number from 0"),
+        Doc("trainers that /metrics has series for, the oldest"),
+    ] = 100
 
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
     """The controller's own log."""
 
-    format: str = _key("text", _one_of("text", "json"), "a line of text, or a JSON object a line")
-    level: str = _key("info", _one_of("debug", "info", "warning", "error"), "what goes to the file: this and worse")
-    file: str = _key("", _LOG_FILE, "file of the log; empty: serve.log in the state folder; none: none")
-    max_mb: float = _key(10.0, Kind("a number of MB above 0", _bounded(0, 1e6, above=True)), "size that begins another")
-    keep: int = _key(5, Kind("a whole number from 1 to 1000", _whole(1, 1000)), "older files kept: serve.log.1, .2, …")
+    format: Annotated[Literal["text", "json"], Doc("a line of text, or a JSON object a line")] = "text"
+    level: Annotated[Literal["debug", "info", "warning", "error"], Doc("what goes to the file: this and worse")] = (
+        "info"
+    )
+    file: Annotated[
+        str,
+        PlainValidator(_log_file),
+        Field(description="the path of a file, empty or none"),
+        Doc("file of the log; empty: serve.log in the state folder; none: none"),
+    ] = ""
+    max_mb: Annotated[
+        float, _NUMBER, Field(gt=0, le=1e6, description="a number of MB above 0"), Doc("size that begins another")
+    ] = 10.0
+    keep: Annotated[
+        int,
+        _NUMBER,
+        Field(ge=1, le=1000, description="a whole number from 1 to 1000"),
+        Doc("older files kept: serve.log.1, .2, …"),
+    ] = 5
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
     """The allocation of nodes. None stands for auto."""
 
-    allocator: str = _key("exact", _ALLOCATOR, "who decides: exact, milp, milp-nodes, equal or module:name")
-    objective: str = _key(
-        "weighted-efficiency",
-        _OBJECTIVE,
-        "what is maximised: throughput, efficiency, weighted, weighted-efficiency or module:function",
-    )
-    horizon_s: float | None = _key(120.0, _HORIZON, "forward-looking time; auto: the mean time between leaves")
-    max_parallel: int | None = _key(10, _PARALLEL, "trainers considered at once, first come first served; or auto")
-    placement: str = _key("stable", _PLACEMENT, "which nodes: stable, or near each other by Slurm's switches")
+    allocator: Annotated[
+        str,
+        PlainValidator(_allocator),
+        Field(description="one of exact, milp, milp-nodes, equal, or module:name"),
+        Doc("who decides: exact, milp, milp-nodes, equal or module:name"),
+    ] = "exact"
+    objective: Annotated[
+        str,
+        PlainValidator(some_text),
+        Field(description="the name of an objective, or module:function"),
+        Doc("what is maximised: throughput, efficiency, weighted, weighted-efficiency or module:function"),
+    ] = "weighted-efficiency"
+    horizon_s: Annotated[
+        PositiveSeconds | None,
+        _AUTO,
+        Field(description="a number of seconds above 0, or auto"),
+        Doc("forward-looking time; auto: the mean time between leaves"),
+    ] = 120.0
+    max_parallel: Annotated[
+        Annotated[int, Field(ge=1, le=1_000_000)] | None,
+        _AUTO,
+        Field(description="a whole number from 1, or auto"),
+        Doc("trainers considered at once, first come first served; or auto"),
+    ] = 10
+    placement: Annotated[
+        str,
+        PlainValidator(_placement),
+        Field(description="stable, compact or the path of a Slurm topology.conf"),
+        Doc("which nodes: stable, or near each other by Slurm's switches"),
+    ] = "stable"
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
     """Timeouts for agents and workers."""
 
-    beat_s: float = _key(1.0, _SOME_SECONDS, "time between two heartbeats of an agent")
-    silence_s: float = _key(10.0, _SOME_SECONDS, "an agent that is silent for so long is lost, and its node with it")
-    worker_silence_s: float = _key(10.0, _SOME_SECONDS, "a worker that is silent for so long is killed")
-    reattach_s: float = _key(15.0, _SECONDS, "after a restart, time for agents to come back before they are lost")
-    give_up_s: float = _key(600.0, _SOME_SECONDS, "an agent without a controller for so long ends its workers")
-    pause_grace_s: float = _key(
-        2.0, _SECONDS, "on `pause`, time for workers to leave before their nodes are given back"
+    beat_s: Annotated[PositiveSeconds, Doc("time between two heartbeats of an agent")] = BEAT_S
+    silence_s: Annotated[PositiveSeconds, Doc("an agent that is silent for so long is lost, and its node with it")] = (
+        10.0
     )
-    leave_grace_s: float = _key(10.0, _SECONDS, "time for a worker to leave at a step boundary before it is killed")
-    last_save_s: float = _key(
-        1.0, _SECONDS, "on a node that is taken at once, time to save a training's state; a main job waits for it"
+    worker_silence_s: Annotated[PositiveSeconds, Doc("a worker that is silent for so long is killed")] = SILENCE_S
+    reattach_s: Annotated[Seconds, Doc("after a restart, time for agents to come back before they are lost")] = 15.0
+    give_up_s: Annotated[PositiveSeconds, Doc("an agent without a controller for so long ends its workers")] = GIVE_UP_S
+    pause_grace_s: Annotated[
+        Seconds, Doc("on `pause`, time for workers to leave before their nodes are given back")
+    ] = 2.0
+    leave_grace_s: Annotated[Seconds, Doc("time for a worker to leave at a step boundary before it is killed")] = (
+        LEAVE_GRACE_S
     )
+    last_save_s: Annotated[
+        Seconds, Doc("on a node that is taken at once, time to save a training's state; a main job waits for it")
+    ] = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerSettings:
     """Settings for all trainers."""
 
-    default_up_s: float = _key(UNMEASURED_S, _SECONDS, "cost of growing until one was measured")
-    default_down_s: float = _key(UNMEASURED_S, _SECONDS, "cost of shrinking until one was measured")
-    snapshot_every_s: float = _key(30.0, _SOME_SECONDS, "time between snapshots, where a script does not say")
-    finish_grace_s: float = _key(600.0, _SECONDS, "time for a script's last words, after its training is complete")
-    stuck_after_s: float = _key(
-        0.0, _SECONDS, "after a loss, a survivor that reports but does not rejoin for so long is killed; 0: never"
+    default_up_s: Annotated[Seconds, Doc("cost of growing until one was measured")] = UNMEASURED_S
+    default_down_s: Annotated[Seconds, Doc("cost of shrinking until one was measured")] = UNMEASURED_S
+    snapshot_every_s: Annotated[PositiveSeconds, Doc("time between snapshots, where a script does not say")] = 30.0
+    finish_grace_s: Annotated[Seconds, Doc("time for a script's last words, after its training is complete")] = (
+        FINISH_GRACE_S
     )
-    max_broken_groups: int = _key(
-        3,
-        Kind("a whole number from 1", _whole(1, 1000)),
-        "a group that breaks so often in a row, with no member lost, fails",
-    )
-    restart_backoff_s: float = _key(1.0, _SECONDS, "first wait before a script that failed is started again; doubles")
-    max_log_mb: int = _key(64, Kind("a whole number of MB from 1", _whole(1, 1_000_000)), "log kept of a trainer")
-    keep_events: int = _key(
-        1_000_000, Kind("a whole number from 1000", _whole(1000, 10**12)), "events kept in the database"
-    )
+    stuck_after_s: Annotated[
+        Seconds, Doc("after a loss, a survivor that reports but does not rejoin for so long is killed; 0: never")
+    ] = 0.0
+    max_broken_groups: Annotated[
+        int,
+        _NUMBER,
+        Field(ge=1, le=1000, description="a whole number from 1"),
+        Doc("a group that breaks so often in a row, with no member lost, fails"),
+    ] = MOST_BROKEN_GROUPS
+    restart_backoff_s: Annotated[Seconds, Doc("first wait before a script that failed is started again; doubles")] = 1.0
+    max_log_mb: Annotated[
+        int, _NUMBER, Field(ge=1, le=1_000_000, description="a whole number of MB from 1"), Doc("log kept of a trainer")
+    ] = 64
+    keep_events: Annotated[
+        int,
+        _NUMBER,
+        Field(ge=1000, le=10**12, description="a whole number from 1000"),
+        Doc("events kept in the database"),
+    ] = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
     """The kind of pool that supplies nodes, and the pool's own settings, which the pool itself checks."""
 
-    kind: str = _key("local", _POOL, "where nodes come from: local, script, slurm or module:name")
+    kind: Annotated[
+        str,
+        PlainValidator(some_text),
+        Field(description="the name of a pool"),
+        Doc("where nodes come from: local, script, slurm or module:name"),
+    ] = "local"
     settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -259,12 +287,40 @@ class Config:
         return self.server.state
 
 
+DEFAULTS = Config()
+"""The configuration where nothing is set."""
 SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
     {"server": Server, "api": Api, "log": LogSettings, "policy": PolicySettings, "agents": AgentSettings}
     | {"trainers": TrainerSettings, "pool": PoolSettings}
 )
 
 
-def keys_of(section: type[Any]) -> dict[str, Field[Any]]:
-    """Return the keys of a section, each with its `kind` and its `doc` as metadata."""
-    return {key.name: key for key in fields(section) if "kind" in key.metadata}
+@dataclass(frozen=True, slots=True)
+class ConfigKey:
+    """A key of the configuration, apart from its value."""
+
+    default: Any
+    doc: str
+    rule: str
+    """What a value must be, for error messages."""
+    is_text: bool
+    """Whether text from the environment or the command line is the value itself, and not a TOML value."""
+    type: TypeAdapter[Any]
+
+
+def _keys(section: type[Any]) -> dict[str, ConfigKey]:
+    keys, defaults = {}, section()
+    for name, hint in get_type_hints(section, include_extras=True).items():
+        kind, *notes = get_args(hint)
+        doc = next((note.documentation for note in notes if isinstance(note, Doc)), None)
+        if doc is None:
+            continue
+        words = [note.description for note in notes if isinstance(note, FieldInfo)]
+        rule = words[-1] if words else f"one of {', '.join(get_args(kind))}"
+        is_text = kind in (str, Path) or not words
+        keys[name] = ConfigKey(getattr(defaults, name), doc, rule or "", is_text, TypeAdapter(hint))
+    return keys
+
+
+KEYS: Mapping[str, Mapping[str, ConfigKey]] = {name: _keys(section) for name, section in SECTIONS.items()}
+"""All keys by section and name."""

@@ -14,7 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from bftrainer.cluster.config.keys import PLACEMENTS, SECTIONS, Config, Kind, PoolSettings, keys_of, some_path
+from pydantic import ValidationError
+
+from bftrainer.cluster.config.keys import KEYS, PLACEMENTS, SECTIONS, Config, PoolSettings, some_path
 from bftrainer.errors import InputError
 from bftrainer.util.suggest import unknown
 
@@ -125,7 +127,7 @@ def _tables(file: Path) -> dict[str, dict[str, Any]]:
         raise InputError(f"{file}: must be TOML, but {problem}") from None
     for section, table in found.items():
         if not isinstance(table, dict):
-            hint = next((name for name, kind in SECTIONS.items() if section in keys_of(kind)), None)
+            hint = next((name for name, keys in KEYS.items() if section in keys), None)
             advice = f"put it below [{hint}]" if hint else f"sections are {', '.join(SECTIONS)}"
             raise InputError(f"{file}: {section} must be in a section: {advice}")
     return found
@@ -143,14 +145,13 @@ def _take(values: dict[str, Any], sources: dict[str, str], section: str, key: st
     """Check one value and add it to `values` and `sources`."""
     if section not in SECTIONS:
         raise InputError(f"{source}: {unknown('section', section, SECTIONS)}")
-    known = keys_of(SECTIONS[section])
+    known = KEYS[section]
     name = f"{section}.{key}"
     if key in known:
-        kind: Kind = known[key].metadata["kind"]
         try:
-            value = kind.read(value)
-        except (ValueError, OverflowError):
-            raise InputError(f"{source}: {name} must be {kind.rule}, but got {value!r:.80}") from None
+            value = known[key].type.validate_python(value)
+        except ValidationError:
+            raise InputError(f"{source}: {name} must be {known[key].rule}, but got {value!r:.80}") from None
     elif section != "pool":
         raise InputError(f"{source}: {unknown(f'key in [{section}]', key, known)}")
     values[name], sources[name] = value, source
@@ -158,8 +159,8 @@ def _take(values: dict[str, Any], sources: dict[str, str], section: str, key: st
 
 def _from_text(section: str, key: str, text: str) -> object:
     """Return the value that a text from the environment or the command line stands for."""
-    known = keys_of(SECTIONS[section]).get(key) if section in SECTIONS else None
-    if known is not None and not known.metadata["kind"].number:
+    known = KEYS.get(section, {}).get(key)
+    if known is not None and known.is_text:
         return text
     try:
         # Read numbers, true and false, and lists as TOML does. Anything else is a text.
@@ -171,13 +172,13 @@ def _from_text(section: str, key: str, text: str) -> object:
 def describe(config: Config) -> list[ConfigRow]:
     """Return every key with its default, its value and the value's source, then the pool's own settings."""
     rows: list[ConfigRow] = []
-    for section, kind in SECTIONS.items():
+    for section, keys in KEYS.items():
         part = getattr(config, section)
-        for key, known in keys_of(kind).items():
+        for key, known in keys.items():
             name = f"{section}.{key}"
             default = shown(known.default) if name != "server.state" else None
             source = config.sources.get(name, "default")
-            rows.append(ConfigRow(name, default, shown(getattr(part, key)), source, known.metadata["doc"]))
+            rows.append(ConfigRow(name, default, shown(getattr(part, key)), source, known.doc))
     for key, value in config.pool.settings.items():
         name = f"pool.{key}"
         doc = f"a setting of the {config.pool.kind} pool"

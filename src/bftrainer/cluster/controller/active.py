@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Self, cast
 
-from bftrainer.cluster.config.keys import UNMEASURED_S
+from bftrainer.cluster.config.keys import DEFAULTS
 from bftrainer.cluster.controller.metric_history import MetricHistory
 from bftrainer.cluster.jobs.base import JobRecord, TrainerJob
 from bftrainer.cluster.jobs.elastic import ElasticJob
@@ -40,12 +40,12 @@ PROGRESS_EVERY_S = 2.0
 class ControllerSettings:
     """Timeouts and default costs of the controller."""
 
-    reattach_s: float = 8.0
+    reattach_s: float = DEFAULTS.agents.reattach_s
     """After a restart, how long agents that were connected have to come back."""
-    silence_s: float = 10.0
+    silence_s: float = DEFAULTS.agents.silence_s
     """A node whose agent sends nothing for this long is lost."""
-    default_up_s: float = UNMEASURED_S
-    default_down_s: float = UNMEASURED_S
+    default_up_s: float = DEFAULTS.trainers.default_up_s
+    default_down_s: float = DEFAULTS.trainers.default_down_s
     """The assumed costs of growing and shrinking, before the first one was measured."""
     dry_run: bool = False
     """Make decisions, but start nothing."""

@@ -19,7 +19,7 @@ from bftrainer.cluster.controller.connection import Connection, Connections
 from bftrainer.cluster.controller.event_runner import EventRunner
 from bftrainer.cluster.controller.logbook import Logbooks
 from bftrainer.cluster.launchers import HEAD
-from bftrainer.cluster.wire import messages
+from bftrainer.cluster.wire import codec
 from bftrainer.cluster.wire.messages import (
     Beat,
     Bye,
@@ -83,7 +83,7 @@ class AgentHub:
         reason = "connection closed"
         try:
             async for frame in frames:
-                message = messages.decode(frame)
+                message = codec.decode(frame)
                 if connection is None:
                     if not isinstance(message, Join):
                         raise ProtocolError("the first frame must be a join")

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from bftrainer.cluster.wire import messages
+from bftrainer.cluster.wire import codec
 from bftrainer.cluster.wire.messages import FromController
 
 MOST_QUEUED = 10_000
@@ -38,7 +38,7 @@ class Connection:
         """Send the queued messages until the connection is closed."""
         with contextlib.suppress(OSError, RuntimeError):  # the peer is gone: the reading side notices
             while (message := await self._queue.get()) is not None:
-                await send(messages.encode(message))
+                await send(codec.encode(message))
 
 
 class Connections(dict[str, Connection]):

@@ -16,7 +16,7 @@ from bftrainer.cluster.launchers.base import HEAD, WorkerSlot
 from bftrainer.cluster.store import events
 from bftrainer.cluster.store.store import Store
 from bftrainer.cluster.wire.messages import Ended, Forget, FromController, Say, Started, Stop
-from bftrainer.cluster.wire.worker_messages import understood
+from bftrainer.cluster.wire.worker_messages import parse_worker_message
 from bftrainer.elastic.protocol import ProtocolError
 
 
@@ -31,7 +31,7 @@ class JobRunner:
     def heard(self, live: ActiveTrainer, worker: str, message: Mapping[str, Any], now: float) -> bool:
         """Handle a worker's message. Returns whether it is valid; the trainer fails if not."""
         try:
-            said = understood(message)
+            said = parse_worker_message(message)
         except ProtocolError as problem:
             live.job.fail(str(problem))
             return False

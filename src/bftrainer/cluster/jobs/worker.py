@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bftrainer.cluster.config.keys import DEFAULTS
 from bftrainer.cluster.wire.messages import WorkerStatus
 from bftrainer.elastic import protocol
 from bftrainer.elastic.manager.workers import was_killed
@@ -17,23 +18,23 @@ from bftrainer.elastic.manager.workers import was_killed
 class JobSettings:
     """Timeouts and limits for a trainer's workers."""
 
-    leave_grace_s: float = 10.0
+    leave_grace_s: float = DEFAULTS.agents.leave_grace_s
     """How long a worker that has to leave may take to reach a step boundary."""
     handover_s: float = 60.0
     """How long a worker that alone has the training state stays until newcomers are ready."""
-    finish_grace_s: float = 600.0
+    finish_grace_s: float = DEFAULTS.trainers.finish_grace_s
     """How long the script may take to end after training is complete."""
-    stuck_after_s: float = 0.0
+    stuck_after_s: float = DEFAULTS.trainers.stuck_after_s
     """After a loss, a survivor that reports but does not join the next generation for this long is killed. 0: never.
 
     The survivor may be in an evaluation, and joins when that ends. Only a user who knows the script can tell that it
     hangs.
     """
-    most_breaks: int = 3
+    most_breaks: int = DEFAULTS.trainers.max_broken_groups
     """A group that breaks this often in a row, with no member lost, has failed."""
     gather_s: float = 0.1
     """Newcomers that become ready within this time join together."""
-    restart_backoff_s: float = 1.0
+    restart_backoff_s: float = DEFAULTS.trainers.restart_backoff_s
     """The first wait before a failed script is tried again; doubled each time."""
     most_failures: int = 5
     """A script that ends this often without progress has failed."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from bftrainer.cluster.config.keys import DEFAULTS
 from bftrainer.cluster.launchers.base import HEAD, Launcher, LauncherTraits, StateLayout, WorkerSlot
 from bftrainer.cluster.launchers.elastic import ElasticLauncher
 from bftrainer.cluster.launchers.hosts import HostsLauncher
@@ -21,7 +22,7 @@ def make_launchers(
     host: str,
     keep: Callable[[str, object], None],
     kept: Callable[[str], Any],
-    snapshot_every_s: float = 30.0,
+    snapshot_every_s: float = DEFAULTS.trainers.snapshot_every_s,
 ) -> Mapping[str, Launcher]:
     """Return all launchers by name.
 

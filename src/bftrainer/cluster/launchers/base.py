@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from bftrainer.cluster.config.keys import DEFAULTS
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.wire.messages import Start
 from bftrainer.elastic import protocol
@@ -92,7 +93,7 @@ class StateLayout:
 
     state: Path
     state_id: str
-    snapshot_every_s: float = 30.0
+    snapshot_every_s: float = DEFAULTS.trainers.snapshot_every_s
 
     def folder(self, trainer: str) -> Path:
         """Return the folder of a trainer's snapshots, logs and host lists."""

@@ -64,7 +64,7 @@ Office = PoolHost
 class Pool(Protocol):
     """A source of nodes."""
 
-    async def open(self, office: PoolHost) -> None:
+    async def open(self, host: PoolHost) -> None:
         """Begin. Agents started by an earlier controller that still run are found again, not started twice."""
 
     async def pause(self) -> None:

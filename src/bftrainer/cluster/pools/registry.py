@@ -11,7 +11,9 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from bftrainer.cluster.pools.base import Pool
 from bftrainer.cluster.pools.local.pool import LocalPool, LocalSettings
@@ -27,7 +29,41 @@ SETTINGS: Mapping[str, type[Any]] = {"local": LocalSettings, "script": ScriptSet
 
 _POOLS: Mapping[str, Any] = {"local": LocalPool, "script": ScriptPool, "slurm": SlurmPool}
 _METHODS = ("open", "pause", "resume", "close", "describe")
-_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+def _only(*types: type) -> BeforeValidator:
+    """Refuse values of other types, of which pydantic converts some."""
+
+    def check(value: Any) -> Any:
+        if type(value) not in types:
+            raise ValueError
+        return value
+
+    return BeforeValidator(check)
+
+
+def _split(value: Any) -> Any:
+    return tuple(shlex.split(value)) if isinstance(value, str) else value
+
+
+def _rows(value: Any) -> Any:
+    return tuple(tuple(row) if isinstance(row, list) else row for row in value) if isinstance(value, list) else value
+
+
+_Text = Annotated[str, _only(str, int, float)]
+_NUMBERS_TOO = ConfigDict(coerce_numbers_to_str=True)
+_READERS: Mapping[Any, tuple[TypeAdapter[Any], str]] = {
+    int: (TypeAdapter(Annotated[int, _only(int, str)]), "a whole number"),
+    float: (TypeAdapter(Annotated[float, _only(int, float, str)]), "a number"),
+    bool: (TypeAdapter(Annotated[bool, _only(bool, str)]), "true or false"),
+    str: (TypeAdapter(_Text, config=_NUMBERS_TOO), "a text"),
+    tuple[str, ...]: (TypeAdapter(Annotated[tuple[str, ...], BeforeValidator(_split)]), "a list of texts"),
+}
+_ANYTHING = (
+    TypeAdapter[Any](Annotated[tuple[Any, ...] | _Text, BeforeValidator(_rows)], config=_NUMBERS_TOO),
+    "a text, or a list of texts",
+)
+"""For fields of any other type: a text, or a list of texts and lists."""
 
 
 def make_pool(kind: str, settings: Mapping[str, Any], folder: Path) -> Pool:
@@ -80,50 +116,8 @@ def read_settings(kind: str, settings: Mapping[str, Any]) -> Any:
 
 def _read(kind: str, name: str, value: Any, wanted: Any) -> Any:
     """Convert a value to the type of its field."""
-    readers = {int: _integer, float: _number, bool: _truth, str: _text, tuple[str, ...]: _words}
-    rules = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    adapter, rule = _READERS.get(wanted, _ANYTHING)
     try:
-        return readers.get(wanted, _text_or_list)(value)
-    except (ValueError, TypeError):
-        rule = rules.get(wanted, "a list of texts")
+        return adapter.validate_python(value)
+    except ValidationError:
         raise InputError(f"pool {kind}: `{name}` must be {rule}, but got {repr(value)[:200]}") from None
-
-
-def _integer(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise TypeError
-    return int(value)
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise TypeError
-    return float(value)
-
-
-def _truth(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.lower() in (*_TRUE, *_FALSE):
-        return value.lower() in _TRUE
-    raise TypeError
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise TypeError
-    return str(value)
-
-
-def _words(value: Any) -> tuple[str, ...]:
-    if isinstance(value, str):
-        return tuple(shlex.split(value))
-    if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
-        raise TypeError
-    return tuple(value)
-
-
-def _text_or_list(value: Any) -> str | tuple[Any, ...]:
-    if isinstance(value, list | tuple):
-        return tuple(tuple(row) if isinstance(row, list) else row for row in value)
-    return _text(value)

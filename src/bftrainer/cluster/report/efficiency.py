@@ -22,7 +22,7 @@ from bftrainer.cluster.report.rerun import EventSource, Recorded, as_study
 from bftrainer.cluster.report.usage import UsageReport
 from bftrainer.cluster.store.event_columns import columns_of
 from bftrainer.cluster.store.events import (
-    LogEnd,
+    ExcerptEnd,
     NodeJoined,
     NodeLeaving,
     NodeLeft,
@@ -168,7 +168,7 @@ class Excerpt:
                     learned[trainer] = at.row
         yield from (replace(row, time=start) for row in (*joined.values(), *learned.values()))
         yield from within
-        yield EventRow(within[-1].seq + 1 if within else 1, end, *columns_of(LogEnd()))
+        yield EventRow(within[-1].seq + 1 if within else 1, end, *columns_of(ExcerptEnd()))
 
     def trainers(self) -> list[TrainerRow]:
         """Return the trainers that made samples in the window, with only those samples."""

@@ -237,7 +237,7 @@ class ServeStopped(TypedEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class LogEnd(TypedEvent):
+class ExcerptEnd(TypedEvent):
     """The end of an excerpt of the log. It is never stored."""
 
     kind = "report.end"

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from bftrainer.elastic import protocol
+from bftrainer.elastic import defaults, protocol
 from bftrainer.elastic.breaks import Breaks
 from bftrainer.elastic.manager import processes
 from bftrainer.elastic.manager.processes import WorkerProcess, WorkerProcesses
@@ -81,13 +81,13 @@ class _Node:
 class CoordinatorSettings:
     """Time limits of the coordinator, and settings for its workers."""
 
-    silence_s: float = 10.0
+    silence_s: float = defaults.SILENCE_S
     """Seconds without a message after which a worker counts as lost: stopped, or its network is gone."""
-    grace_s: float = 10.0
+    grace_s: float = defaults.LEAVE_GRACE_S
     """Seconds that a leaving worker has to reach a step boundary."""
-    finish_grace_s: float = 600.0
+    finish_grace_s: float = defaults.FINISH_GRACE_S
     """Seconds that the script may still run on any node after training is complete: a final evaluation, a save."""
-    most_breaks: int = 3
+    most_breaks: int = defaults.MOST_BROKEN_GROUPS
     """The job fails when its group breaks this many times in a row with no node lost."""
     speaks: bool = True
     """Whether workers speak `protocol`. Those of torchrun do not: only their exit status is known."""

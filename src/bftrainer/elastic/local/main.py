@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bftrainer.elastic import protocol
+from bftrainer.elastic import defaults, protocol
 from bftrainer.elastic.local import commands
 from bftrainer.elastic.local.commands import CommandRunner, Order
 from bftrainer.elastic.local.console import Console, say
@@ -72,7 +72,14 @@ def parse_args(argv: Sequence[str]) -> RunOptions:
     add("--snapshots", type=Path, metavar="DIR", help="where the state is kept in case all nodes go")
     add("--output", type=Path, metavar="DIR", help="where the script puts what it makes (default: output in --folder)")
     add("--silence", type=float, metavar="S", help="seconds without a word after which a worker is taken for lost")
-    add("--grace", type=float, default=10.0, metavar="S", help="seconds a worker has to leave in (default: 10)")
+    grace_s = defaults.LEAVE_GRACE_S
+    add(
+        "--grace",
+        type=float,
+        default=grace_s,
+        metavar="S",
+        help="seconds a worker has to leave in (default: %(default)g)",
+    )
     add("--threads", type=int, default=1, metavar="T", help="threads of each worker (default: 1)")
     add("--no-warm", action="store_true", help="start each worker afresh rather than from a process with torch loaded")
     launchers = ("bftrainer", "torchrun")
@@ -84,7 +91,7 @@ def parse_args(argv: Sequence[str]) -> RunOptions:
     found = parser.parse_args(argv)
     nodes, torchrun = parse_nodes(found.nodes), found.launcher == "torchrun"
     start = nodes[1] if found.start is None else found.start
-    silence_s = found.silence if found.silence is not None else 5.0 if torchrun else CoordinatorSettings().silence_s
+    silence_s = found.silence if found.silence is not None else 5.0 if torchrun else defaults.SILENCE_S
     if not 1 <= start <= nodes[1]:
         raise InputError(f"`--start` must be from 1 to {nodes[1]}, the most nodes, but got {start}")
     if not (3 if torchrun else 0.5) <= silence_s < math.inf:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bftrainer.elastic import protocol
+from bftrainer.elastic import defaults, protocol
 from bftrainer.elastic.protocol import (
     Done,
     Failed,
@@ -139,7 +139,9 @@ class WorkerProcesses:
     Workers connect to the socket `channel`. `tell` is called with each event.
     """
 
-    def __init__(self, channel: Path, tell: Callable[[WorkerEvent], None], *, silence_s: float = 10.0) -> None:
+    def __init__(
+        self, channel: Path, tell: Callable[[WorkerEvent], None], *, silence_s: float = defaults.SILENCE_S
+    ) -> None:
         self.silence_s = silence_s
         """Seconds without a message after which a worker that had connected is killed."""
         self._channel = channel

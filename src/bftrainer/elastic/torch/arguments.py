@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bftrainer.elastic import protocol
+from bftrainer.elastic import defaults, protocol
 from bftrainer.elastic.torch.data.batch_plan import whole_number
 from bftrainer.errors import InputError
 
@@ -110,12 +110,12 @@ def snapshot_folder(snapshots: object) -> Path | None:
 
 
 def snapshot_interval(every_s: object) -> float:
-    """Return the seconds between snapshots, from the script, else from the environment, else 60."""
+    """Return the seconds between snapshots, from the script, else from the environment, else the default."""
     if every_s is not None:
         return positive("snapshot_every_s", every_s)
     named = os.environ.get(protocol.SNAPSHOT_EVERY)
     if not named:
-        return 60.0
+        return defaults.SNAPSHOT_EVERY_S
     try:
         found = float(named)
     except ValueError:

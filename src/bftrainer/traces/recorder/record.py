@@ -7,12 +7,9 @@ the trace.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import shlex
-import signal
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -20,12 +17,15 @@ from pathlib import Path
 from typing import Protocol
 
 from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.processes.run import CommandError, CommandNotStartedError, CommandTimeoutError, run
 from bftrainer.traces.recorder.journal import Entry, Journal
 from bftrainer.traces.recorder.states import Form, NodeStates, read_lent, read_sinfo, read_states
 
 INTERVAL_S = 10.0
 """Default time between polls (§2.1 of the paper)."""
 TIMEOUT_S = 30.0
+_MOST_BYTES = 1 << 28
+"""The longest answer that is read."""
 SINFO = ("sinfo", "-N", "-h", "-o", "%N %T")
 """Command for Slurm's nodes and their states; the `slurm` pool runs the same."""
 SQUEUE = ("squeue", "-a", "-h", "--states=R,CG,S", "-o", "%P|%N")
@@ -192,38 +192,17 @@ def _next_slot(slot: int, begin: float, interval_s: float, now: float) -> int:
 
 
 def _run(source: StateSource) -> str:
-    """The output of the command. It has its own process group, so that a timeout ends everything it started."""
+    """The output of the command."""
     argv = ["/bin/sh", "-c", source.command] if isinstance(source.command, str) else list(source.command)
     try:
-        process = subprocess.Popen(  # noqa: S603 - running the user's command is the point
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise PollError(f"{source}: cannot run it: {why}; is {argv[0]} installed and on the PATH?") from None
-    with process:
-        try:
-            out, err = process.communicate(timeout=source.timeout_s)
-        except BaseException as error:
-            # The command is not yet reaped, so the group is still its own. A second Ctrl-C must not leave it behind.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise PollError(f"{source}: no answer within {source.timeout_s:g} s") from None
-            raise
-    if process.returncode != 0:
-        raise PollError(f"{source}: {_failure(process.returncode)}: {_first_line(err)}")
-    return out.decode(errors="replace")
-
-
-def _failure(returncode: int) -> str:
-    return f"it failed with exit status {returncode}" if returncode > 0 else f"signal {-returncode} ended it"
-
-
-def _first_line(stderr: bytes) -> str:
-    lines = (line.strip() for line in stderr.decode(errors="replace").splitlines())
-    return next((line[:200] for line in lines if line), "it said nothing on stderr")
+        result = run(argv, source.timeout_s, env=os.environ, most=_MOST_BYTES)
+    except CommandNotStartedError as problem:
+        raise PollError(f"{source}: cannot run it: {problem.reason}; is {argv[0]} installed and on the PATH?") from None
+    except CommandTimeoutError:
+        raise PollError(f"{source}: no answer within {source.timeout_s:g} s") from None
+    except CommandError as problem:
+        raise PollError(f"{source}: {problem}") from None
+    if result.status != 0:
+        lines = result.complaints
+        raise PollError(f"{source}: {result.failure}: {lines[0] if lines else 'it said nothing on stderr'}")
+    return result.out.decode(errors="replace")

@@ -106,7 +106,7 @@ class LocalPool:
         self._preload = preload
         self._clock = clock
         self._keeper = Keeper(Timeouts(grace_s=settings.grace_s))
-        self._desk = PoolHostLink()
+        self._host_link = PoolHostLink()
         self._link: HostLink | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
@@ -119,15 +119,15 @@ class LocalPool:
 
     @property
     def _to(self) -> PoolHost:
-        return self._desk.host
+        return self._host_link.host
 
-    async def open(self, office: PoolHost) -> None:
+    async def open(self, host: PoolHost) -> None:
         """See `base.Pool`."""
-        self._desk.open(office)
+        self._host_link.open(host)
         self._find_origin()
         self._done_s = self._now_s()
         self._wanted = set(self._schedule.present(self._done_s))
-        if not office.observing:
+        if not host.observing:
             await self._connect()
         self._tasks.append(asyncio.create_task(self._run()))
 
@@ -158,7 +158,7 @@ class LocalPool:
     def describe(self) -> Mapping[str, Any]:
         """See `base.Pool`."""
         churn = self.settings.churn if isinstance(self.settings.churn, str) else "scripted"
-        next_s = self._schedule.next_time(self._done_s) if self._desk.is_open else None
+        next_s = self._schedule.next_time(self._done_s) if self._host_link.is_open else None
         return {
             "kind": "local",
             "nodes": self.settings.nodes,
@@ -232,7 +232,7 @@ class LocalPool:
         Returns when to call again, by the monotonic clock.
         """
         if self._to.observing:
-            self._desk.offer(self._wanted, "it left")
+            self._host_link.offer(self._wanted, "it left")
         if self._link is None:
             return math.inf
         wanted = [node for node in self._schedule.nodes if node in self._wanted]
@@ -261,7 +261,7 @@ class LocalPool:
         now = time.monotonic()
         for node in set(self._keeper.running) - link.nodes.keys():
             self._keeper.ended(node, now, expected=True)
-        mark = self._desk.agents_mark
+        mark = self._host_link.agents_mark
         strangers = self._to.recall(_AGENTS) != mark
         self._to.remember(_AGENTS, mark)
         for node in link.nodes:

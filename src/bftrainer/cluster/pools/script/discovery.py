@@ -6,22 +6,14 @@ line. Every problem is a `DiscoveryError` that says what is wrong.
 
 from __future__ import annotations
 
-import asyncio
-import os
 import re
-import shutil
-import signal
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 from bftrainer.cluster.pools.keeper import NODE_NAME
 from bftrainer.errors import BFTrainerError
-from bftrainer.processes import variables
-from bftrainer.processes.launch import dying_with
+from bftrainer.processes.run import CommandError, run_async
 
 MOST_LINES = 100_000
-MOST_BYTES = 1 << 24
-_MOST_ERRORS = 4000
 _LINE = re.compile(rf"({NODE_NAME.pattern})(?::([0-9]{{1,9}}))?")
 
 
@@ -35,83 +27,15 @@ async def ask(argv: Sequence[str], timeout_s: float) -> tuple[str, ...]:
 
 
 async def run(argv: Sequence[str], timeout_s: float, env: Mapping[str, str] | None = None) -> bytes:
-    """Return the output of a program. It and its children are gone when this returns or raises."""
-    if shutil.which(argv[0]) is None:
-        raise DiscoveryError(f"there is no program {argv[0]}")
-    async with _Taken(MOST_BYTES, whole=True) as printed, _Taken(_MOST_ERRORS, whole=False) as said:
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *dying_with(os.getpid(), argv),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=printed.descriptor,
-                stderr=said.descriptor,
-                start_new_session=True,
-                env=variables.inherited(os.environ) if env is None else env,
-            )
-        except (OSError, ValueError) as problem:
-            raise DiscoveryError(f"cannot run {argv[0]}: {problem}") from None
-        errors = asyncio.create_task(said.read())
-        try:
-            async with asyncio.timeout(timeout_s):
-                await printed.read()
-                status = await process.wait()
-                if status != 0:
-                    await errors
-        except BaseException as failure:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-            if isinstance(failure, TimeoutError):
-                raise DiscoveryError(f"it did not end within {timeout_s:g} s") from None
-            raise
-        finally:
-            errors.cancel()
-            await asyncio.wait((errors,))
-    if status != 0:
-        lines = [line.strip() for line in said.kept.decode(errors="replace").splitlines() if line.strip()]
-        how = f"it failed with exit status {status}" if status > 0 else f"signal {-status} ended it"
-        raise DiscoveryError(f"{how}: {lines[-1][:200] if lines else 'it said nothing on stderr'}")
-    return bytes(printed.kept)
-
-
-class _Taken:
-    """A pipe for the output of a program; it keeps only the first `most` bytes."""
-
-    def __init__(self, most: int, whole: bool) -> None:
-        self.kept = bytearray()
-        self.descriptor = -1
-        self._most = most
-        self._whole = whole
-        self._reader = asyncio.StreamReader()
-        self._transport: asyncio.ReadTransport | None = None
-
-    async def __aenter__(self) -> _Taken:
-        reading, self.descriptor = os.pipe()
-        self._transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(self._reader), os.fdopen(reading, "rb", 0)
-        )
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        # Closed here and not at the end of the output: a process that escaped may hold the other end for ever.
-        self._let_go()
-        if self._transport is not None:
-            self._transport.close()
-            await asyncio.sleep(0)  # the transport closes the descriptor in a callback
-
-    def _let_go(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
-
-    async def read(self) -> None:
-        """Read until the output ends. With `whole`, more than `most` bytes are an error."""
-        self._let_go()
-        while block := await self._reader.read(1 << 16):
-            room = self._most - len(self.kept)
-            if len(block) > room and self._whole:
-                raise DiscoveryError(f"it prints more than {self._most >> 20} MiB")
-            self.kept += block[:room]
+    """Return the output of a program, which is killed if it does not end in time."""
+    try:
+        result = await run_async(argv, timeout_s, env=env)
+    except CommandError as problem:
+        raise DiscoveryError(str(problem)) from None
+    if result.status != 0:
+        lines = result.complaints
+        raise DiscoveryError(f"{result.failure}: {lines[-1] if lines else 'it said nothing on stderr'}")
+    return result.out
 
 
 def read_nodes(output: bytes) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ class ScriptPool:
                 longest_retry_s=_LONGEST_WAIT_S,
             )
         )
-        self._desk = PoolHostLink()
+        self._host_link = PoolHostLink()
         self._commands: dict[str, RunningCommand] = {}
         self._terminated: set[str] = set()
         self._listed: tuple[str, ...] = ()
@@ -110,16 +110,16 @@ class ScriptPool:
 
     @property
     def _to(self) -> PoolHost:
-        return self._desk.host
+        return self._host_link.host
 
-    async def open(self, office: PoolHost) -> None:
+    async def open(self, host: PoolHost) -> None:
         """See `base.Pool`."""
         for name, argv in (("command", self.settings.command), ("start", self.settings.start)):
-            if shutil.which(argv[0]) is None and not (name == "start" and (office.observing or "{node}" in argv[0])):
+            if shutil.which(argv[0]) is None and not (name == "start" and (host.observing or "{node}" in argv[0])):
                 raise InputError(
                     f"`{name}`: there is no program {argv[0]}; give its path, and see that it is executable"
                 )
-        self._desk.open(office)
+        self._host_link.open(host)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._recall()
         self._tasks = [asyncio.create_task(self._poll()), asyncio.create_task(self._run())]
@@ -140,7 +140,7 @@ class ScriptPool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if not self._desk.is_open:
+        if not self._host_link.is_open:
             return
         if drain:
             await self._end_all()
@@ -229,7 +229,7 @@ class ScriptPool:
         """
         wanted = self._wanted()
         if self._to.observing:
-            self._desk.offer(wanted, "it is no longer listed")
+            self._host_link.offer(wanted, "it is no longer listed")
             return math.inf
         now = time.monotonic()
         held = self._held if now < self._held_until else frozenset()
@@ -318,7 +318,7 @@ class ScriptPool:
     def _remember(self, starting: tuple[str, ...] = ()) -> None:
         commands: dict[str, list[Any]] = {node: [0, ""] for node in starting}
         commands |= {node: [command.pid, command.birth] for node, command in self._commands.items()}
-        known = {"listed": list(self._listed), "commands": commands, "agents": self._desk.agents_mark}
+        known = {"listed": list(self._listed), "commands": commands, "agents": self._host_link.agents_mark}
         self._to.remember(_MEMORY, known)
         self._changed = False
 
@@ -328,7 +328,7 @@ class ScriptPool:
                 self._listed = tuple(str(node) for node in listed)
                 now = time.monotonic()
                 # Otherwise the agents connect to another address, or with another secret, and never come back.
-                come_back = mark == self._desk.agents_mark
+                come_back = mark == self._host_link.agents_mark
                 self._held = frozenset(commands) if come_back else frozenset()
                 self._held_until = now + self.settings.reattach_s
                 for node, (pid, birth) in commands.items():

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bftrainer.cluster.pools.script.discovery import DiscoveryError, run
-from bftrainer.cluster.pools.slurm.decide import (
+from bftrainer.cluster.pools.slurm.read import (
     PILOT_FIELDS,
     PREFIX,
     QUEUE_FORMAT,

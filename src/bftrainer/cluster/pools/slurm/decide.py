@@ -1,191 +1,31 @@
-"""Functions here decide which pilots and nodes the `slurm` pool has.
+"""Rules of the `slurm` pool: which nodes get pilots, which pilots are kept, cancelled, given up or made short.
 
-They parse Slurm's output and are pure. `commands.py` runs the commands that print it; `pool.py` carries the decisions
-out. Unexpected output is a `ValueError` or `InputError`: what cannot be parsed must not look like a change.
+They decide on what `read.py` has read, and have no clock of their own; `pool.py` carries the decisions out.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
-from bftrainer.cluster.pools.keeper import NODE_NAME
-from bftrainer.cluster.pools.slurm.settings import SlurmSettings, read_duration
-from bftrainer.core.hostlist import expand, natural
-from bftrainer.traces.recorder.states import is_idle, sinfo_rows
+from bftrainer.cluster.pools.slurm.read import Pilot, SlurmNode, WaitingJob
+from bftrainer.cluster.pools.slurm.settings import SlurmSettings
+from bftrainer.core.hostlist import natural
 
-PREFIX = "bftrainer-"
-"""Prefix of the names of all pilots."""
 RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
 """Seconds to wait after a pilot has failed, at first and at most."""
-COURTESY_S = 60.0
+YIELD_S = 60.0
 """Seconds. If a job could have started for longer and has not, something other than missing nodes keeps it waiting."""
 
-GIVE_WAY_S = 10.0
+GIVE_UP_S = 10.0
 """Seconds for which pilots are given up for a waiting job: if it has not started by then, that did not help."""
-
-PILOT_FIELDS = ("JobID", "State", "ReqNodes", "NodeList", "TimeLeft", "PreemptTime", "Reason", "Comment")
-QUEUE_FORMAT = "%i|%P|%D|%r|%Y|%S|%j"
-
-State = Literal["waiting", "running", "frozen", "ending", "ended"]
-_STATES: Mapping[str, State] = {
-    **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"), "waiting"),
-    **dict.fromkeys(("RUNNING", "CONFIGURING", "SIGNALING", "STAGE_OUT", "RESIZING"), "running"),
-    **dict.fromkeys(("SUSPENDED", "STOPPED"), "frozen"),
-    "COMPLETING": "ending",
-}
-_ASKED_BACK = frozenset({"DRAIN", "DRAINED", "DRAINING", "DRNG", "MAINT", "FAIL", "FAILING", "FAILG", "REBOOT"})
-"""States of a node that must become empty. Other states mean nothing: a restarted slurmctld knows no node's state."""
-_ASKED_BACK_BY = frozenset("$@^!%")
-"""Suffixes of the state of a node that is wanted for maintenance, a reboot or power-off."""
-_MAY_START = ("None", "Priority", "Resources", "")
+SHORT_AFTER_S = 15.0
+"""Seconds of waiting after which a pilot is taken not to fit before a job that Slurm plans on its node."""
+SHORT_FOR_S = 900.0
+"""Seconds for which the pilots of such a node are short."""
 _REFUSALS = 3
 """After this many refused submissions in a row, or two for the same reason, the cause is not the node."""
-_ARRAY = re.compile(r"\d+_\[.*\]")
-_STATE_WORD = re.compile(r"[A-Z_]+")
-_UNKNOWN = ("", "N/A", "(null)", "None")
-
-
-@dataclass(frozen=True, slots=True)
-class SlurmNode:
-    """A node of the partition."""
-
-    name: str
-    words: tuple[str, ...]
-    """Its state, once per requested partition."""
-    features: frozenset[str] = frozenset()
-
-    def free(self, planned: bool = False) -> bool:
-        """Return whether a job could start on it now; with `planned`, also if Slurm reserves it for a later job."""
-        return is_idle(self.words) or (planned and all(_is_planned(word) for word in self.words))
-
-    @property
-    def may_stay(self) -> bool:
-        """Whether a pilot that runs there may go on: the node has not been asked to become empty."""
-        said = " ".join(self.words)
-        return _ASKED_BACK.isdisjoint(_STATE_WORD.findall(said.upper())) and _ASKED_BACK_BY.isdisjoint(said)
-
-
-@dataclass(frozen=True, slots=True)
-class Pilot:
-    """One of our jobs, as Slurm knows it."""
-
-    job: int
-    node: str
-    state: State
-    left_s: float | None = None
-    """Seconds until its time limit; None if there is none."""
-    reason: str = ""
-    """Slurm's reason why the job waits."""
-    mark: str = ""
-    """Fingerprint of the controller that its agent connects to; empty if it cannot be known."""
-    preempted: bool = False
-    how: str = ""
-    """Slurm's name of its state."""
-
-    @property
-    def on_its_way_out(self) -> bool:
-        """Whether the pilot still has its node, but is ending or preempted."""
-        return self.state == "ending" or (self.preempted and self.state == "running")
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingJob:
-    """A pending job that waits only for nodes."""
-
-    job: str
-    partitions: tuple[str, ...]
-    nodes: int
-    several: bool = False
-    """True for a job array: there are more jobs of the kind."""
-    planned_on: frozenset[str] = frozenset()
-    """Nodes on which Slurm plans to start it."""
-    start: float | None = None
-    """Time at which Slurm plans to start it, in Unix seconds."""
-
-
-def read_nodes(text: str) -> dict[str, SlurmNode]:
-    """Parse the nodes in the output of `sinfo -N`: name, optional features, state."""
-    words: dict[str, list[str]] = {}
-    features: dict[str, frozenset[str]] = {}
-    for row in sinfo_rows(text):
-        words.setdefault(row[0], []).append(row[-1])
-        features[row[0]] = frozenset(row[1].split(",")) if len(row) > 2 else frozenset()
-    names = sorted((name for name in words if NODE_NAME.fullmatch(name)), key=natural)
-    return {name: SlurmNode(name, tuple(words[name]), features[name]) for name in names}
-
-
-def read_pilots(text: str) -> tuple[Pilot, ...]:
-    """Parse the pilots in the output of `squeue -O`, with `PILOT_FIELDS` each followed by a bar."""
-    pilots = []
-    for row in _table(text, len(PILOT_FIELDS) + 1):
-        job, word, asked, given, left, preempted, reason, comment, _ = row
-        node = asked if NODE_NAME.fullmatch(asked) else given
-        if not job.isdigit() or not _STATE_WORD.fullmatch(word):
-            raise ValueError(f"no job and state in {'|'.join(row)[:80]!r}")
-        if not NODE_NAME.fullmatch(node):
-            continue  # it ended before it was given a node
-        parts = comment.split(":")
-        pilots.append(
-            Pilot(
-                int(job),
-                node,
-                _STATES.get(word, "ended"),
-                None if left in ("UNLIMITED", "NOT_SET", "INVALID", *_UNKNOWN) else read_duration(left.lstrip("-")),
-                "" if reason in _UNKNOWN else reason,
-                parts[3] if len(parts) == 4 and parts[0] == "bftrainer" else "",
-                preempted not in _UNKNOWN,
-                word,
-            )
-        )
-    return tuple(pilots)
-
-
-def read_queue(text: str) -> tuple[WaitingJob, ...]:
-    """Parse the jobs that wait for nodes in the output of `squeue -o` with `QUEUE_FORMAT`. Pilots do not count."""
-    jobs = []
-    for row in _table(text, QUEUE_FORMAT.count("|") + 1):
-        job, partitions, nodes, reason, planned, start, name = row
-        if name.startswith(PREFIX) or reason not in _MAY_START:
-            continue
-        if not nodes.isdigit():
-            raise ValueError(f"no number of nodes in {'|'.join(row)[:80]!r}")
-        where = frozenset() if planned in _UNKNOWN else frozenset(expand(planned))
-        at = float(start) if start.isdigit() else None
-        jobs.append(WaitingJob(job, tuple(partitions.split(",")), int(nodes), bool(_ARRAY.fullmatch(job)), where, at))
-    return tuple(jobs)
-
-
-def read_layout(text: str) -> dict[str, frozenset[str]]:
-    """Parse the nodes of each partition in the output of `sinfo -o '%R|%N'`."""
-    layout: dict[str, frozenset[str]] = {}
-    for line in text.splitlines():
-        name, bar, nodes = line.strip().partition("|")
-        if not bar or not name:
-            raise ValueError(f"no partition in {line[:80]!r}")
-        layout[name] = layout.get(name, frozenset()) | frozenset(expand(nodes) if nodes not in _UNKNOWN else ())
-    if not layout:
-        raise ValueError("there is no partition")
-    return layout
-
-
-def _table(text: str, columns: int) -> list[list[str]]:
-    """Parse rows of cells. The header must be there: without it, empty output would mean that there is no job."""
-    header, *rows = [line.rstrip("\r") for line in text.split("\n")]
-    if not header.startswith("JOBID|") or header.count("|") != columns - 1:
-        raise ValueError(f"a table of jobs must begin with its header, but got {header[:80]!r}")
-    cells = [[cell.strip() for cell in row.split("|", columns - 1)] for row in rows if row]
-    for row in cells:
-        if len(row) != columns:
-            raise ValueError(f"no job in {'|'.join(row)[:80]!r}")
-    return cells
-
-
-def _is_planned(word: str) -> bool:
-    return word.upper() in ("PLANNED", "PLND", "IDLE-", "IDLE+PLANNED", "IDLE")
 
 
 def has_features(node: SlurmNode, constraint: str) -> bool:
@@ -201,6 +41,11 @@ def usable(nodes: Mapping[str, SlurmNode], settings: SlurmSettings) -> dict[str,
         for name, node in nodes.items()
         if name not in never and (not only or name in only) and has_features(node, settings.constraint)
     }
+
+
+def free_nodes(nodes: Mapping[str, SlurmNode], settings: SlurmSettings) -> list[str]:
+    """Return the nodes that the settings allow and that a pilot could start on now."""
+    return [name for name, node in usable(nodes, settings).items() if node.free(settings.planned)]
 
 
 def fate(pilot: Pilot | None) -> tuple[str, bool]:
@@ -231,7 +76,7 @@ def sort_pilots(pilots: Iterable[Pilot], mark: str) -> Sorted:
     kept: dict[str, Pilot] = {}
     cancel: list[tuple[Pilot, str]] = []
     ended: dict[int, Pilot] = {}
-    for pilot in sorted(pilots, key=lambda one: (one.state != "running", one.job)):
+    for pilot in sorted(pilots, key=lambda pilot: (pilot.state != "running", pilot.job)):
         if pilot.state in ("ending", "ended"):
             ended[pilot.job] = pilot
         elif pilot.mark and pilot.mark != mark:
@@ -256,11 +101,25 @@ class Nodes:
     """Nodes that only jobs can get: idle ones planned for a job, and those whose pilots are ending."""
 
 
+def sort_nodes(
+    nodes: Mapping[str, SlurmNode], free: Collection[str], kept: Mapping[str, Pilot], pilots: Iterable[Pilot]
+) -> Nodes:
+    """Return the nodes by their user. `kept` has the pilot of each node, `pilots` also those that are ending."""
+    ending = {pilot.node for pilot in pilots if pilot.on_its_way_out}
+    ours = [node for node in kept if node not in ending]
+    planned = {name for name, node in nodes.items() if node.free(planned=True) and name not in kept}
+    return Nodes(
+        free,
+        sorted(ours, key=lambda node: (kept[node].state != "waiting", natural(node))),
+        (ending | planned).difference(free),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class YieldPlan:
     """Nodes that the pool leaves or gives up to waiting jobs."""
 
-    spoken: frozenset[str]
+    reserved: frozenset[str]
     """Free nodes on which Slurm plans to start one of the jobs."""
     more: int
     """Number of further nodes that must stay free for jobs that could start."""
@@ -284,7 +143,7 @@ class YieldRule:
     """Partitions whose jobs count; empty: all."""
     _since: dict[str, float] = field(default_factory=dict)
 
-    def wishes(
+    def plan(
         self,
         now: float,
         wall: float,
@@ -298,7 +157,7 @@ class YieldRule:
         A job could start if there are enough idle nodes, nodes with pilots, and nodes whose pilots are ending. `now` is
         monotonic, `wall` the time of day.
         """
-        spoken, give = set[str](), dict[str, None]()
+        reserved, give = set[str](), dict[str, None]()
         more = 0
         could: dict[str, float] = {}
         spare = {*nodes.free, *nodes.others}
@@ -307,7 +166,7 @@ class YieldRule:
                 continue
             is_soon = job.start is None or job.start - wall < soon_s
             meant = job.planned_on.intersection(nodes.free) if is_soon else frozenset()
-            spoken |= meant
+            reserved |= meant
             # Also if it is planned for later: Slurm did not count the nodes that it could take from pilots.
             reach = frozenset().union(*(layout.get(name, ()) for name in job.partitions))
             ours = [node for node in nodes.ours if node in reach]
@@ -315,23 +174,23 @@ class YieldRule:
                 continue
             could[job.job] = self._since.get(job.job, now)
             waited_s = now - could[job.job]
-            if waited_s >= COURTESY_S:
+            if waited_s >= YIELD_S:
                 continue
             more += max(0, (len(reach.intersection(nodes.free)) if job.several else job.nodes) - len(meant))
             mine = sorted(reach & spare)[: job.nodes]
             spare.difference_update(mine)
             lacking = job.nodes - len(mine)
-            if waited_s < GIVE_WAY_S:
+            if waited_s < GIVE_UP_S:
                 give.update(dict.fromkeys([node for node in ours if node not in give][:lacking]))
         self._since = could
-        again = any(now - since < GIVE_WAY_S for since in could.values())
-        return YieldPlan(frozenset(spoken), more, tuple(give), again)
+        again = any(now - since < GIVE_UP_S for since in could.values())
+        return YieldPlan(frozenset(reserved), more, tuple(give), again)
 
 
-def choose(free: Sequence[str], spoken: Collection[str], more: int, reserve: int) -> tuple[str, ...]:
-    """Return the free nodes to use, in order: not those in `spoken`, and only so many that enough others stay free."""
-    left = [node for node in free if node not in spoken]
-    return tuple(left[: max(0, len(left) - max(more, reserve - (len(free) - len(left))))])
+def choose(free: Sequence[str], reserved: Collection[str], more: int, least_free: int) -> tuple[str, ...]:
+    """Return the free nodes to use, in order: none in `reserved`, and only so many that enough others stay free."""
+    left = [node for node in free if node not in reserved]
+    return tuple(left[: max(0, len(left) - max(more, least_free - (len(free) - len(left))))])
 
 
 @dataclass(slots=True)
@@ -353,3 +212,36 @@ class Refusals:
     def forget(self) -> None:
         """Reset, after a submission succeeded or because the reason may be over."""
         self.count, self.problem, self.until = 0, "", -math.inf
+
+
+class ShortPilots:
+    """Decides which nodes get short pilots.
+
+    A pilot that keeps waiting for an idle node does not fit before a job that Slurm plans there. For a while the pilots
+    of that node are then submitted with a time that may be cut down (`time_min`).
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[int, float] = {}
+        """Time since when a pilot waits, by job."""
+        self._until: dict[str, float] = {}
+        """Time until when pilots must be short, by node."""
+
+    def waits(self, pilot: Pilot, now: float) -> bool:
+        """Record that a pilot waits for an idle node. Returns whether a short one should replace it."""
+        since = self._since.setdefault(pilot.job, now)
+        if now - since < SHORT_AFTER_S or pilot.node in self._until:
+            return False  # a waiting short pilot is given up after `join_s`
+        self._until[pilot.node] = now + SHORT_FOR_S
+        return True
+
+    def keep(self, jobs: Collection[int]) -> None:
+        """Forget all pilots except these."""
+        self._since = {job: since for job, since in self._since.items() if job in jobs}
+
+    def is_short(self, node: str, now: float) -> bool:
+        """Return whether the next pilot of a node must be short."""
+        until = self._until.get(node)
+        if until is not None and until <= now:
+            del self._until[node]
+        return node in self._until

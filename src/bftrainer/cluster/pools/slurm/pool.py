@@ -1,8 +1,8 @@
 """The `slurm` pool runs a pilot, a preemptible single-node job, on every idle Slurm node.
 
-Each round asks Slurm for nodes and pilots (`commands.py`), decides (`decide.py`, `keeper.py`) and submits or cancels. A
-pilot is the agent of its node: Slurm takes the node back by ending it. When Slurm does not answer, the last known state
-stays, nothing is submitted, and training goes on.
+Each round asks Slurm for nodes and pilots (`commands.py`, `read.py`), decides (`decide.py`, `keeper.py`) and submits or
+cancels. A pilot is the agent of its node: Slurm takes the node back by ending it. When Slurm does not answer, the last
+known state stays, nothing is submitted, and training goes on.
 """
 
 from __future__ import annotations
@@ -19,24 +19,10 @@ from typing import Any
 
 from bftrainer.cluster.pools.base import PoolHost, PoolHostLink
 from bftrainer.cluster.pools.keeper import Keeper, Orders, Timeouts
+from bftrainer.cluster.pools.slurm import decide
 from bftrainer.cluster.pools.slurm.commands import Slurm, SlurmCommandError, missing_programs, write_files
-from bftrainer.cluster.pools.slurm.decide import (
-    LONGEST_RETRY_S,
-    RETRY_S,
-    Nodes,
-    Pilot,
-    Refusals,
-    SlurmNode,
-    WaitingJob,
-    YieldRule,
-    choose,
-    fate,
-    sort_pilots,
-    usable,
-)
+from bftrainer.cluster.pools.slurm.read import Pilot, SlurmNode, WaitingJob
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings, read_duration
-from bftrainer.cluster.pools.slurm.short import Shortening
-from bftrainer.core.hostlist import natural
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes import variables
 
@@ -57,7 +43,7 @@ _log = logging.getLogger(__name__)
 class SlurmPool:
     """See `base.Pool`."""
 
-    def __init__(self, settings: SlurmSettings, folder: Path, *, retry_s: float = RETRY_S) -> None:
+    def __init__(self, settings: SlurmSettings, folder: Path, *, retry_s: float = decide.RETRY_S) -> None:
         """Keep the environment of pilots below `folder`, which must be on a file system that the nodes see.
 
         After a pilot has failed, its node is left alone for `retry_s`; the time doubles with each further failure.
@@ -70,11 +56,11 @@ class SlurmPool:
                 overdue_s=10.0,
                 silent_s=settings.join_s,
                 retry_s=retry_s,
-                longest_retry_s=LONGEST_RETRY_S,
+                longest_retry_s=decide.LONGEST_RETRY_S,
             )
         )
-        self._courtesy = YieldRule(settings.watch_partition)
-        self._desk = PoolHostLink()
+        self._yield_rule = decide.YieldRule(settings.watch_partition)
+        self._host_link = PoolHostLink()
         self._slurm: Slurm | None = None
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -86,9 +72,9 @@ class SlurmPool:
         """One per node, both running and waiting."""
         self._layout: Mapping[str, frozenset[str]] = {}
         self._layout_at = -math.inf
-        self._spoken = 0
+        self._left_to_others = 0
         """Number of idle nodes that are left to waiting jobs."""
-        self._shortening = Shortening()
+        self._short_pilots = decide.ShortPilots()
         self._doubts: dict[str, float] = {}
         """Nodes whose pilots may have been submitted: until this time a missing pilot does not count as ended."""
         self._given: set[int] = set()
@@ -101,11 +87,11 @@ class SlurmPool:
         # Problems.
         self._failures = 0
         self._problem = ""
-        self._refusals = Refusals()
+        self._refusals = decide.Refusals()
 
     @property
     def _to(self) -> PoolHost:
-        return self._desk.host
+        return self._host_link.host
 
     @property
     def _at(self) -> Slurm:
@@ -113,20 +99,20 @@ class SlurmPool:
             raise BFTrainerError("the pool is not open")
         return self._slurm
 
-    async def open(self, office: PoolHost) -> None:
+    async def open(self, host: PoolHost) -> None:
         """See `base.Pool`."""
         missing = missing_programs()
         if missing:
             raise InputError(f"the pool slurm needs Slurm's commands, but {', '.join(missing)} is not on the PATH")
-        self._desk.open(office)
-        state_id = office.agent_environment.get(variables.STATE_ID) or office.recall(_STATE_ID)
+        self._host_link.open(host)
+        state_id = host.agent_environment.get(variables.STATE_ID) or host.recall(_STATE_ID)
         if not state_id:
             state_id = secrets.token_hex(8)
-            office.remember(_STATE_ID, state_id)
-        self._slurm = Slurm(self.settings, self._folder, state_id, self._desk.agents_mark)
+            host.remember(_STATE_ID, state_id)
+        self._slurm = Slurm(self.settings, self._folder, state_id, self._host_link.agents_mark)
         await self._check_partitions()
-        if not office.observing:
-            write_files(self.settings, self._folder, office.agent_environment)
+        if not host.observing:
+            write_files(self.settings, self._folder, host.agent_environment)
         self._task = asyncio.create_task(self._run())
 
     async def pause(self) -> None:
@@ -160,9 +146,9 @@ class SlurmPool:
         return {
             "kind": "slurm",
             "partition": self.settings.partition,
-            "nodes": len(self._usable()),
-            "idle": len(self._free()),
-            "left_to_others": self._spoken,
+            "nodes": len(decide.usable(self._nodes, self.settings)),
+            "idle": len(decide.free_nodes(self._nodes, self.settings)),
+            "left_to_others": self._left_to_others,
             "pilots": states.count("running"),
             "pending": states.count("waiting"),
             "interval_s": self.settings.interval_s,
@@ -223,7 +209,8 @@ class SlurmPool:
         began = time.monotonic()
         self._nodes = await self._at.nodes()
         if self._to.observing:
-            self._desk.offer(choose(self._free(), (), 0, self.settings.reserve), "it is not idle any more")
+            free = decide.free_nodes(self._nodes, self.settings)
+            self._host_link.offer(decide.choose(free, (), 0, self.settings.reserve), "it is not idle any more")
             return math.inf
         pilots, queue = await asyncio.gather(self._at.pilots(), self._at.queue())
         self._asking_s = time.monotonic() - began
@@ -241,28 +228,22 @@ class SlurmPool:
             self._to.note("slurm_failed", error=problem)
         self._failures, self._problem = self._failures + 1, problem
 
-    def _usable(self) -> dict[str, SlurmNode]:
-        return usable(self._nodes, self.settings)
-
-    def _free(self) -> list[str]:
-        return [name for name, node in self._usable().items() if node.free(self.settings.planned)]
-
     # State of the pilots.
 
     async def _reconcile(self, listed: Sequence[Pilot]) -> None:
         now = time.monotonic()
-        found = sort_pilots(listed, self._at.mark)
-        cancel = list(found.cancel)
+        pilots = decide.sort_pilots(listed, self._at.mark)
+        cancel = list(pilots.cancel)
         for node in self._keeper.running:
-            if node not in found.kept:
+            if node not in pilots.kept:
                 if now < self._doubts.get(node, -math.inf):
                     continue
-                self._ended(node, found.ended, now)
+                self._ended(node, pilots.ended, now)
             self._doubts.pop(node, None)
-        for node, pilot in found.kept.items():
+        for node, pilot in pilots.kept.items():
             before = self._pilots.get(node)
             if before is not None and before.job != pilot.job:  # it ended and was replaced between two rounds
-                self._ended(node, found.ended, now)
+                self._ended(node, pilots.ended, now)
             self._keeper.found(node, now)
             if pilot.state == "waiting":
                 why = self._why_cancel(pilot, now)
@@ -271,9 +252,9 @@ class SlurmPool:
                     cancel.append((pilot, why))
             elif pilot.left_s is not None and pilot.left_s < self.settings.renew_s:
                 self._keeper.unwant(node)
-        self._pilots = dict(found.kept)
+        self._pilots = dict(pilots.kept)
         jobs = {pilot.job for pilot in listed}
-        self._shortening.keep(jobs)
+        self._short_pilots.keep(jobs)
         self._cancelled &= jobs
         self._told = {pilot.job for pilot, _ in cancel}
         await self._cancel(cancel)
@@ -281,7 +262,7 @@ class SlurmPool:
     def _ended(self, node: str, ended: Mapping[int, Pilot], now: float) -> None:
         """Handle the end of the pilot of a node."""
         before = self._pilots.get(node)
-        how, blameless = fate(ended.get(before.job) if before is not None else None)
+        how, blameless = decide.fate(ended.get(before.job) if before is not None else None)
         if before is not None and before.job in self._given:
             self._given.discard(before.job)
             how, blameless = "it was given up for a job that waited", True
@@ -298,7 +279,7 @@ class SlurmPool:
         node = self._nodes.get(pilot.node)
         if node is None or not node.free(planned=True):
             return "its node is taken"
-        if self._shortening.waits(pilot, now):
+        if self._short_pilots.waits(pilot, now):
             return f"it does not start ({pilot.reason or 'no reason given'}), a shorter one may"
         return ""
 
@@ -318,24 +299,20 @@ class SlurmPool:
 
     async def _choose(self, listed: Sequence[Pilot], queue: Sequence[WaitingJob]) -> tuple[tuple[str, ...], float]:
         """Return the idle nodes to run pilots on, and when to look again. Gives up pilots if jobs need their nodes."""
-        free = [node for node in self._free() if node not in self._pilots]
+        free = [node for node in decide.free_nodes(self._nodes, self.settings) if node not in self._pilots]
         if not free and not self._pilots:
-            self._spoken = 0
+            self._left_to_others = 0
             return (), math.inf
         now = time.monotonic()
         if queue and now - self._layout_at > _LAYOUT_S:
             self._layout, self._layout_at = await self._at.layout(), now
         soon_s = read_duration(self.settings.time_min or self.settings.time_limit)
-        ending = {pilot.node for pilot in listed if pilot.on_its_way_out}
-        held = {node: pilot for node, pilot in self._pilots.items() if node not in ending}
-        ours = sorted(held, key=lambda node: (held[node].state != "waiting", natural(node)))
-        planned = {name for name, node in self._nodes.items() if node.free(planned=True) and name not in self._pilots}
-        nodes = Nodes(free, ours, (ending | planned).difference(free))
-        wishes = self._courtesy.wishes(now, time.time(), queue, nodes, self._layout, soon_s)
-        await self._give_way([held[node] for node in wishes.give], now)
-        self._spoken = min(len(free), len(wishes.spoken) + wishes.more)
-        chosen = choose(free, wishes.spoken, wishes.more, self.settings.reserve)
-        return chosen, now + max(_SOONEST_S, self._asking_s) if wishes.again else math.inf
+        nodes = decide.sort_nodes(self._nodes, free, self._pilots, listed)
+        plan = self._yield_rule.plan(now, time.time(), queue, nodes, self._layout, soon_s)
+        await self._give_way([self._pilots[node] for node in plan.give], now)
+        self._left_to_others = min(len(free), len(plan.reserved) + plan.more)
+        chosen = decide.choose(free, plan.reserved, plan.more, self.settings.reserve)
+        return chosen, now + max(_SOONEST_S, self._asking_s) if plan.again else math.inf
 
     async def _give_way(self, pilots: Sequence[Pilot], now: float) -> None:
         """Cancel pilots for a job that waits for their nodes."""
@@ -347,7 +324,7 @@ class SlurmPool:
 
     def _settle(self, chosen: Sequence[str], *, may_start: bool) -> Orders:
         now = time.monotonic()
-        wanted = [name for name, node in self._usable().items() if node.may_stay]
+        wanted = [name for name, node in decide.usable(self._nodes, self.settings).items() if node.may_stay]
         pending = sum(pilot.state == "waiting" for pilot in self._pilots.values())
         room = min(self.settings.max_pending - pending, math.ceil(self.settings.submit_rate * self.settings.interval_s))
         return self._keeper.settle(
@@ -377,7 +354,7 @@ class SlurmPool:
     async def _submit(self, node: str) -> bool:
         """Submit the pilot of a node. Returns whether to go on with others."""
         now = time.monotonic()
-        short = self._shortening.is_short(node, now) or not self._nodes[node].free()  # planned for another job
+        short = self._short_pilots.is_short(node, now) or not self._nodes[node].free()  # planned for another job
         # Recorded before the attempt: whatever goes wrong, the next list of jobs shows whether the pilot exists.
         self._doubts[node] = now + 4 * self.settings.command_timeout_s
         try:

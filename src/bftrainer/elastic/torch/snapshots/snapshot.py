@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bftrainer.elastic.defaults import SNAPSHOT_EVERY_S
 from bftrainer.elastic.leftovers import sweep, temporary_name
 from bftrainer.elastic.torch.snapshots import snapshot_file
 from bftrainer.elastic.torch.snapshots.snapshot_copy import Copier, Copy
@@ -44,7 +45,7 @@ class Snapshots:
         self,
         folder: Path,
         *,
-        every_s: float = 60.0,
+        every_s: float = SNAPSHOT_EVERY_S,
         keep: int = 3,
         clock: Callable[[], float] = time.monotonic,
         on_error: Callable[[str], None] | None = None,

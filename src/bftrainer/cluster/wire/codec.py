@@ -1,0 +1,52 @@
+"""Encodes and decodes the messages between agent and controller: JSON objects, one per websocket frame.
+
+Unknown fields and messages are ignored, so that agents and controllers of different versions understand each other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, get_args
+
+from pydantic import TypeAdapter, ValidationError
+
+from bftrainer.cluster.wire.checks import first_problem
+from bftrainer.cluster.wire.messages import Message, WorkerStatus
+from bftrainer.elastic.protocol import ProtocolError
+
+_KINDS: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Message)}
+_NAMES: Mapping[type[Any], tuple[str, tuple[str, ...]]] = {
+    kind: (name, tuple(field.name for field in fields(kind))) for name, kind in _KINDS.items()
+}
+_STATUS_FIELDS = tuple(field.name for field in fields(WorkerStatus))
+_ADAPTERS: Mapping[str, TypeAdapter[Message]] = {name: TypeAdapter(kind) for name, kind in _KINDS.items()}
+
+
+def encode(message: Message) -> str:
+    """Return the frame of a message."""
+    name, names = _NAMES[type(message)]
+    return json.dumps({"type": name, **{key: getattr(message, key) for key in names}}, default=_plain)
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, WorkerStatus):
+        return {name: getattr(value, name) for name in _STATUS_FIELDS}
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"cannot send {value!r}")
+
+
+def decode(frame: str | bytes) -> Message | None:
+    """Return the message of a frame; None if this version does not know its kind. Raises `ProtocolError`."""
+    try:
+        data = json.loads(frame)
+        adapter = _ADAPTERS.get(data["type"])
+        return None if adapter is None else adapter.validate_python(data)
+    except ValidationError as error:
+        raise ProtocolError(f"invalid message `{data['type']}`: {first_problem(error)}") from None
+    except (ValueError, TypeError, KeyError, RecursionError) as problem:
+        raise ProtocolError(
+            f"a frame must be a JSON object with a `type`, but got {frame[:200]!r}: {problem}"
+        ) from None

@@ -1,0 +1,196 @@
+"""The frames between agents and controller stay as they were, and an invalid one is refused with one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from bftrainer.cluster.wire.codec import decode, encode
+from bftrainer.cluster.wire.messages import (
+    Beat,
+    Bye,
+    Ended,
+    Forget,
+    Going,
+    Heard,
+    Join,
+    Log,
+    Logged,
+    Message,
+    Say,
+    Start,
+    Started,
+    Stop,
+    Welcome,
+    WorkerStatus,
+)
+from bftrainer.cluster.wire.worker_messages import parse_worker_message
+from bftrainer.elastic.protocol import Broken, Failed, Formed, ProtocolError, Report
+
+FULL_STATUS = WorkerStatus(
+    *("t1-2", "t1", 12, True, True, 4, 3, 4, "10.0.0.1:1", True, True, "Error: x", "Traceback", -15, "tail\n"),
+    *({"generation": 3}, False, False),
+)
+MESSAGES: list[Message] = [
+    Join("n1", "10.0.0.1", "agent-1"),
+    Join("n1", "10.0.0.1", "agent-1", (WorkerStatus("t1-1", "t1"), FULL_STATUS), 42, 1),
+    Beat(),
+    Beat({"t1-1": {"generation": 3, "step": 7, "rates": {"2": 190.5}}}),
+    Heard("t1-1", {"type": "arrived", "generation": 3, "address": "10.0.0.1:1234"}),
+    Started("t1-1", 4711),
+    Started("t1-1", 4711, "Python 3.11 instead of 3.12"),
+    Ended("t1-1", -9, "the end\n", "", False),
+    Ended("t1-1", 0),
+    Log("t1-1", 100, "a line\nhalf a l\u00efne \udcff", 18),
+    Going(),
+    Going("taken"),
+    Welcome(),
+    Welcome(0.5, 20.0, 60.0, {"t1-1": 12}, 1.5),
+    Start("t1-1", "t1", ("train.py",)),
+    Start(
+        "t1-1",
+        "t1",
+        ("-m", "pkg.train", "\udcff"),
+        {"A": "b"},
+        "/home",
+        "/usr/bin/python3",
+        True,
+        True,
+        False,
+        "/venv/bin/python",
+    ),
+    Stop("t1-1"),
+    Stop("t1-1", 2.5),
+    Say("t1-1", {"type": "generation", "id": 3, "members": ["t1-1", "t1-2"], "cut": False}),
+    Forget("t1-1"),
+    Logged("t1-1", 118),
+    Bye(),
+    Bye("paused"),
+]
+FRAMES = Path(__file__).with_name("frames_0_1_0.jsonl").read_text().splitlines()
+"""The frames that version 0.1.0 made of these messages."""
+RECORDED = list(zip(MESSAGES, FRAMES, strict=True))
+IDS = [f"{type(message).__name__}{number}" for number, (message, _) in enumerate(RECORDED)]
+
+
+def test_every_kind_of_message_is_recorded() -> None:
+    assert {type(message) for message, _ in RECORDED} == set(get_args(Message))
+
+
+@pytest.mark.parametrize(("message", "frame"), RECORDED, ids=IDS)
+def test_a_message_travels_as_it_did_in_version_0_1_0(message: Message, frame: str) -> None:
+    assert encode(message) == frame
+    assert decode(frame) == decode(frame.encode()) == message
+
+
+@pytest.mark.parametrize(("message", "frame"), RECORDED, ids=IDS)
+def test_unknown_fields_of_a_frame_are_ignored(message: Message, frame: str) -> None:
+    assert decode(json.dumps({**json.loads(frame), "later": {"worker": 1}})) == message
+
+
+def test_an_unknown_kind_of_message_is_ignored() -> None:
+    assert decode('{"type": "dance", "worker": 7}') is None
+    assert parse_worker_message({"type": "dance", "step": "x"}) is None
+    assert parse_worker_message({"type": "go"}) is None
+
+
+def sentence(caught: pytest.ExceptionInfo[ProtocolError]) -> str:
+    told = str(caught.value)
+    assert "\n" not in told
+    assert "pydantic" not in told
+    assert len(told) < 500
+    return told
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        (
+            {"type": "log", "worker": "t1-1", "offset": -1, "text": "", "size": 0},
+            "`offset` must be 0 or more, but got -1",
+        ),
+        ({"type": "log", "worker": "t1-1", "offset": 0, "text": 7, "size": 0}, "`text` must be a text, but got 7"),
+        ({"type": "started", "worker": "t1-1", "pid": True}, "`pid` must be a whole number, but got True"),
+        ({"type": "started", "worker": "t1-1", "pid": 1 << 62}, "`pid` must be below 4611686018427387904, but got"),
+        ({"type": "started", "worker": "t1-1"}, "invalid message `started`: `pid` is missing"),
+        ({"type": "started", "worker": "a\nb", "pid": 1}, "`worker` must have 1 to 256 characters that can be printed"),
+        ({"type": "heard", "worker": "t1-1", "message": []}, "`message` must be an object, but got []"),
+        ({"type": "beat", "reports": {"t1-1": 3}}, "`reports.t1-1` must be an object, but got 3"),
+        (
+            {"type": "join", "node": "n", "host": "n", "agent": "a", "workers": [{"worker": "t1-1"}]},
+            "`workers.0.trainer` is",
+        ),
+        ({"type": "join", "node": "n", "host": "n", "agent": "a", "workers": [7]}, "`workers.0` must be an object"),
+        ({"type": "start", "worker": "t1-1", "trainer": "t1", "argv": "x"}, "`argv` must be a list, but got 'x'"),
+        ({"type": "going", "reason": ["x" * 9999] * 99}, "`reason` must be a text, but got ['xxx"),
+        ({"worker": "t1-1"}, "a frame must be a JSON object with a `type`"),
+        ({"type": ["log"]}, "a frame must be a JSON object with a `type`"),
+        (["log"], "a frame must be a JSON object with a `type`"),
+    ],
+)
+def test_an_invalid_frame_is_refused_with_one_sentence_that_names_the_field(frame: Any, said: str) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        decode(json.dumps(frame))
+    assert said in sentence(caught)
+
+
+def test_what_a_script_said_wrongly_does_not_make_its_agent_s_frame_invalid() -> None:
+    row = {"worker": "t1-1", "trainer": "t1", "newest": "x", "formed": 1 << 70, "address": 7, "failed": "\ud800"}
+    join = decode(
+        json.dumps({"type": "join", "node": "n", "host": "n", "agent": "a", "workers": [{**row, "report": 1}]})
+    )
+    assert isinstance(join, Join)
+    (status,) = join.workers
+    assert (status.newest, status.formed, status.address, status.failed) == (-1, -1, "nonsense", "\\ud800")
+    assert status.report is None
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"type": "report"}, "`generation` is missing"),
+        ({"type": "report", "generation": 1, "samples": -1}, "`samples` must be 0 or more, but got -1"),
+        ({"type": "report", "generation": 1, "epochs": 1.0}, "`epochs` must be a whole number, but got 1.0"),
+        ({"type": "report", "generation": 1, "metrics": {"loss": "x"}}, "`metrics.loss` must be a number, but got 'x'"),
+        (
+            {"type": "report", "generation": 1, "metrics": {"loss": 10**400}},
+            "`metrics.loss` must be a number, but got 1000",
+        ),
+        (
+            {"type": "report", "generation": 1, "metrics_at": {"a": [1, 2]}},
+            "`metrics_at.a` must have at least 3 entries",
+        ),
+        ({"type": "report", "generation": 1, "rates": {"x": 1}}, "`rates.x.[key]` must be a whole number, but got 'x'"),
+        (
+            {"type": "formed", "generation": 1, "world": 1, "pause_s": 1e10, "form_s": 0, "sync_s": 0},
+            "`pause_s` must be at",
+        ),
+        ({"type": "failed", "error": 1, "traceback": ""}, "`error` must be a text, but got 1"),
+        ({"generation": 1}, "it must be an object with a `type`"),
+        ({"type": {}}, "it must be an object with a `type`"),
+    ],
+)
+def test_an_invalid_message_of_a_worker_is_refused_with_one_sentence(message: Any, said: str) -> None:
+    with pytest.raises(ProtocolError, match="a worker said ") as caught:
+        parse_worker_message(message)
+    assert said in sentence(caught)
+
+
+def test_a_worker_s_message_is_cut_to_what_can_be_stored() -> None:
+    metrics = {f"m{number}": float(number) for number in range(500)}
+    rates = {"1": 5.0, "2": float("nan"), "3": 1e300, str(1 << 30): 1.0}
+    report = parse_worker_message({"type": "report", "generation": 1, "metrics": metrics, "rates": rates, "later": 1})
+    assert isinstance(report, Report)
+    assert len(report.metrics) == 100
+    assert report.rates == {"1": 5.0}
+    failed = parse_worker_message({"type": "failed", "error": "\ud800" * 9999, "traceback": "x" * 99_999, "fresh": 1})
+    assert failed == Failed("\\ud800" * 4000, "x" * 20_000, fresh=False)
+    assert parse_worker_message({"type": "broken", "generation": 4}) == Broken(4)
+    formed = parse_worker_message(
+        {"type": "formed", "generation": 1, "world": 2, "pause_s": -1, "form_s": 0, "sync_s": 1}
+    )
+    assert isinstance(formed, Formed)
+    assert (str(formed.pause_s), formed.form_s, formed.sync_s) == ("nan", 0.0, 1.0)
