@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bftrainer.dashboard import files, timeline
-from bftrainer.dashboard.timeline import Cells, Interval, by_number, counted, gantt, series, together
+from bftrainer.dashboard.timeline import Cells, Interval, counted, gantt, series, together
 
 
 def test_a_cell_shows_what_held_in_its_middle() -> None:
@@ -93,12 +93,6 @@ def test_use_is_what_a_count_second_by_second_finds(
 
 def test_times_are_counted_by_cell_and_those_outside_are_not() -> None:
     assert counted(Cells(0.0, 10.0, 10), [0.0, 0.5, 9.99, 10.0, 11.0, -1.0]) == [[0, 2], [9, 2]]
-
-
-def test_node2_comes_before_node10() -> None:
-    names = ["rack2-node1", "rack1-node10", "rack1-node2", "a", "10", "9", "x" + "9" * 40]
-    assert sorted(names, key=by_number)[:2] == ["9", "10"]
-    assert sorted(names, key=by_number).index("rack1-node2") < sorted(names, key=by_number).index("rack1-node10")
 
 
 @pytest.mark.parametrize("name", [*files.STATIC, "index.html", "report.js"])

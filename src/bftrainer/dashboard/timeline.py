@@ -7,13 +7,14 @@ draws come out. The result is bounded, however long the window and however large
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from bftrainer.util.text import natural
 
 Floats = npt.NDArray[np.float64]
 
@@ -75,7 +76,7 @@ def gantt(
     """
     layers = [list(present), list(used)]
     seen = {interval.node for layer in layers for interval in layer}
-    names = [node for node in nodes if node in seen] if nodes else sorted(seen, key=by_number)
+    names = [node for node in nodes if node in seen] if nodes else sorted(seen, key=natural)
     stride = math.ceil(len(names) / MOST_ROWS) or 1
     shown = names[::stride]
     row = {node: i for i, node in enumerate(shown)}
@@ -190,8 +191,3 @@ def marks(taken: Sequence[list[int]]) -> dict[str, Any]:
     """
     every = math.ceil(len(taken) / MOST_TAKEN) or 1
     return {"taken": list(taken[::every]), "taken_every": every}
-
-
-def by_number(name: str) -> tuple[tuple[str, int], ...]:
-    """Return a sort key that puts node2 before node10."""
-    return tuple((text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d{0,18})", name) if text or digits)

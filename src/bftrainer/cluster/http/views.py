@@ -17,6 +17,7 @@ from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store.schema import TrainerRow
 from bftrainer.core.curve import Curve
+from bftrainer.util.text import natural
 
 HIDDEN = "(hidden)"
 """Replaces the values of a trainer's environment, because people put passwords there."""
@@ -137,7 +138,7 @@ def _use(view: NodeState, live: ActiveTrainer | None) -> str:
 def _nodes(live: ActiveTrainer) -> list[str]:
     """Return the nodes on which a trainer trains or will train."""
     running = {worker.node for worker in live.job.workers.values()} - {HEAD}
-    return sorted(running | set(live.job.nodes), key=_by_number)
+    return sorted(running | set(live.job.nodes), key=natural)
 
 
 def _rate(live: ActiveTrainer) -> float:
@@ -166,8 +167,3 @@ def _places(found: Mapping[str, Sequence[int]]) -> dict[str, dict[str, int]]:
 
 def _points(curve: Curve) -> dict[str, Any]:
     return {"nodes": list(curve.nodes), "rates": list(curve.rates)}
-
-
-def _by_number(name: str) -> tuple[str, int]:
-    stem = name.rstrip("0123456789")
-    return stem, int(name[len(stem) :] or 0)

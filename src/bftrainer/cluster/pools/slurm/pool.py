@@ -37,9 +37,9 @@ from bftrainer.cluster.pools.slurm.decide import (
 )
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings, read_duration
 from bftrainer.cluster.pools.slurm.short import Shortening
-from bftrainer.core.hostlist import natural
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes import variables
+from bftrainer.util.text import natural
 
 FOLDER = "slurm"
 _BUSY = 3.0
