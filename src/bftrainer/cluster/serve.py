@@ -13,7 +13,6 @@ import errno
 import fcntl
 import functools
 import getpass
-import ipaddress
 import json
 import os
 import secrets
@@ -49,6 +48,7 @@ from bftrainer.cluster.wire import tls
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes import variables
 from bftrainer.scheduler import Scheduler
+from bftrainer.util.net import is_loopback
 
 LOCK_FILE = "serve.lock"
 SECRET_FILE = "agent-secret"  # noqa: S105 - the name of a file
@@ -277,14 +277,6 @@ def _listen(config: Config, store: Store) -> LimitedListener:
             raise BFTrainerError(f"port {wanted} of {host} {why}") from None
         return listening
     raise AssertionError
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _in_url(host: str) -> str:
