@@ -48,6 +48,7 @@ from bftrainer.cluster.wire import tls
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes import variables
 from bftrainer.scheduler import Scheduler
+from bftrainer.util.files import replace_file
 from bftrainer.util.net import is_loopback
 
 LOCK_FILE = "serve.lock"
@@ -290,7 +291,7 @@ def _secret(path: Path) -> str:
         return path.read_text().strip()
     except FileNotFoundError:
         secret = secrets.token_urlsafe(32)
-        write_private(path, secret + "\n")
+        replace_file(path, secret + "\n")
         return secret
 
 
@@ -304,19 +305,8 @@ def _make_client_file(folder: Path, store: Store, url: str, authority: str) -> s
         token = "bft_" + secrets.token_urlsafe(32)
         store.adopt_token(token, name=LOCAL_TOKEN, owner=getpass.getuser(), role="admin", time=time.time())
     known_by = {"authority": authority} if authority else {}
-    write_private(path, json.dumps({"url": url, "token": token, **known_by}) + "\n")
+    replace_file(path, json.dumps({"url": url, "token": token, **known_by}) + "\n")
     return token
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read. It is written completely or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
 
 
 def complain(message: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from bftrainer.cluster.store import schema
 from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.util.files import sync
 
 BUSY_S = 5.0
 """Seconds to wait for another process that is writing, such as `bftrainer token`."""
@@ -145,9 +146,9 @@ class Database:
                 self.connection.backup(copy)
                 # A single plain file can be read where no other file can be written beside it.
                 copy.execute("PRAGMA journal_mode = DELETE")
-            _sync(beside)
+            sync(beside)
             beside.replace(path)
-            _sync(path.parent)
+            sync(path.parent)
         except sqlite3.Error as problem:
             raise _explained(path, problem) from None
         except OSError as problem:
@@ -209,14 +210,6 @@ def _make(path: Path) -> None:
     """
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _explained(path: Path, problem: sqlite3.Error) -> BFTrainerError:

@@ -27,6 +27,7 @@ from bftrainer.errors import BFTrainerError
 from bftrainer.processes import variables
 from bftrainer.processes.launch import Command, Process
 from bftrainer.processes.warm import WarmLauncher
+from bftrainer.util.files import replace_file
 
 PRELOAD = (
     *("torch", "bftrainer.elastic.torch.run"),
@@ -227,12 +228,7 @@ def _listen(folder: Path) -> socket.socket:
     listener.bind(str(room / "socket"))
     listener.listen()
     listener.setblocking(False)
-    beside = folder / "host.json.new"
-    with beside.open("w") as out:
-        json.dump({"socket": str(room / "socket")}, out)
-        out.flush()
-        os.fsync(out.fileno())
-    beside.replace(address_file(folder))
+    replace_file(address_file(folder), json.dumps({"socket": str(room / "socket")}))
     return listener
 
 
