@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
 import functools
 import getpass
 import json
@@ -48,6 +47,7 @@ from bftrainer.cluster.wire import tls
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes import variables
 from bftrainer.scheduler import Scheduler
+from bftrainer.util import locks
 from bftrainer.util.files import replace_file
 from bftrainer.util.net import is_loopback
 
@@ -223,31 +223,21 @@ def prepare_folder(folder: Path) -> Path:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     path = folder / LOCK_FILE
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        # `doctor` holds the lock for an instant, so try more than once.
-        if not any(_try_lock(descriptor, wait_s) for wait_s in (0.0, 0.1, 0.2)):
-            pid = os.read(descriptor, 32).decode(errors="replace").strip() or "?"
-            raise BFTrainerError(f"a controller (pid {pid}) runs with the state folder {folder} already")
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _try_lock(descriptor: int, wait_s: float) -> bool:
-    time.sleep(wait_s)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        lock = locks.take_lock(path, wait_s=0.3)  # `doctor` holds the lock for an instant
     except OSError as problem:
         raise InputError(
             f"the state folder cannot be locked: {problem.strerror}. Its file system must have flock (Lustre: mount it "
             "with -o flock), or choose another folder by --state or BFTRAINER_STATE."
         ) from None
-    return True
+    if lock is None:
+        pid = locks.read_pid(path) or "?"
+        raise BFTrainerError(f"a controller (pid {pid}) runs with the state folder {folder} already")
+    try:
+        locks.write_pid(lock, os.getpid())
+        yield
+    finally:
+        os.close(lock)
 
 
 def _listen(config: Config, store: Store) -> LimitedListener:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import signal
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from bftrainer.cluster.launchers.base import HEAD
 from bftrainer.processes import variables
+from bftrainer.util import locks
 
 LOCK, LOG = "head.lock", "head.log"
 STRAY_S = 30.0
@@ -58,7 +58,7 @@ class HeadAgent:
         if now < self._not_before:
             return
         try:
-            lock = self._take_lock()
+            lock = locks.take_lock(self._folder / LOCK)  # None while an agent holds it
             if lock is not None:
                 self._start(lock, now)
             elif now - self._missing_since > STRAY_S:
@@ -91,20 +91,7 @@ class HeadAgent:
         self._process = None
 
     def _lives(self) -> bool:
-        lock = self._take_lock()
-        if lock is not None:
-            os.close(lock)
-        return lock is None
-
-    def _take_lock(self) -> int | None:
-        """Take the lock and return its descriptor, or None while an agent holds it."""
-        descriptor = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            return None
-        return descriptor
+        return locks.is_locked(self._folder / LOCK)
 
     def _start(self, lock: int, now: float) -> None:
         path = self._folder / LOG
@@ -125,7 +112,7 @@ class HeadAgent:
                 start_new_session=True,
                 pass_fds=(lock,),
             )
-            os.pwrite(lock, f"{self._process.pid}\n".encode(), 0)
+            locks.write_pid(lock, self._process.pid)
         finally:
             os.close(lock)  # the agent has its own copy and keeps the lock
             if log >= 0:
@@ -136,5 +123,7 @@ class HeadAgent:
 
     def _signal(self, signum: int) -> None:
         """Signal the agent that holds the lock. While it holds the lock, its process id cannot be another's."""
-        with contextlib.suppress(OSError, ValueError):
-            os.kill(int((self._folder / LOCK).read_text()), signum)
+        pid = locks.read_pid(self._folder / LOCK)
+        if pid is not None:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signum)

@@ -8,7 +8,6 @@ already. It ends, with all agents, on request or after a time without a controll
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import logging
 import os
@@ -16,7 +15,6 @@ import signal
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +26,7 @@ from bftrainer.processes import variables
 from bftrainer.processes.launch import Command, Process
 from bftrainer.processes.warm import WarmLauncher
 from bftrainer.util.files import replace_file
+from bftrainer.util.locks import take_lock
 
 PRELOAD = (
     *("torch", "bftrainer.elastic.torch.run"),
@@ -209,17 +208,10 @@ def _lock(folder: Path) -> int:
     """
     os.umask(0o077)
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / "host.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + LOCK_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
-        else:
-            return descriptor
+    lock = take_lock(folder / "host.lock", wait_s=LOCK_S)
+    if lock is None:
+        raise BlockingIOError
+    return lock
 
 
 def _listen(folder: Path) -> socket.socket:
