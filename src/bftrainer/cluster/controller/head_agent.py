@@ -21,12 +21,13 @@ from pathlib import Path
 from bftrainer.cluster.launchers.base import HEAD
 from bftrainer.processes import variables
 from bftrainer.util import locks
+from bftrainer.util.backoff import Backoff
 
 LOCK, LOG = "head.lock", "head.log"
 STRAY_S = 30.0
 """A head agent that is alive but has not connected for this long is ended, and another one is started."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-"""The shortest and the longest wait between two attempts to start a head agent."""
+BACKOFF = Backoff(1.0, 30.0)
+"""Waits between two attempts to start a head agent."""
 GOOD_S = 60.0
 """A head agent that ran for longer than this has not failed."""
 END_S = 3.0
@@ -42,7 +43,7 @@ class HeadAgent:
         self._folder = folder
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
-        self._pause_s = FIRST_PAUSE_S
+        self._failures = 0
         self._not_before = self._started_at = 0.0
         self._missing_since: float | None = None
 
@@ -84,11 +85,15 @@ class HeadAgent:
             return
         dismissed = self._process.returncode == 0
         if dismissed or now - self._started_at > GOOD_S:
-            self._pause_s = FIRST_PAUSE_S
+            self._failures = 0
         else:
-            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            self._failures += 1
         self._not_before = now if dismissed else now + self._pause_s
         self._process = None
+
+    @property
+    def _pause_s(self) -> float:
+        return BACKOFF.wait_s(self._failures + 1)
 
     def _lives(self) -> bool:
         return locks.is_locked(self._folder / LOCK)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from bftrainer.cluster.wire.messages import FromController, WorkerStatus
 from bftrainer.elastic import protocol
+from bftrainer.util.backoff import Backoff
 
 _KILLED = (-9, -15, -1, -2, 128 + 9, 128 + 15, 128 + 1, 128 + 2)
 """Exit statuses of a worker that was killed by a signal. Any other status is the script's own fault."""
@@ -45,7 +46,7 @@ class JobSettings:
 
     def backoff_s(self, failures: int) -> float:
         """Return how long to wait after `failures` failures before the script is tried again."""
-        return self.restart_backoff_s * 2.0 ** min(failures - 1, 6)
+        return Backoff(self.restart_backoff_s, 64 * self.restart_backoff_s).wait_s(failures)
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from bftrainer.cluster.pools.keeper import NODE_NAME
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings, read_duration
 from bftrainer.core.hostlist import expand
 from bftrainer.traces.recorder.states import is_idle, sinfo_rows
+from bftrainer.util.backoff import Backoff
 from bftrainer.util.text import natural
 
 PREFIX = "bftrainer-"
@@ -348,7 +349,7 @@ class Refusals:
         news = problem != self.problem
         self.count, self.problem = self.count + 1, problem
         if self.count >= _REFUSALS or not news:
-            self.until = now + min(RETRY_S * 2.0 ** min(self.count - 2, 10), LONGEST_RETRY_S)
+            self.until = now + Backoff(RETRY_S, LONGEST_RETRY_S).wait_s(self.count - 1)
         return news
 
     def forget(self) -> None:
