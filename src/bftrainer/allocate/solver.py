@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bftrainer.errors import InputError
+from bftrainer.util.text import one_line
 
 Backend = Literal["highs", "gurobi"]
 Floats = npt.NDArray[np.float64]
@@ -220,8 +221,7 @@ def _gurobi(model: Model, start: Floats, time_limit_s: float) -> Solution:
         with gurobipy.Env(params=options) as env, gurobipy.Model(env=env) as native:
             return _solve_native(gurobipy.GRB, gurobipy.LinExpr, native, model, start, time_limit_s)
     except gurobipy.GurobiError as error:
-        text = " ".join(str(error).split())
-        raise _NoGurobiError(f"Gurobi cannot solve this model: {text.split('; visit')[0]}") from error
+        raise _NoGurobiError(f"Gurobi cannot solve this model: {one_line(error).split('; visit')[0]}") from error
 
 
 def _solve_native(

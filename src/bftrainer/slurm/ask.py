@@ -35,6 +35,7 @@ from bftrainer.slurm.site import (
     read_qos,
     read_skew,
 )
+from bftrainer.util.text import last_line, one_line
 
 TIMEOUT_S = 10.0
 """Seconds that a Slurm command may take."""
@@ -83,10 +84,8 @@ def run(argv: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
             raise
         output, complaint = _start(out), _start(err)
     if process.returncode != 0:
-        lines = [line.strip() for line in complaint.splitlines() if line.strip()]
-        raise SlurmError(
-            f"{' '.join(argv[:3])}: {lines[-1][:200] if lines else f'exit status {process.returncode}, not a word'}"
-        )
+        said = last_line(complaint)[:200] or f"exit status {process.returncode}, not a word"
+        raise SlurmError(f"{' '.join(argv[:3])}: {said}")
     return output if output.strip() else complaint  # sbatch --test-only answers on stderr
 
 
@@ -117,7 +116,7 @@ def gather(
         try:
             return ask(argv)
         except SlurmError as problem:
-            unanswered.append(" ".join(str(problem).split()))
+            unanswered.append(one_line(problem))
             return ""
 
     accounting = config.get("AccountingStorageType", "").endswith("slurmdbd")

@@ -42,6 +42,7 @@ from bftrainer.elastic.protocol import (
 from bftrainer.errors import InputError
 from bftrainer.processes.launch import Command, Process
 from bftrainer.processes.warm import WarmLauncher
+from bftrainer.util.text import one_line
 
 TAIL = 4000
 """How many characters of a worker's last output are sent with the message that it has ended."""
@@ -291,7 +292,7 @@ class AgentWorkers:
                 raise
             status = -signal.SIGKILL  # stopped before it had started
         except Exception as problem:  # the controller must be told of any problem
-            error = " ".join(str(problem).split())
+            error = one_line(problem)
             _log.warning("%s could not be started: %s", worker.name, error)
         if worker.killing is not None:
             worker.killing.cancel()

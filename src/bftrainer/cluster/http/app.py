@@ -34,6 +34,7 @@ from bftrainer.cluster.store.store import ID
 from bftrainer.cluster.wire import messages
 from bftrainer.elastic import protocol
 from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.util.text import one_line
 
 RECENT_S = 3600.0
 
@@ -283,7 +284,7 @@ def _add_errors(app: FastAPI) -> None:
         headers = {**(headers or {}), **({"WWW-Authenticate": "Bearer"} if status == 401 else {})}
         # The message may quote the request, which may hold bytes that are no characters.
         said = message.encode(errors="backslashreplace").decode()
-        return JSONResponse({"error": " ".join(said.split())}, status, headers)
+        return JSONResponse({"error": one_line(said)}, status, headers)
 
     @app.exception_handler(AnyHTTPException)
     async def refused(request: Request, problem: AnyHTTPException) -> JSONResponse:

@@ -18,6 +18,7 @@ from typing import Any
 from bftrainer.cluster.store import schema
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.util.files import sync
+from bftrainer.util.text import one_line
 
 BUSY_S = 5.0
 """Seconds to wait for another process that is writing, such as `bftrainer token`."""
@@ -126,7 +127,7 @@ class Database:
 
     def problems(self) -> list[str]:
         """Return the problems that SQLite finds: damaged pages, inconsistent indices, dangling references."""
-        lines = [" ".join(str(line).split()) for (line,) in self.rows("PRAGMA integrity_check(20)")]
+        lines = [one_line(line) for (line,) in self.rows("PRAGMA integrity_check(20)")]
         found = [line for line in lines if line != "ok"]
         for table, row, other, _ in self.rows("PRAGMA foreign_key_check")[:20]:
             found.append(f"row {row} of {table} refers to a row of {other} that does not exist")

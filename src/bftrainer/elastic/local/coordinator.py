@@ -29,6 +29,7 @@ from bftrainer.elastic.roster import Roster
 from bftrainer.errors import InputError
 from bftrainer.processes.launch import Command, Process, ProcessLauncher
 from bftrainer.processes.unguided import NEVER_CALLED
+from bftrainer.util.text import last_line
 
 _KILLED = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 """Signals that mean that the node was taken away; any other signal is the script's own fault."""
@@ -324,7 +325,7 @@ class Coordinator:
             self._finish()
         elif status > 0 and status - 128 not in _KILLED:
             tail = _tail(node.log)
-            last = next((line.strip() for line in reversed(tail.splitlines()) if line.strip()), "")
+            last = last_line(tail)
             self._failed(node, f"{node.name} ended with status {status}{': ' + last if last else ''}", tail)
         elif status < 0 and -status not in _KILLED:
             self._failed(node, f"{node.name} was ended by {signal.Signals(-status).name}", _tail(node.log))

@@ -22,6 +22,7 @@ from bftrainer.core.trace import utc
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.traces.recorder.states import NodeStates
 from bftrainer.util.locks import try_lock
+from bftrainer.util.text import one_line
 
 FORMAT = 1
 
@@ -209,7 +210,7 @@ def follow(stream: BinaryIO, name: str, view: View) -> Iterator[Entry]:
             view.add(entry)
         except (ValueError, OverflowError, RecursionError) as error:
             raise InputError(
-                f"{name}:{number}: the journal is damaged there: {' '.join(str(error).split())[:200]}; "
+                f"{name}:{number}: the journal is damaged there: {one_line(error)[:200]}; "
                 "keep the lines before it to save what they hold"
             ) from None
         yield entry

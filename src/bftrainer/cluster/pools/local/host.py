@@ -27,6 +27,7 @@ from bftrainer.processes.launch import Command, Process
 from bftrainer.processes.warm import WarmLauncher
 from bftrainer.util.files import replace_file
 from bftrainer.util.locks import take_lock
+from bftrainer.util.text import last_line
 
 PRELOAD = (
     *("torch", "bftrainer.elastic.torch.run"),
@@ -297,7 +298,7 @@ class HostLink:
         _, said = await starter.communicate()
         found = await cls.find(folder)
         if found is None:
-            why = (said.decode(errors="replace").strip().splitlines() or ["it does not answer"])[-1]
+            why = last_line(said.decode(errors="replace")) or "it does not answer"
             raise BFTrainerError(f"cannot start the host of virtual nodes: {why}; see {folder / 'host.log'}")
         return found
 
