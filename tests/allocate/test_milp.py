@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from strategies import problems
 
 from bftrainer.allocate import milp
-from bftrainer.allocate.milp import MilpAllocator, first_counts, obeys
+from bftrainer.allocate.anytime import first_counts, obeys
+from bftrainer.allocate.milp import MilpAllocator
 from bftrainer.allocate.problem import Claim, Limits, Problem
 from bftrainer.allocate.solver import Model
 from bftrainer.core.curve import Curve

@@ -9,7 +9,7 @@ from strategies import problems
 from test_milp import claim, large_problem, solves
 
 from bftrainer.allocate import milp_nodes
-from bftrainer.allocate.milp import first_counts
+from bftrainer.allocate.anytime import first_counts
 from bftrainer.allocate.milp_nodes import NodeMilpAllocator, current_map, migration_free
 from bftrainer.allocate.problem import Limits, Problem
 from bftrainer.allocate.solver import solve

@@ -29,6 +29,8 @@ TOLERANCE = 1e-9  # HiGHS accepts 1e-10 at the least; Gurobi 1e-9
 OBJECTIVE_SPAN = 1e6
 """Range that a model's objective should have, from the start to the best conceivable. Solvers ignore improvements below
 their absolute tolerance, so a model in units where the whole range is small loses digits."""
+TINY = 1e-290
+"""Gains below this cannot be scaled into the range where solvers are precise."""
 
 
 class SolverWarning(UserWarning):
