@@ -146,10 +146,10 @@ def series(cells: Cells, starts: Floats, ends: Floats) -> dict[str, list[float]]
     value = np.where(found >= 0, levels[found], 0.0) if len(levels) else np.zeros(len(moments) - 1)
     first = np.searchsorted(moments, edges[:-1])
     mean = np.add.reduceat(value * np.diff(moments), first) / np.diff(edges)
-    return lines(np.minimum.reduceat(value, first), mean, np.maximum.reduceat(value, first))
+    return rounded_lines(np.minimum.reduceat(value, first), mean, np.maximum.reduceat(value, first))
 
 
-def together(present: Sequence[Interval], used: Sequence[Interval]) -> tuple[Floats, Floats]:
+def busy_times(present: Sequence[Interval], used: Sequence[Interval]) -> tuple[Floats, Floats]:
     """Return when present nodes had a worker: starts and ends.
 
     A worker may outlive its node's time in the pool (it shuts down while the node leaves), and the next worker may
@@ -168,12 +168,12 @@ def together(present: Sequence[Interval], used: Sequence[Interval]) -> tuple[Flo
     return times[on], times[on + 1]
 
 
-def lines(low: Floats, mean: Floats, high: Floats) -> dict[str, list[float]]:
+def rounded_lines(low: Floats, mean: Floats, high: Floats) -> dict[str, list[float]]:
     """Return the three lines of a series, with as few characters as possible."""
     return {"low": np.round(low, 2).tolist(), "mean": np.round(mean, 2).tolist(), "high": np.round(high, 2).tolist()}
 
 
-def counted(cells: Cells, times: Iterable[float]) -> list[list[int]]:
+def events_per_cell(cells: Cells, times: Iterable[float]) -> list[list[int]]:
     """Return the cells in which something happened, each with the number of times."""
     found: dict[int, int] = {}
     for time in times:
@@ -183,7 +183,7 @@ def counted(cells: Cells, times: Iterable[float]) -> list[list[int]]:
     return [[at, found[at]] for at in sorted(found)]
 
 
-def marks(taken: Sequence[list[int]]) -> dict[str, Any]:
+def preemption_marks(taken: Sequence[list[int]]) -> dict[str, Any]:
     """Return where nodes were taken, as rows and cells in order of time.
 
     If there are too many, every second, third, … is marked: spread over all of the time, the marks show where more were
