@@ -86,3 +86,13 @@ def table(
 def fold(summary: str, body: str) -> str:
     """Return HTML that a click on `summary` shows."""
     return f"<details>\n<summary>{escape(summary)}</summary>\n{body}</details>\n"
+
+
+def amount(number: float | None) -> str:
+    """Return a large number in readable form; nothing for None."""
+    if number is None:
+        return ""
+    for size, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
+        if abs(number) >= size:
+            return f"{number / size:,.2f} {name}"
+    return f"{number:,.0f}"

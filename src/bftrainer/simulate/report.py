@@ -104,7 +104,7 @@ def _figures(replay: Replay, metrics: Metrics) -> str:
         ("Eq-nodes", f"{metrics.eq_nodes:,.1f}", "static nodes of equal node-hours"),
         ("Resource integral", f"{metrics.resource_integral_node_hours:,.0f}", "node-hours of the pool"),
         ("Node-hours used", f"{used_hours:,.0f}", f"{1 - metrics.unoccupied_share:.1%} of the pool's"),
-        ("Outcome", _amount(metrics.outcome_samples), "samples"),
+        ("Outcome", html.amount(metrics.outcome_samples), "samples"),
         ("Run time", run_hours, spread),
         ("Pool events", f"{metrics.events:,}", f"{metrics.events / max(metrics.hours, 1e-9):,.1f} per hour"),
         ("Decision latency", f"{ms['p50']:.2f} ms", f"median; 99 % {ms['p99']:.2f} ms, most {ms['max']:.2f} ms"),
@@ -118,7 +118,7 @@ def _losses(metrics: Metrics) -> str:
         (
             Markup(f'<i style="background:{part.colour}"></i>{escape(part.name)}'),
             part.printed,
-            _amount(metrics.outcome_samples if part.name == "U" else part.samples),
+            html.amount(metrics.outcome_samples if part.name == "U" else part.samples),
             part.meaning,
         )
         for part in parts_of_bound(metrics)
@@ -158,7 +158,7 @@ def _ends(trainers: Sequence[TrainerSummary]) -> str:
             shortened(row.model) or "–",
             *(("–" if time is None else utc(time).replace("T", " ")) for time in (row.submit, row.start, row.end)),
             "–" if row.run_hours is None else f"{row.run_hours:,.2f}",
-            _amount(row.samples),
+            html.amount(row.samples),
         )
         for row in (trainers if len(trainers) <= 2 * _ENDS else (*trainers[:_ENDS], *trainers[-_ENDS:]))
     ]
@@ -182,13 +182,3 @@ def _plain(value: Any) -> str:
     if value is None:
         return "–"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _amount(samples: float | None) -> str:
-    """A number of samples in readable form."""
-    if samples is None:
-        return ""
-    for size, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
-        if abs(samples) >= size:
-            return f"{samples / size:,.2f} {name}"
-    return f"{samples:,.0f}"

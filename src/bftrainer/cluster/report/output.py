@@ -83,7 +83,7 @@ def as_page(account: UsageReport, efficiency: Efficiency) -> str:
         ("given to trainers", f"{account.used_us / pool:.1%}", ""),
         ("computing", f"{account.computing_us / pool:.1%}", ""),
         ("nodes on average", f"{hours(account.pool_us) / account.window.hours:,.1f}", ""),
-        ("samples", f"{account.samples:,.0f}", ""),
+        ("samples", html.amount(account.samples), ""),
         ("efficiency U", _share(efficiency.efficiency), ""),
         ("bound", _share(efficiency.bound), ""),
     ]
