@@ -17,7 +17,8 @@ from bftrainer.core.pool import Event
 from bftrainer.core.topology import Topology
 from bftrainer.core.trainer import Trainer
 from bftrainer.errors import InputError
-from bftrainer.scheduler import Plan, Policy, Scheduler, State, deal_trainers, split_nodes
+from bftrainer.scheduler import Plan, Policy, Scheduler, State
+from bftrainer.simulate.study import deal_trainers, split_nodes
 
 CURVE = Curve.through([0, 1, 2, 4, 8], [0.0, 100.0, 190.0, 350.0, 600.0])
 

@@ -23,6 +23,7 @@ from bftrainer.elastic.protocol import Formed
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes.launch import ColdLauncher, ProcessLauncher
 from bftrainer.processes.warm import WarmLauncher
+from bftrainer.util.text import last_line
 
 LEAST_WINDOWS = 3
 """Least number of measurements whose median is a rate."""
@@ -199,8 +200,8 @@ class _Session:
 
     def _say_end(self, outcome: Outcome, size: int) -> None:
         if outcome.status == "failed":
-            lines = [line.strip() for line in outcome.traceback.strip().splitlines()]
-            last = f" ({lines[-1][:200]})" if lines and lines[-1] not in outcome.error else ""
+            line = last_line(outcome.traceback)
+            last = f" ({line[:200]})" if line and line not in outcome.error else ""
             raise BFTrainerError(f"{self._name} failed: {outcome.error}{last}")
         raise BFTrainerError(
             f"{self._name} ended before it could be measured on {_nodes(size)}; give it more epochs, or fewer --seconds"

@@ -370,17 +370,3 @@ def _how_many(pool: float, sizes: Iterable[int], *, enough: bool) -> int:
         if enough and total >= pool:
             break
     return number
-
-
-def split_nodes(nodes: Sequence[Node], parts: int) -> list[tuple[Node, ...]]:
-    """Split a machine's nodes into `parts` disjoint ranges of nearly equal size, for independent schedulers."""
-    if not 1 <= parts <= len(nodes):
-        raise InputError(f"parts must be from 1 to the number of nodes ({len(nodes)}), but got {parts}")
-    bounds = [len(nodes) * i // parts for i in range(parts + 1)]
-    return [tuple(nodes[a:b]) for a, b in pairwise(bounds)]
-
-
-def deal_trainers(trainers: Sequence[Trainer], parts: int) -> list[tuple[Trainer, ...]]:
-    """Deal trainers to `parts` queues in turn, in order of submission."""
-    ordered = sorted(trainers, key=lambda trainer: trainer.submit)
-    return [tuple(ordered[i::parts]) for i in range(parts)]

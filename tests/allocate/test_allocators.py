@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 from bftrainer.allocate import exact, kernel
+from bftrainer.allocate.anytime import merit
 from bftrainer.allocate.exact import ExactAllocator
-from bftrainer.allocate.milp import merit
 from bftrainer.allocate.problem import Allocator, Claim, Limits, Problem
 from bftrainer.allocate.registry import ALLOCATORS, make_allocator
 from bftrainer.core.curve import Curve

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 
 from bftrainer.allocate import milp
-from bftrainer.allocate.milp import MilpAllocator, first_counts, obeys
+from bftrainer.allocate.anytime import first_counts, obeys
+from bftrainer.allocate.milp import MilpAllocator
 from bftrainer.allocate.problem import Limits, Problem
 from bftrainer.core.curve import Curve
 from bftrainer.errors import InputError

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bftrainer.allocate import milp_nodes
-from bftrainer.allocate.milp import first_counts
+from bftrainer.allocate.anytime import first_counts
 from bftrainer.allocate.milp_nodes import NodeMilpAllocator, current_map, migration_free
 from bftrainer.allocate.problem import Limits, Problem
 from bftrainer.allocate.solver import solve

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bftrainer.dashboard import files, timeline
-from bftrainer.dashboard.timeline import Cells, Interval, by_number, counted, gantt, series, together
+from bftrainer.dashboard.timeline import Cells, Interval, busy_times, events_per_cell, gantt, series
 
 
 def test_a_cell_shows_what_held_in_its_middle() -> None:
@@ -72,9 +72,9 @@ def test_a_node_is_used_once_and_only_while_it_is_there() -> None:
         Interval("n2", 7.0, 9.0),  # the next one starts meanwhile
         Interval("n3", 0.0, 30.0),  # on a node that never was in the pool
     ]
-    starts, ends = together(there, used)
+    starts, ends = busy_times(there, used)
     assert (ends - starts).sum() == 5 + 9
-    assert all(len(found) == 0 for found in together([], []))
+    assert all(len(found) == 0 for found in busy_times([], []))
 
 
 _spans = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 20), st.integers(0, 9)), max_size=12)
@@ -87,18 +87,12 @@ def test_use_is_what_a_count_second_by_second_finds(
     def seconds(spans: list[tuple[str, int, int]]) -> set[tuple[str, int]]:
         return {(node, start + i) for node, start, length in spans for i in range(length)}
 
-    starts, ends = together(*([Interval(n, a, a + b) for n, a, b in spans] for spans in (there, used)))
+    starts, ends = busy_times(*([Interval(n, a, a + b) for n, a, b in spans] for spans in (there, used)))
     assert (ends - starts).sum() == len(seconds(there) & seconds(used))
 
 
 def test_times_are_counted_by_cell_and_those_outside_are_not() -> None:
-    assert counted(Cells(0.0, 10.0, 10), [0.0, 0.5, 9.99, 10.0, 11.0, -1.0]) == [[0, 2], [9, 2]]
-
-
-def test_node2_comes_before_node10() -> None:
-    names = ["rack2-node1", "rack1-node10", "rack1-node2", "a", "10", "9", "x" + "9" * 40]
-    assert sorted(names, key=by_number)[:2] == ["9", "10"]
-    assert sorted(names, key=by_number).index("rack1-node2") < sorted(names, key=by_number).index("rack1-node10")
+    assert events_per_cell(Cells(0.0, 10.0, 10), [0.0, 0.5, 9.99, 10.0, 11.0, -1.0]) == [[0, 2], [9, 2]]
 
 
 @pytest.mark.parametrize("name", [*files.STATIC, "index.html", "report.js"])
@@ -122,10 +116,10 @@ def test_data_cannot_end_the_element_it_stands_in() -> None:
 
 def test_marks_of_too_many_losses_are_spread_over_all_of_the_time() -> None:
     taken = [[0, cell] for cell in range(10 * timeline.MOST_TAKEN + 1)]
-    found = timeline.marks(taken)
+    found = timeline.preemption_marks(taken)
     assert found["taken_every"] == 11
     assert len(found["taken"]) <= timeline.MOST_TAKEN
     cells = [cell for _, cell in found["taken"]]
     assert (cells[0], cells[-1] > 9.9 * timeline.MOST_TAKEN) == (0, True)
-    assert timeline.marks(taken[:5]) == {"taken": taken[:5], "taken_every": 1}
-    assert timeline.marks([]) == {"taken": [], "taken_every": 1}
+    assert timeline.preemption_marks(taken[:5]) == {"taken": taken[:5], "taken_every": 1}
+    assert timeline.preemption_marks([]) == {"taken": [], "taken_every": 1}

@@ -1,7 +1,6 @@
 """The `milp` allocator solves the count problem as a mixed-integer programme, with every kind of limit.
 
 A `Problem` with its `Limits` (owner caps, owner shares, exclusive groups) comes in, a `Decision` goes out.
-It shares with `milp_nodes.py` what any anytime solver needs: a starting point, and an answer when the time is up.
 
 Variables, for a claim j whose counts 0, min..C−1, C and C+1..max are cut into runs r on which the gain T·O(n) − O(C)·R
 is concave (a zig-zag curve gives several runs, Amdahl's law one per branch):
@@ -29,10 +28,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bftrainer.allocate.problem import Claim, Decision, Problem, Status
-from bftrainer.allocate.rights import lacking, rights
+from bftrainer.allocate.anytime import Counts, first_counts, merit, obeys, owned, settle
+from bftrainer.allocate.problem import Claim, Decision, Problem
+from bftrainer.allocate.rights import rights
 from bftrainer.allocate.solver import (
     OBJECTIVE_SPAN,
+    TINY,
     Backend,
     Draft,
     Floats,
@@ -42,9 +43,6 @@ from bftrainer.allocate.solver import (
     check_settings,
     solve,
 )
-
-Counts = tuple[int, ...]
-TINY = 1e-290  # gains below this cannot be scaled into the range where solvers are precise
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,59 +86,9 @@ class MilpAllocator:
         return max(start, found, key=lambda counts: merit(problem, counts)), answer.proven
 
 
-def _owned(problem: Problem, owner: str) -> list[int]:
-    return [j for j, claim in enumerate(problem.claims) if claim.owner == owner]
-
-
-def obeys(problem: Problem, counts: Counts) -> bool:
-    """Whether counts obey the pool, the claims, the owner caps and the exclusive groups."""
-    limits, claims = problem.limits, problem.claims
-    return (
-        problem.feasible(counts)
-        and all(sum(counts[j] for j in _owned(problem, owner)) <= cap for owner, cap in limits.owner_caps.items())
-        and all(
-            sum(n > 0 and c.name in group for c, n in zip(claims, counts, strict=True)) <= 1
-            for group in limits.exclusive
-        )
-    )
-
-
-def merit(problem: Problem, counts: Counts) -> tuple[int, float]:
-    """Key to compare counts by: first how far owners fall short of their shares, then the objective."""
-    return -lacking(rights(problem), problem.claims, counts), problem.objective(counts)
-
-
 def most_nodes(problem: Problem, claim: Claim) -> int:
     """The largest count that the claim, the pool and its owner's cap allow (below min_nodes: it cannot run)."""
     return max(0, min(claim.max_nodes, problem.pool, problem.limits.owner_caps.get(claim.owner, problem.pool)))
-
-
-def first_counts(problem: Problem) -> Counts:
-    """Starting point of a solver: the current map if allowed, else its allowed part, first come, first served."""
-    if obeys(problem, problem.current):
-        return problem.current
-    left, caps, kept = problem.pool, dict(problem.limits.owner_caps), list[int]()
-    running: set[str] = set()
-    for claim in problem.claims:
-        nodes = min(claim.running, claim.max_nodes, left, caps.get(claim.owner, left))
-        blocked = any(claim.name in group and running & group for group in problem.limits.exclusive)
-        kept.append(nodes if nodes >= claim.min_nodes and not blocked else 0)
-        left -= kept[-1]
-        if claim.owner in caps:
-            caps[claim.owner] -= kept[-1]
-        if kept[-1]:
-            running.add(claim.name)
-    nothing = (0,) * len(problem.claims)
-    return max(nothing, tuple(kept), key=lambda counts: merit(problem, counts))
-
-
-def settle(problem: Problem, counts: Counts, proven: bool, watch: Stopwatch) -> Decision:
-    """The decision: the counts found, unless the current map is allowed and as good."""
-    current = problem.current
-    stay = obeys(problem, current) and merit(problem, current) >= merit(problem, counts)
-    chosen = current if stay else counts
-    status: Status = "optimal" if proven else "kept" if stay else "time-limit"
-    return Decision(chosen, status, problem.objective(chosen), watch.ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +189,7 @@ class _Written:
             filled = np.clip(n - runs[chosen].first - begins, 0, runs[chosen].lengths)
             x[more[skipped : skipped + len(filled)]] = filled
         for owner, columns in self.short.items():
-            held = sum(counts[j] for j in _owned(problem, owner))
+            held = sum(counts[j] for j in owned(problem, owner))
             for column, wanted in columns:
                 x[column] = max(0, wanted - held)
         return x
@@ -297,7 +245,7 @@ def _write_limits(
     """Add the rows of caps, groups and shares with a shortfall of `at_most`. Returns the shortfall columns by owner."""
     limits = problem.limits
     for owner, cap in limits.owner_caps.items():
-        draft.rows(1, [(nodes[_owned(problem, owner)], 1.0)], upper=cap)
+        draft.rows(1, [(nodes[owned(problem, owner)], 1.0)], upper=cap)
     for group in limits.exclusive:
         members = [j for j, claim in enumerate(problem.claims) if claim.name in group]
         runs_above_0 = [take[j][r] for j in members for r, run in enumerate(runs[j]) if run.first > 0]
@@ -308,7 +256,7 @@ def _write_limits(
         short[owner] = []
         for wanted, weight in ((right.share, 1), (right.sure, right.weight)):
             column = draft.columns(1, upper=max(0, wanted), gain=-float(weight) if shares_only else 0.0)
-            draft.rows(1, [(nodes[_owned(problem, owner)], 1.0), (column, 1.0)], lower=wanted)
+            draft.rows(1, [(nodes[owned(problem, owner)], 1.0), (column, 1.0)], lower=wanted)
             short[owner].append((int(column[0]), wanted))
             weights[int(column[0])] = float(weight)
     if short:

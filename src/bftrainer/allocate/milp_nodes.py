@@ -45,10 +45,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from bftrainer.allocate.milp import TINY, Counts, first_counts, obeys, settle
+from bftrainer.allocate.anytime import Counts, first_counts, obeys, settle
 from bftrainer.allocate.problem import Claim, Decision, Problem
 from bftrainer.allocate.solver import (
     OBJECTIVE_SPAN,
+    TINY,
     Backend,
     Draft,
     Floats,
@@ -102,9 +103,8 @@ class NodeMilpAllocator:
         counts, proven = start, answer.proven
         if answer.values is not None:
             found = tuple(int(n) for n in np.rint(answer.values[written.has]).sum(axis=1))
-            if not obeys(
-                problem, found
-            ):  # tolerances never add up to a whole node, but an allocator must not rely on it
+            # Tolerances never add up to a whole node, but an allocator must not rely on it.
+            if not obeys(problem, found):
                 proven = False
             elif problem.objective(found) > problem.objective(start):
                 counts = found

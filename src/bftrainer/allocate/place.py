@@ -14,9 +14,9 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Protocol
 
-from bftrainer.core.hostlist import natural
 from bftrainer.core.pool import Node, Pool
 from bftrainer.core.topology import Topology
+from bftrainer.util.text import natural
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bftrainer.errors import InputError
+from bftrainer.util.text import one_line
 
 Backend = Literal["highs", "gurobi"]
 Floats = npt.NDArray[np.float64]
@@ -28,6 +29,8 @@ TOLERANCE = 1e-9  # HiGHS accepts 1e-10 at the least; Gurobi 1e-9
 OBJECTIVE_SPAN = 1e6
 """Range that a model's objective should have, from the start to the best conceivable. Solvers ignore improvements below
 their absolute tolerance, so a model in units where the whole range is small loses digits."""
+TINY = 1e-290
+"""Gains below this cannot be scaled into the range where solvers are precise."""
 
 
 class SolverWarning(UserWarning):
@@ -220,8 +223,7 @@ def _gurobi(model: Model, start: Floats, time_limit_s: float) -> Solution:
         with gurobipy.Env(params=options) as env, gurobipy.Model(env=env) as native:
             return _solve_native(gurobipy.GRB, gurobipy.LinExpr, native, model, start, time_limit_s)
     except gurobipy.GurobiError as error:
-        text = " ".join(str(error).split())
-        raise _NoGurobiError(f"Gurobi cannot solve this model: {text.split('; visit')[0]}") from error
+        raise _NoGurobiError(f"Gurobi cannot solve this model: {one_line(error).split('; visit')[0]}") from error
 
 
 def _solve_native(

@@ -14,6 +14,7 @@ import typer
 
 from bftrainer import __version__
 from bftrainer.errors import BFTrainerError
+from bftrainer.util.text import one_line
 
 # Newer releases of typer bundle their own click, so its errors are looked up through typer.
 _UsageError: Any = typer.BadParameter.__base__
@@ -73,11 +74,11 @@ def run(args: list[str]) -> int:
             print(problem.format_message(), file=sys.stderr)
             return 2
         where = problem.ctx.command_path if problem.ctx else "bftrainer"
-        return _fail(f"{_one_line(problem.format_message())} (see: {where} --help)", 2)
+        return _fail(f"{one_line(problem.format_message())} (see: {where} --help)", 2)
     except _AnyCallError as problem:
-        return _fail(_one_line(problem.format_message()), problem.exit_code)
+        return _fail(one_line(problem.format_message()), problem.exit_code)
     except BFTrainerError as problem:
-        return _fail(_one_line(str(problem)), problem.exit_code)
+        return _fail(one_line(str(problem)), problem.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         return _fail("interrupted", 130)
     except BrokenPipeError:
@@ -95,7 +96,3 @@ def run(args: list[str]) -> int:
 def _fail(message: str, status: int) -> int:
     print(f"bftrainer: {message}", file=sys.stderr)
     return status
-
-
-def _one_line(message: str) -> str:
-    return " ".join(message.split())

@@ -24,6 +24,7 @@ from bftrainer.cluster.wire import tls
 from bftrainer.cluster.wire.api import NodeView, StatusView, TrainerDetail, TrainerView
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes import variables
+from bftrainer.util.text import one_line
 
 TOKEN = variables.TOKEN
 """Environment variable with the user's token."""
@@ -235,7 +236,7 @@ class ApiClient:
                 f"the certificate of the controller at {self._where()} is not to be trusted: {wrong}; set {tls.CA} to "
                 "the file of its authority (api.authority)"
             )
-        what = "" if isinstance(problem, httpx.ConnectError) else f" ({' '.join(str(problem).split())[:120]})"
+        what = "" if isinstance(problem, httpx.ConnectError) else f" ({one_line(problem)[:120]})"
         return UnreachableError(f"no controller answers at {self._where()}{what}: start one with `bftrainer serve`")
 
     def _where(self) -> str:
@@ -261,7 +262,7 @@ class ApiClient:
         if answer.is_success:
             return cast(dict[str, Any], found)
         said = found.get("error") or found.get("detail") or f"HTTP status {answer.status_code}"
-        raise RefusedError(answer.status_code, " ".join(str(said).split())[:2000])
+        raise RefusedError(answer.status_code, one_line(said)[:2000])
 
 
 def _ref(ref: str) -> str:

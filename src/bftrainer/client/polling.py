@@ -17,12 +17,13 @@ from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.wire.api import TrainerView
 from bftrainer.elastic.metrics import Position
 from bftrainer.errors import InputError
+from bftrainer.util.backoff import Backoff
 
 Row = TrainerView
 """A trainer as the HTTP API describes it."""
 T = TypeVar("T")
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
+_BACKOFF = Backoff(0.5, 15.0)
 _PAGE_BYTES = 1 << 18
 _MOST_EVENTS = 1000
 """Events that the controller returns at most in one answer."""
@@ -119,7 +120,7 @@ def patiently(question: Callable[[ApiClient], T], patience: RetryPolicy, until: 
     `until` is the caller's deadline by the clock of `patience`: after it this raises TimeoutError.
     """
     lost_at: float | None = None
-    pause = _FIRST_PAUSE_S
+    failures = 0
     while True:
         try:
             found: T = yield Request(question)
@@ -135,8 +136,8 @@ def patiently(question: Callable[[ApiClient], T], patience: RetryPolicy, until: 
                 raise
             if patience.clock() >= until:
                 raise TimeoutError(f"the controller is away: {problem}") from None
-            yield Sleep(min(pause, left, max(0.0, until - patience.clock())))
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            failures += 1
+            yield Sleep(min(_BACKOFF.wait_s(failures), left, max(0.0, until - patience.clock())))
         else:
             if lost_at is not None:
                 patience.tell("the controller is back")

@@ -30,6 +30,7 @@ from bftrainer.cluster.store.replay import PoolReplay
 from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes.launch import dying_with
+from bftrainer.util.text import last_line
 
 PACE = "BFTRAINER_PACE"
 HORIZON_S = 20.0
@@ -128,8 +129,8 @@ def await_client(folder: Path, process: subprocess.Popen[bytes], timeout_s: floa
     deadline = time.monotonic() + timeout_s
     while not (folder / CLIENT_FILE).is_file():
         if process.poll() is not None or time.monotonic() > deadline:
-            said = (folder / "serve.log").read_text(errors="replace").strip().splitlines()
-            raise BFTrainerError(f"the controller did not start: {said[-1] if said else 'it said nothing'}")
+            said = last_line((folder / "serve.log").read_text(errors="replace"))
+            raise BFTrainerError(f"the controller did not start: {said or 'it said nothing'}")
         time.sleep(0.05)
 
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
 import getpass
-import ipaddress
 import json
 import os
 import secrets
@@ -55,6 +53,9 @@ from bftrainer.cluster.wire import tls
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes import variables
 from bftrainer.scheduler import Scheduler
+from bftrainer.util import locks
+from bftrainer.util.files import replace_file
+from bftrainer.util.net import is_loopback
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,31 +207,21 @@ def prepare_folder(folder: Path) -> Path:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     path = folder / LOCK_FILE
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        # `doctor` holds the lock for an instant, so try more than once.
-        if not any(_try_lock(descriptor, wait_s) for wait_s in (0.0, 0.1, 0.2)):
-            pid = os.read(descriptor, 32).decode(errors="replace").strip() or "?"
-            raise BFTrainerError(f"a controller (pid {pid}) runs with the state folder {folder} already")
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _try_lock(descriptor: int, wait_s: float) -> bool:
-    time.sleep(wait_s)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        lock = locks.take_lock(path, wait_s=0.3)  # `doctor` holds the lock for an instant
     except OSError as problem:
         raise InputError(
             f"the state folder cannot be locked: {problem.strerror}. Its file system must have flock (Lustre: mount it "
             "with -o flock), or choose another folder by --state or BFTRAINER_STATE."
         ) from None
-    return True
+    if lock is None:
+        pid = locks.read_pid(path) or "?"
+        raise BFTrainerError(f"a controller (pid {pid}) runs with the state folder {folder} already")
+    try:
+        locks.write_pid(lock, os.getpid())
+        yield
+    finally:
+        os.close(lock)
 
 
 def _listen(config: Config, store: Store) -> LimitedListener:
@@ -263,14 +254,6 @@ def _listen(config: Config, store: Store) -> LimitedListener:
     raise AssertionError
 
 
-def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def _in_url(host: str) -> str:
     if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
         return socket.getfqdn()
@@ -282,7 +265,7 @@ def _secret(path: Path) -> str:
         return path.read_text().strip()
     except FileNotFoundError:
         secret = secrets.token_urlsafe(32)
-        write_private(path, secret + "\n")
+        replace_file(path, secret + "\n")
         return secret
 
 
@@ -296,19 +279,8 @@ def _make_client_file(folder: Path, store: Store, url: str, authority: str) -> s
         token = "bft_" + secrets.token_urlsafe(32)
         store.tokens.adopt(token, name=LOCAL_TOKEN, owner=getpass.getuser(), role="admin", time=time.time())
     known_by = {"authority": authority} if authority else {}
-    write_private(path, json.dumps({"url": url, "token": token, **known_by}) + "\n")
+    replace_file(path, json.dumps({"url": url, "token": token, **known_by}) + "\n")
     return token
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read. It is written completely or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
 
 
 def complain(message: str) -> None:

@@ -1,4 +1,4 @@
-"""Host lists: parses Slurm's compact node lists, such as `cpn-f[15-17,19],gpu01`, and sorts node names naturally."""
+"""Host lists: parses Slurm's compact node lists, such as `cpn-f[15-17,19],gpu01`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ LIMIT = 1_000_000
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 _BRACKET = re.compile(r"\[([^]]*)\]")
 _SPACE = re.compile(r"\s")
-_DIGITS = re.compile(r"0*([0-9]+)")
 
 
 @lru_cache(maxsize=4096)
@@ -74,9 +73,3 @@ def _numbers(body: str) -> list[str]:
         width = len(low)
         numbers += [f"{n:0{width}}" for n in range(int(low), int(high) + 1)]
     return numbers
-
-
-@lru_cache(maxsize=1 << 17)
-def natural(name: str) -> str:
-    """A sort key that puts n2 before n10: every number is prefixed by its length. The name itself tells n1 from n01."""
-    return _DIGITS.sub(lambda number: f"{len(number[1]):03}{number[1]}", name) + "\0" + name

@@ -7,13 +7,14 @@ draws come out. The result is bounded, however long the window and however large
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from bftrainer.util.text import natural
 
 Floats = npt.NDArray[np.float64]
 
@@ -75,7 +76,7 @@ def gantt(
     """
     layers = [list(present), list(used)]
     seen = {interval.node for layer in layers for interval in layer}
-    names = [node for node in nodes if node in seen] if nodes else sorted(seen, key=by_number)
+    names = [node for node in nodes if node in seen] if nodes else sorted(seen, key=natural)
     stride = math.ceil(len(names) / MOST_ROWS) or 1
     shown = names[::stride]
     row = {node: i for i, node in enumerate(shown)}
@@ -145,10 +146,10 @@ def series(cells: Cells, starts: Floats, ends: Floats) -> dict[str, list[float]]
     value = np.where(found >= 0, levels[found], 0.0) if len(levels) else np.zeros(len(moments) - 1)
     first = np.searchsorted(moments, edges[:-1])
     mean = np.add.reduceat(value * np.diff(moments), first) / np.diff(edges)
-    return lines(np.minimum.reduceat(value, first), mean, np.maximum.reduceat(value, first))
+    return rounded_lines(np.minimum.reduceat(value, first), mean, np.maximum.reduceat(value, first))
 
 
-def together(present: Sequence[Interval], used: Sequence[Interval]) -> tuple[Floats, Floats]:
+def busy_times(present: Sequence[Interval], used: Sequence[Interval]) -> tuple[Floats, Floats]:
     """Return when present nodes had a worker: starts and ends.
 
     A worker may outlive its node's time in the pool (it shuts down while the node leaves), and the next worker may
@@ -167,12 +168,12 @@ def together(present: Sequence[Interval], used: Sequence[Interval]) -> tuple[Flo
     return times[on], times[on + 1]
 
 
-def lines(low: Floats, mean: Floats, high: Floats) -> dict[str, list[float]]:
+def rounded_lines(low: Floats, mean: Floats, high: Floats) -> dict[str, list[float]]:
     """Return the three lines of a series, with as few characters as possible."""
     return {"low": np.round(low, 2).tolist(), "mean": np.round(mean, 2).tolist(), "high": np.round(high, 2).tolist()}
 
 
-def counted(cells: Cells, times: Iterable[float]) -> list[list[int]]:
+def events_per_cell(cells: Cells, times: Iterable[float]) -> list[list[int]]:
     """Return the cells in which something happened, each with the number of times."""
     found: dict[int, int] = {}
     for time in times:
@@ -182,7 +183,7 @@ def counted(cells: Cells, times: Iterable[float]) -> list[list[int]]:
     return [[at, found[at]] for at in sorted(found)]
 
 
-def marks(taken: Sequence[list[int]]) -> dict[str, Any]:
+def preemption_marks(taken: Sequence[list[int]]) -> dict[str, Any]:
     """Return where nodes were taken, as rows and cells in order of time.
 
     If there are too many, every second, third, … is marked: spread over all of the time, the marks show where more were
@@ -190,8 +191,3 @@ def marks(taken: Sequence[list[int]]) -> dict[str, Any]:
     """
     every = math.ceil(len(taken) / MOST_TAKEN) or 1
     return {"taken": list(taken[::every]), "taken_every": every}
-
-
-def by_number(name: str) -> tuple[tuple[str, int], ...]:
-    """Return a sort key that puts node2 before node10."""
-    return tuple((text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d{0,18})", name) if text or digits)

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from bftrainer.core.trace import Floats, Window, utc
-from bftrainer.dashboard.timeline import lines
+from bftrainer.dashboard.html import escape
+from bftrainer.dashboard.timeline import rounded_lines
 from bftrainer.simulate.accounting import Loss
 from bftrainer.simulate.metrics import Metrics
 from bftrainer.simulate.replay import Replay, Timeline
-from bftrainer.simulate.svg import WIDTH, Frame, escape, legend, picture, px
+from bftrainer.simulate.svg import WIDTH, Frame, legend, picture, px
 
 _BINS = 800
 _MOST_SPANS = 240
@@ -120,7 +121,7 @@ def pool_data(replay: Replay) -> dict[str, Any] | None:
         return None
     edges = np.linspace(replay.start, replay.end, _BINS + 1)
     line = replay.timeline
-    pool, used = (lines(*binned(line.time, column, edges)) for column in (line.pool, line.used))
+    pool, used = (rounded_lines(*binned(line.time, column, edges)) for column in (line.pool, line.used))
     return {"start": replay.start, "end": replay.end, "cells": _BINS, "pool": pool, "used": used}
 
 

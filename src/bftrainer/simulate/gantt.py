@@ -17,7 +17,7 @@ import numpy as np
 
 from bftrainer.core.pool import Node
 from bftrainer.core.trace import Trace, Window
-from bftrainer.dashboard.timeline import Cells, Interval, counted, marks
+from bftrainer.dashboard.timeline import Cells, Interval, events_per_cell, preemption_marks
 from bftrainer.dashboard.timeline import gantt as gantt_of
 from bftrainer.scheduler import Plan, State
 from bftrainer.simulate.replay import Replay, Timeline
@@ -146,9 +146,9 @@ def gantt_data(gantt: Gantt, line: Timeline, idle: Trace | None = None) -> dict[
         **found,
         "nodes": [shortened(node, 40) for node in found["nodes"]],
         "who": [{"id": None, "name": shortened(name, 60), "place": place} for name, place in gantt.places.items()],
-        **marks([[row[node], cells.at(time)] for time, node in taken if node in row]),
-        "preemptions": counted(cells, (time for time, _ in taken)),
-        "rescales": counted(cells, rescaled.tolist()),
+        **preemption_marks([[row[node], cells.at(time)] for time, node in taken if node in row]),
+        "preemptions": events_per_cell(cells, (time for time, _ in taken)),
+        "rescales": events_per_cell(cells, rescaled.tolist()),
     }
 
 

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -115,6 +115,27 @@ def replay(
     return _Engine(trace, trainers, settings or ReplaySettings(), watch, progress).run()
 
 
+class _Step(NamedTuple):
+    """One row of the `Timeline`. A tuple, because a replay makes a hundred thousand."""
+
+    time: float
+    pool: int
+    used: int
+    value: float
+    best_value: float
+    outcome: float
+    preemption: float
+    rescale: float
+    decided: bool
+    pool_event: bool
+
+
+def _timeline(steps: Sequence[_Step]) -> Timeline:
+    columns = dict(zip(_Step._fields, np.array(steps, dtype=np.float64).T, strict=True))
+    flags = {name: columns.pop(name).astype(bool) for name in ("decided", "pool_event")}
+    return Timeline(**columns, **flags)
+
+
 class _Engine:
     def __init__(
         self,
@@ -132,10 +153,10 @@ class _Engine:
         self.best = BestValues(self.scheduler.value_of)
         self.state = State()
         self.jobs: dict[str, SimulatedTrainer] = {}
-        self.rows: dict[str, TrainerSummary] = {}
+        self.summaries: dict[str, TrainerSummary] = {}
         self.next_arrival = 0
         self.now = trace.window.start
-        self.steps: list[tuple[float, ...]] = []
+        self.steps: list[_Step] = []
         self.pool_node_s = self.used_node_s = self.best_made = 0.0
         self.value = self.best_value = 0.0
         self.used = self.pool_events = 0
@@ -154,7 +175,6 @@ class _Engine:
             self._complete()
         finished = self._all_done()
         wall_s = time.perf_counter() - began
-        columns = np.array([*self.steps, self._row(False, False)]).T
         return Replay(
             start=window.start,
             end=self.now,
@@ -170,8 +190,8 @@ class _Engine:
             decisions=len(self.solve_ms),
             decision_ms=np.array(self.solve_ms),
             wall_s=wall_s,
-            trainers=tuple(self._trainer_row(trainer) for trainer in self.arrivals),
-            timeline=Timeline(*columns[:8], *columns[8:].astype(bool)),
+            trainers=tuple(self._summary(trainer) for trainer in self.arrivals),
+            timeline=_timeline([*self.steps, self._row(decided=False, pool_event=False)]),
         )
 
     def _events(self) -> Iterator[Event]:
@@ -214,7 +234,7 @@ class _Engine:
             self._decide()
         else:
             self._measure()
-        self.steps.append(self._row(decided, changes_pool))
+        self.steps.append(self._row(decided=decided, pool_event=changes_pool))
 
     def _advance(self, to: float) -> None:
         passed = to - self.now
@@ -231,7 +251,7 @@ class _Engine:
             job = self.jobs.pop(name)
             self.books.finished(job)
             self.state = self.state.finished(name)
-            self.rows[name] = self._story(job, self.now)
+            self.summaries[name] = self._summary_of(job, self.now)
 
     def _admit_arrivals(self) -> None:
         first = self.next_arrival
@@ -261,34 +281,33 @@ class _Engine:
         self.value = sum(job.value for job in self.jobs.values())
         self.best_value = self.best.total(self.state.admitted, len(self.state.pool))
 
-    def _row(self, decided: bool, pool_event: bool) -> tuple[float, ...]:
-        lost = self.books.lost
-        return (
-            self.now,
-            len(self.state.pool),
-            self.used,
-            self.value,
-            self.best_value,
-            self.books.outcome,
-            lost["preemption"],
-            lost["rescale"],
-            decided,
-            pool_event,
+    def _row(self, *, decided: bool, pool_event: bool) -> _Step:
+        return _Step(
+            time=self.now,
+            pool=len(self.state.pool),
+            used=self.used,
+            value=self.value,
+            best_value=self.best_value,
+            outcome=self.books.outcome,
+            preemption=self.books.lost["preemption"],
+            rescale=self.books.lost["rescale"],
+            decided=decided,
+            pool_event=pool_event,
         )
 
     def _all_done(self) -> bool:
         return not self.jobs and not self.state.waiting and self.next_arrival == len(self.arrivals)
 
-    def _trainer_row(self, trainer: Trainer) -> TrainerSummary:
-        if trainer.name in self.rows:
-            return self.rows[trainer.name]
+    def _summary(self, trainer: Trainer) -> TrainerSummary:
+        if trainer.name in self.summaries:
+            return self.summaries[trainer.name]
         job = self.jobs.get(trainer.name)
         if job is not None:
-            return self._story(job, None)
+            return self._summary_of(job, None)
         return TrainerSummary(trainer.name, trainer.model, trainer.submit, None, None, 0.0)
 
     @staticmethod
-    def _story(job: SimulatedTrainer, end: float | None) -> TrainerSummary:
+    def _summary_of(job: SimulatedTrainer, end: float | None) -> TrainerSummary:
         trainer = job.trainer
         return TrainerSummary(trainer.name, trainer.model, trainer.submit, job.admitted_at, end, job.done)
 

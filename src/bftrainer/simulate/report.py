@@ -1,28 +1,27 @@
 """Report page of a simulation: figures, charts and tables in one HTML file that works offline.
 
-`bftrainer simulate --report` calls `write_report` with a replay and its metrics. The page looks like the live page and
-embeds that page's style and drawing code (`dashboard`), with its data as JSON; other charts are inline SVG
-(`charts.py`). Every text from outside is escaped, here or in `charts.py`.
+`bftrainer simulate --report` calls `write_report` with a replay and its metrics. The page is made of the parts of
+`dashboard/html.py` and has its data as JSON for the live page's drawing code; other charts are inline SVG
+(`charts.py`).
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from bftrainer.core.trace import Trace, utc
-from bftrainer.dashboard import files
+from bftrainer.dashboard import html
+from bftrainer.dashboard.html import Markup, escape
 from bftrainer.simulate.charts import draw_breakdown, draw_efficiency, parts_of_bound, pool_data, pool_words, printed
 from bftrainer.simulate.gantt import Gantt, gantt_data, what_is_shown
 from bftrainer.simulate.metrics import Metrics
 from bftrainer.simulate.replay import Replay, TrainerSummary
-from bftrainer.simulate.svg import escape, shortened
+from bftrainer.simulate.svg import shortened
 from bftrainer.traces.files import writing
 
 _ENDS = 20
@@ -48,34 +47,23 @@ def write_report(
     }
     drawn = data["gantt"]
     sections = [
-        _section("figures", "Figures", _figures(replay, metrics)),
-        _section("efficiency", "Efficiency over time", draw_efficiency(replay, metrics)),
-        _section("pool", "Pool and nodes used", _canvas("pool", pool_words(replay, metrics), data["pool"] is not None)),
-        _section("losses", "Where the distance from the bound goes", _losses(metrics)),
-        _section("runs", "Run times", _runs(replay.trainers)),
+        html.section("figures", "Figures", _figures(replay, metrics)),
+        html.section("efficiency", "Efficiency over time", draw_efficiency(replay, metrics)),
+        html.section(
+            "pool", "Pool and nodes used", _canvas("pool", pool_words(replay, metrics), data["pool"] is not None)
+        ),
+        html.section("losses", "Where the distance from the bound goes", _losses(metrics)),
+        html.section("runs", "Run times", _runs(replay.trainers)),
     ]
     if gantt is not None:
         words = what_is_shown(gantt, len(drawn["nodes"]) if drawn else 0)
-        sections.append(_section("gantt", "Trainers on nodes", _canvas("gantt", words, drawn is not None)))
-    sections.append(_section("settings", "How this was made", _settings(settings, provenance)))
+        sections.append(html.section("gantt", "Trainers on nodes", _canvas("gantt", words, drawn is not None)))
+    sections.append(html.section("settings", "How this was made", _settings(settings, provenance)))
     remarks = "".join(f'<p class="note">{escape(note)}</p>\n' for note in notes)
-    code = files.script()
-    only = f"sha256-{base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()}"
-    page = (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
-        '<meta name="color-scheme" content="light dark"/>\n'
-        '<meta http-equiv="Content-Security-Policy" '
-        f"content=\"default-src 'none'; style-src 'unsafe-inline'; script-src '{only}'\"/>\n"
-        f"<title>{escape(title)}</title>\n<style>{files.style()}</style>\n</head>\n<body>\n"
-        f'<header class="bar"><h1>{escape(title)}</h1><span class="push"></span>'
-        '<button type="button" class="plain" id="theme">Colours</button></header>\n'
-        '<main class="report">\n<div class="lead">'
-        f"<p>{utc(replay.start)} to {utc(replay.end)} UTC, {metrics.hours:,.1f} hours</p>\n"
-        f"{_ending(replay)}{remarks}</div>\n{''.join(sections)}</main>\n"
-        f'<script type="application/json" id="data">{files.as_data(data)}</script>\n<script>{code}</script>\n'
-        "</body>\n</html>\n"
+    lead = (
+        f"<p>{utc(replay.start)} to {utc(replay.end)} UTC, {metrics.hours:,.1f} hours</p>\n{_ending(replay)}{remarks}"
     )
+    page = html.page(title, lead, sections, data)
     with writing(path, "wb") as out:
         # A file name from the command line may not be valid text; the report must be written all the same.
         out.write(page.encode("utf-8", "replace"))
@@ -88,10 +76,6 @@ def _canvas(name: str, words: str, drawn: bool) -> str:
         f'<div class="tip" hidden="hidden"></div></div>\n<ul class="legend" id="{name}-legend"></ul>\n'
     )
     return f"<p>{escape(words)}</p>\n{picture if drawn else ''}"
-
-
-def _section(name: str, heading: str, body: str) -> str:
-    return f'<section class="card" id="{name}">\n<h2>{escape(heading)}</h2>\n{body}</section>\n'
 
 
 def _ending(replay: Replay) -> str:
@@ -112,7 +96,7 @@ def _figures(replay: Replay, metrics: Metrics) -> str:
     used_hours = replay.used_node_seconds / 3600
     run_hours = "–" if metrics.mean_run_hours is None else f"{metrics.mean_run_hours:,.2f} h"
     spread = "" if metrics.run_hours_spread is None else f"mean; spread {metrics.run_hours_spread:.2f}"
-    tiles = [
+    figures = [
         ("Efficiency U", printed(metrics.efficiency), "time a static pool of equal node-hours needs ÷ time taken"),
         ("Bound", printed(metrics.bound), "U if every change were free and at once"),
         ("Completed", f"{metrics.completed:,} of {len(replay.trainers):,}", "trainers"),
@@ -120,28 +104,27 @@ def _figures(replay: Replay, metrics: Metrics) -> str:
         ("Eq-nodes", f"{metrics.eq_nodes:,.1f}", "static nodes of equal node-hours"),
         ("Resource integral", f"{metrics.resource_integral_node_hours:,.0f}", "node-hours of the pool"),
         ("Node-hours used", f"{used_hours:,.0f}", f"{1 - metrics.unoccupied_share:.1%} of the pool's"),
-        ("Outcome", _amount(metrics.outcome_samples), "samples"),
+        ("Outcome", html.amount(metrics.outcome_samples), "samples"),
         ("Run time", run_hours, spread),
         ("Pool events", f"{metrics.events:,}", f"{metrics.events / max(metrics.hours, 1e-9):,.1f} per hour"),
         ("Decision latency", f"{ms['p50']:.2f} ms", f"median; 99 % {ms['p99']:.2f} ms, most {ms['max']:.2f} ms"),
         ("Decisions", f"{metrics.decisions:,}", f"the replay took {metrics.wall_s:,.1f} s"),
     ]
-    items = (f"<div><dt>{escape(a)}</dt><dd>{escape(b)}<small>{escape(c)}</small></dd></div>\n" for a, b, c in tiles)
-    return f'<dl class="tiles">\n{"".join(items)}</dl>\n'
+    return html.tiles(figures)
 
 
 def _losses(metrics: Metrics) -> str:
     rows = [
         (
-            f'<i style="background:{part.colour}"></i>{escape(part.name)}',
+            Markup(f'<i style="background:{part.colour}"></i>{escape(part.name)}'),
             part.printed,
-            _amount(metrics.outcome_samples if part.name == "U" else part.samples),
-            escape(part.meaning),
+            html.amount(metrics.outcome_samples if part.name == "U" else part.samples),
+            part.meaning,
         )
         for part in parts_of_bound(metrics)
     ]
     total = ("Bound", printed(metrics.bound), "", "their sum: every change free and at once")
-    table = _table(("", "unit of U", "samples", ""), rows, numbers=(1, 2), total=total)
+    table = html.table(("", "unit of U", "samples", ""), rows, numbers=(1, 2), total=total)
     return f"<p>The bound as one bar; below it its losses alone, enlarged.</p>\n{draw_breakdown(metrics)}{table}"
 
 
@@ -150,10 +133,10 @@ def _runs(trainers: Sequence[TrainerSummary]) -> str:
     for row in trainers:
         by_model[row.model].append(row)
     models = sorted(by_model, key=lambda model: (-len(by_model[model]), model))
-    rows = [(escape(shortened(model) or "–"), *_run_figures(by_model[model])) for model in models[:_MOST_MODELS]]
+    rows = [(shortened(model) or "–", *_run_figures(by_model[model])) for model in models[:_MOST_MODELS]]
     more = f"<p>The {_MOST_MODELS} most frequent of {len(models):,} models.</p>\n" if len(models) > _MOST_MODELS else ""
     head = ("Model", "trainers", "completed", "mean h", "median h", "min h", "max h")
-    table = _table(head, rows, numbers=range(1, 7), total=("All", *_run_figures(trainers)))
+    table = html.table(head, rows, numbers=range(1, 7), total=("All", *_run_figures(trainers)))
     return (
         "<p>From the time a trainer is first considered to its end, of those that completed, in hours.</p>\n"
         f"{table}{more}{_ends(trainers)}"
@@ -171,62 +154,31 @@ def _ends(trainers: Sequence[TrainerSummary]) -> str:
     head = ("Trainer", "model", "submitted", "started", "ended", "run h", "samples")
     cells = [
         (
-            escape(shortened(row.name)),
-            escape(shortened(row.model) or "–"),
+            shortened(row.name),
+            shortened(row.model) or "–",
             *(("–" if time is None else utc(time).replace("T", " ")) for time in (row.submit, row.start, row.end)),
             "–" if row.run_hours is None else f"{row.run_hours:,.2f}",
-            _amount(row.samples),
+            html.amount(row.samples),
         )
         for row in (trainers if len(trainers) <= 2 * _ENDS else (*trainers[:_ENDS], *trainers[-_ENDS:]))
     ]
     if len(trainers) <= 2 * _ENDS:
-        return _fold(f"All {len(trainers):,} trainers, as submitted", _table(head, cells, numbers=(5, 6)))
-    return _fold(f"The first {_ENDS} trainers submitted", _table(head, cells[:_ENDS], numbers=(5, 6))) + _fold(
-        f"The last {_ENDS} of {len(trainers):,} trainers submitted", _table(head, cells[_ENDS:], numbers=(5, 6))
+        return html.fold(f"All {len(trainers):,} trainers, as submitted", html.table(head, cells, numbers=(5, 6)))
+    first, last = (html.table(head, some, numbers=(5, 6)) for some in (cells[:_ENDS], cells[_ENDS:]))
+    return html.fold(f"The first {_ENDS} trainers submitted", first) + html.fold(
+        f"The last {_ENDS} of {len(trainers):,} trainers submitted", last
     )
 
 
 def _settings(settings: Mapping[str, str], provenance: Mapping[str, Any]) -> str:
-    facts = [(escape(key), escape(value)) for key, value in settings.items()]
+    facts = list(settings.items())
     for key, value in provenance.items():
         entries = value.items() if isinstance(value, Mapping) else [("", value)]
-        facts += [(escape(f"{key} {part}".strip()), escape(_plain(entry))) for part, entry in entries]
-    return _fold("Settings and provenance", _table(("", ""), facts))
+        facts += [(f"{key} {part}".strip(), _plain(entry)) for part, entry in entries]
+    return html.fold("Settings and provenance", html.table(("", ""), facts))
 
 
 def _plain(value: Any) -> str:
     if value is None:
         return "–"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _fold(summary: str, body: str) -> str:
-    return f"<details>\n<summary>{escape(summary)}</summary>\n{body}</details>\n"
-
-
-def _table(
-    head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable[int] = (), total: Sequence[str] = ()
-) -> str:
-    """A table of cells that are already escaped."""
-    right = set(numbers)
-
-    def line(cells: Sequence[str], tag: str) -> str:
-        return "".join(
-            f'<{tag} class="n">{cell}</{tag}>' if i in right else f"<{tag}>{cell}</{tag}>"
-            for i, cell in enumerate(cells)
-        )
-
-    top = f"<thead><tr>{line(head, 'th')}</tr></thead>\n" if any(head) else ""
-    body = "".join(f"<tr>{line(row, 'td')}</tr>\n" for row in rows)
-    foot = f"<tfoot><tr>{line(total, 'td')}</tr></tfoot>\n" if total else ""
-    return f'<div class="wide"><table>\n{top}<tbody>\n{body}</tbody>\n{foot}</table></div>\n'
-
-
-def _amount(samples: float | None) -> str:
-    """A number of samples in readable form."""
-    if samples is None:
-        return ""
-    for size, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
-        if abs(samples) >= size:
-            return f"{samples / size:,.2f} {name}"
-    return f"{samples:,.0f}"

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from bftrainer.allocate.registry import make_allocator
 from bftrainer.core.objective import find_objective
+from bftrainer.core.pool import Node
 from bftrainer.core.trace import Trace
 from bftrainer.core.trainer import Trainer
 from bftrainer.errors import InputError
-from bftrainer.scheduler import DEFAULT_HORIZON_S, Policy, deal_trainers, split_nodes
+from bftrainer.scheduler import DEFAULT_HORIZON_S, Policy
 from bftrainer.simulate.accounting import Accounting
 from bftrainer.simulate.metrics import Metrics, measure, static_time
 from bftrainer.simulate.replay import DecideOn, Replay, ReplaySettings, Watch, replay
@@ -80,6 +82,20 @@ def simulate_parts(
 
         results.append(simulate(trace.select(nodes), some, study, progress=so_far))
     return results
+
+
+def split_nodes(nodes: Sequence[Node], parts: int) -> list[tuple[Node, ...]]:
+    """Split a machine's nodes into `parts` disjoint ranges of nearly equal size, for independent schedulers."""
+    if not 1 <= parts <= len(nodes):
+        raise InputError(f"parts must be from 1 to the number of nodes ({len(nodes)}), but got {parts}")
+    bounds = [len(nodes) * i // parts for i in range(parts + 1)]
+    return [tuple(nodes[a:b]) for a, b in pairwise(bounds)]
+
+
+def deal_trainers(trainers: Sequence[Trainer], parts: int) -> list[tuple[Trainer, ...]]:
+    """Deal trainers to `parts` queues in turn, in order of submission."""
+    ordered = sorted(trainers, key=lambda trainer: trainer.submit)
+    return [tuple(ordered[i::parts]) for i in range(parts)]
 
 
 @dataclass(frozen=True, slots=True)

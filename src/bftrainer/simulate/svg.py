@@ -1,4 +1,4 @@
-"""SVG drawing for the simulation report: a few marks as inline SVG, and escaped text.
+"""SVG drawing for the simulation report: a few marks as inline SVG.
 
 Numbers come in, strings of SVG go out; `charts.py` and `gantt.py` call it. Colours are CSS variables of the page, so
 one drawing serves light and dark mode.
@@ -6,22 +6,16 @@ one drawing serves light and dark mode.
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bftrainer.core.trace import Window, utc
+from bftrainer.dashboard.html import escape
 
 WIDTH = 1040
 _TIME_STEPS_S = (60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, *(86400 * d for d in (1, 2, 4, 7, 14, 28)))
-_CONTROLS = dict.fromkeys((*range(9), 11, 12, *range(14, 32), 127), "�")
 _LONGEST_NAME = 120
-
-
-def escape(text: object) -> str:
-    """Text escaped for a page, also in attributes."""
-    return html.escape(str(text).translate(_CONTROLS))
 
 
 def shortened(name: str, most: int = _LONGEST_NAME) -> str:

@@ -34,6 +34,7 @@ from bftrainer.simulate.workload import (
     word,
 )
 from bftrainer.traces.source import opened
+from bftrainer.util.text import one_line
 from bftrainer.util.yaml_text import TextLoader
 
 _MOST_BYTES = 4 << 20
@@ -259,4 +260,4 @@ def _mapping(item: object, where: str, known: Sequence[str], also: Sequence[str]
 
 
 def _line(problem: object) -> str:
-    return " ".join(str(problem).split())[:160]
+    return one_line(problem)[:160]

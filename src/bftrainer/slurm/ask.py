@@ -33,6 +33,7 @@ from bftrainer.slurm.site import (
     read_qos,
     read_skew,
 )
+from bftrainer.util.text import one_line
 
 TIMEOUT_S = 10.0
 """Seconds that a Slurm command may take."""
@@ -99,7 +100,7 @@ def gather(
         try:
             return ask(argv)
         except SlurmError as problem:
-            unanswered.append(" ".join(str(problem).split()))
+            unanswered.append(one_line(problem))
             return ""
 
     accounting = config.get("AccountingStorageType", "").endswith("slurmdbd")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from bftrainer.core.trace import Floats, Trace, Window
 from bftrainer.errors import InputError
 from bftrainer.traces.source import Source, opened
 from bftrainer.traces.times import LATEST, Clock
+from bftrainer.util.files import replacing
 
 KEY = "bftrainer"
 """Name of the metadata entry in Parquet, and word after `#` in the first line of a CSV file. Holds non-column data."""
@@ -108,20 +108,10 @@ def check_writable(path: Path) -> None:
 
 @contextmanager
 def writing(path: Path, mode: str) -> Iterator[IO[Any]]:
-    """Open a file that appears under its name only when complete: written beside, then renamed."""
+    """Open an output file that appears under its name only when complete."""
     check_writable(path)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
-    beside = Path(name)
-    try:
-        with os.fdopen(handle, mode) as out:
-            yield out
-        mask = os.umask(0)
-        os.umask(mask)
-        beside.chmod(0o666 & ~mask)
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+    with replacing(path, mode) as out:
+        yield out
 
 
 def read_node_names(path: Path) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +13,7 @@ from rich.text import Text
 from bftrainer.cli.common.connection import Json, State, live_packages, printable, say, screen
 from bftrainer.cli.common.output import print_json, warn
 from bftrainer.errors import InputError
+from bftrainer.util.files import replacing
 from bftrainer.util.provenance import provenance
 
 if TYPE_CHECKING:
@@ -135,14 +135,11 @@ def _show(found: UsageReport, judged: Efficiency) -> None:
 
 def _write(path: Path, text: str) -> None:
     """Write a file completely or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
+        with replacing(path) as out:
+            out.write(text)
     except OSError as problem:
         raise InputError(f"{path}: {problem.strerror}") from None
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def register(app: typer.Typer) -> None:

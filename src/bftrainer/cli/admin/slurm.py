@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +14,7 @@ from rich.text import Text
 from bftrainer.cli.common.connection import Json, State, printable, say, screen
 from bftrainer.cli.common.output import print_json, warn
 from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.util.files import replace_file
 
 if TYPE_CHECKING:
     from bftrainer.slurm.findings import SiteFinding
@@ -114,7 +114,7 @@ def setup_user(
     if output is None:
         say(text.rstrip("\n"))
         return
-    _write(output, text)
+    replace_file(output, text, 0o666)
     say(f"{output}: written; start with `bftrainer serve --config {output}`")
 
 
@@ -144,19 +144,6 @@ def _show(findings: list[SiteFinding], lines: list[str]) -> None:
         if some:
             say("\n".join(("", head, *(f"  {printable(line)}" for line in some))))
     say("")
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a new file completely or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("x") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def register(app: typer.Typer) -> None:

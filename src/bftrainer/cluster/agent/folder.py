@@ -6,7 +6,6 @@ agent holds the lock in its folder, and a lock does not outlive its process.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import stat
@@ -15,6 +14,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from bftrainer.util.locks import is_locked, take_lock
 
 PREFIX = "bft-agent-"
 YOUNG_S = 60.0
@@ -31,9 +32,9 @@ def private_folder() -> Iterator[Path]:
         base = Path("/tmp")  # noqa: S108 - the folder in it is private
     sweep(base)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    lock = take_lock(folder / "lock")
+    assert lock is not None, "nobody else knows the new folder"
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -46,19 +47,5 @@ def sweep(base: Path) -> None:
         with suppress(OSError):
             facts = folder.lstat()
             old = time.time() - facts.st_mtime > YOUNG_S
-            if old and stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and _is_left(folder):
+            if old and stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not is_locked(folder / "lock"):
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_left(folder: Path) -> bool:
-    try:
-        lock = os.open(folder / "lock", os.O_RDWR)
-    except FileNotFoundError:
-        return True
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(lock)
-    return True

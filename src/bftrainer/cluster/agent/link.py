@@ -13,7 +13,7 @@ import random
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -23,6 +23,7 @@ from bftrainer.cluster.wire import codec, tls
 from bftrainer.cluster.wire.messages import GIVE_UP_S, FromAgent, FromController, Join, Welcome
 from bftrainer.elastic.protocol import ProtocolError
 from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.util.backoff import Backoff
 
 OPEN_S = 10.0
 WELCOME_S = 30.0
@@ -32,7 +33,7 @@ MOST_WAITING = 10_000
 """With more messages waiting, the controller is not reading. The agent reconnects and starts with the current state."""
 UNHEARD_MS = 10_000
 """Data that the other machine does not acknowledge for this long is lost, and the connection with it."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+BACKOFF = Backoff(0.1, 5.0)
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class ControllerLink:
     async def keep(self) -> None:
         """Stay connected. Ends only by an error, such as `Refused` by the first controller, or `Lost`."""
         alone_since = time.monotonic()
-        pauses = _pauses()
+        failures = 0
         said = ""
         while True:
             try:
@@ -125,7 +126,7 @@ class ControllerLink:
             if self._welcome:
                 self._welcome = False
                 alone_since = time.monotonic()
-                pauses = _pauses()
+                failures = 0
                 said = ""
             if problem != said:  # log it once, not at every attempt
                 _log.warning("no controller at %s: %s", self._url, problem)
@@ -133,7 +134,8 @@ class ControllerLink:
             left = alone_since + self.give_up_s - time.monotonic()
             if left <= 0:
                 raise Lost(f"no controller at {self._url} for {self.give_up_s:g} s: {problem}")
-            await asyncio.sleep(min(next(pauses), left))
+            failures += 1
+            await asyncio.sleep(min(_pause_s(failures), left))
 
     async def _connect(self, most_s: float) -> None:
         """Serve one connection from its start to its end."""
@@ -186,15 +188,12 @@ async def _drain(outbox: asyncio.Queue[FromAgent], connection: ClientConnection)
         outbox.task_done()
 
 
-def _pauses() -> Iterator[float]:
-    """Yield the seconds to wait between attempts.
+def _pause_s(failures: int) -> float:
+    """Return the seconds to wait after so many attempts in a row.
 
-    They grow, and are random, so that all agents that lost one controller do not return at the same time.
+    They are random, so that all agents that lost one controller do not return at the same time.
     """
-    longest = FIRST_PAUSE_S
-    while True:
-        yield longest * random.uniform(0.5, 1.0)  # noqa: S311 - no secret depends on it
-        longest = min(2 * longest, LONGEST_PAUSE_S)
+    return BACKOFF.wait_s(failures) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret depends on it
 
 
 def _notice_a_dead_network(connection: ClientConnection) -> None:

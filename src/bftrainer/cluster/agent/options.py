@@ -6,7 +6,6 @@ variables on.
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 from bftrainer.cluster.wire import messages, tls
 from bftrainer.errors import InputError
 from bftrainer.processes import variables
+from bftrainer.util.net import is_loopback
 
 _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
@@ -49,7 +49,7 @@ class ResolvedAgent:
     @property
     def on_loopback(self) -> bool:
         """Whether the node's address is a loopback address. If so, the other nodes are on this machine, too."""
-        return _is_loopback(self.host)
+        return is_loopback(self.host)
 
 
 def resolve(options: AgentOptions, environment: MutableMapping[str, str]) -> ResolvedAgent:
@@ -106,14 +106,7 @@ def _websocket(url: str) -> tuple[str, bool]:
         scheme, host = "", ""
     if not host:
         raise InputError(f"`--url` must be such as http://127.0.0.1:8765, but got {url!r}")
-    return f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}{messages.PATH}", _is_loopback(host)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}{messages.PATH}", is_loopback(host)
 
 
 def _make_private(folder: Path) -> None:

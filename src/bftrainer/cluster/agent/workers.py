@@ -39,6 +39,7 @@ from bftrainer.elastic.protocol import Done, Failed, FromWorker, Hello, Left, Re
 from bftrainer.errors import InputError
 from bftrainer.processes.launch import Command, Process
 from bftrainer.processes.warm import WarmLauncher
+from bftrainer.util.text import one_line
 
 TAIL = 4000
 """How many characters of a worker's last output are sent with the message that it has ended."""
@@ -209,7 +210,7 @@ class AgentWorkers:
             case ProcessNotStarted(worker, None):
                 self._ended(worker.name, -signal.SIGKILL, spoke=worker.spoke)
             case ProcessNotStarted(worker, problem):
-                error = " ".join(str(problem).split())
+                error = one_line(problem)
                 _log.warning("%s could not be started: %s", worker.name, error)
                 self._ended(worker.name, -1, error, spoke=worker.spoke)
             case ProcessEnded(worker, status):

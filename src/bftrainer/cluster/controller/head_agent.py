@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import signal
@@ -21,12 +20,14 @@ from pathlib import Path
 
 from bftrainer.cluster.launchers.base import HEAD
 from bftrainer.processes import variables
+from bftrainer.util import locks
+from bftrainer.util.backoff import Backoff
 
 LOCK, LOG = "head.lock", "head.log"
 STRAY_S = 30.0
 """A head agent that is alive but has not connected for this long is ended, and another one is started."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-"""The shortest and the longest wait between two attempts to start a head agent."""
+BACKOFF = Backoff(1.0, 30.0)
+"""Waits between two attempts to start a head agent."""
 GOOD_S = 60.0
 """A head agent that ran for longer than this has not failed."""
 END_S = 3.0
@@ -42,7 +43,7 @@ class HeadAgent:
         self._folder = folder
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
-        self._pause_s = FIRST_PAUSE_S
+        self._failures = 0
         self._not_before = self._started_at = 0.0
         self._missing_since: float | None = None
 
@@ -58,7 +59,7 @@ class HeadAgent:
         if now < self._not_before:
             return
         try:
-            lock = self._take_lock()
+            lock = locks.take_lock(self._folder / LOCK)  # None while an agent holds it
             if lock is not None:
                 self._start(lock, now)
             elif now - self._missing_since > STRAY_S:
@@ -84,27 +85,18 @@ class HeadAgent:
             return
         dismissed = self._process.returncode == 0
         if dismissed or now - self._started_at > GOOD_S:
-            self._pause_s = FIRST_PAUSE_S
+            self._failures = 0
         else:
-            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            self._failures += 1
         self._not_before = now if dismissed else now + self._pause_s
         self._process = None
 
-    def _lives(self) -> bool:
-        lock = self._take_lock()
-        if lock is not None:
-            os.close(lock)
-        return lock is None
+    @property
+    def _pause_s(self) -> float:
+        return BACKOFF.wait_s(self._failures + 1)
 
-    def _take_lock(self) -> int | None:
-        """Take the lock and return its descriptor, or None while an agent holds it."""
-        descriptor = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            return None
-        return descriptor
+    def _lives(self) -> bool:
+        return locks.is_locked(self._folder / LOCK)
 
     def _start(self, lock: int, now: float) -> None:
         path = self._folder / LOG
@@ -125,7 +117,7 @@ class HeadAgent:
                 start_new_session=True,
                 pass_fds=(lock,),
             )
-            os.pwrite(lock, f"{self._process.pid}\n".encode(), 0)
+            locks.write_pid(lock, self._process.pid)
         finally:
             os.close(lock)  # the agent has its own copy and keeps the lock
             if log >= 0:
@@ -136,5 +128,7 @@ class HeadAgent:
 
     def _signal(self, signum: int) -> None:
         """Signal the agent that holds the lock. While it holds the lock, its process id cannot be another's."""
-        with contextlib.suppress(OSError, ValueError):
-            os.kill(int((self._folder / LOCK).read_text()), signum)
+        pid = locks.read_pid(self._folder / LOCK)
+        if pid is not None:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signum)

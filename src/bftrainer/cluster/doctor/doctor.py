@@ -6,7 +6,6 @@ findings.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -33,6 +32,7 @@ from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.elastic.protocol import WORKER
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes.variables import STATE_ID
+from bftrainer.util.locks import is_locked
 
 ENOUGH_BYTES = 1_000_000_000
 
@@ -74,19 +74,9 @@ def examine(state_folder: Path) -> list[DoctorFinding]:
 def controller_runs(state_folder: Path) -> bool:
     """Return whether a controller holds the lock of the folder."""
     try:
-        descriptor = os.open(state_folder / LOCK_FILE, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        # A shared lock, so that two doctors do not take each other for a controller. It is released at once.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return is_locked(state_folder / LOCK_FILE)
     except OSError:  # a file system without locks
         return False
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def _database(store: Store, alive: bool) -> Iterator[DoctorFinding]:

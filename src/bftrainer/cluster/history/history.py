@@ -176,7 +176,7 @@ def pool_over_time(past: PoolHistory, cells: int, viewer: Viewer) -> dict[str, A
     """Return the number of nodes and of nodes with a worker over time, and count preemptions and rescales."""
     window = Cells(past.start, past.end, cells)
     there = np.array([(start, end) for _, start, end in past.present]).reshape(-1, 2)
-    busy = timeline.together(
+    busy = timeline.busy_times(
         [Interval(*one) for one in past.present], [Interval(one.node, one.start, one.end) for one in past.held]
     )
     return {
@@ -221,7 +221,7 @@ def nodes_over_time(past: PoolHistory, cells: int, viewer: Viewer) -> dict[str, 
     return {
         **found,
         "who": who,
-        **timeline.marks(taken),
-        "preemptions": timeline.counted(window, (time for time, _, _ in past.taken)),
-        "rescales": timeline.counted(window, (time for time, _, why in past.rescales if why != "start")),
+        **timeline.preemption_marks(taken),
+        "preemptions": timeline.events_per_cell(window, (time for time, _, _ in past.taken)),
+        "rescales": timeline.events_per_cell(window, (time for time, _, why in past.rescales if why != "start")),
     }

@@ -24,6 +24,7 @@ from bftrainer.cluster.http.prometheus import Counted
 from bftrainer.cluster.http.state import ApiState
 from bftrainer.cluster.store.database import DiskFullError
 from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.util.text import one_line
 
 ROUTERS = (trainers.router, pool.router, owners.router, agents.router, dashboard.router, health.router)
 
@@ -49,7 +50,7 @@ def _answer(status: int, message: str, headers: Mapping[str, str] | None = None)
     headers = {**(headers or {}), **({"WWW-Authenticate": "Bearer"} if status == 401 else {})}
     # The message may quote the request, which may hold bytes that are no characters.
     text = message.encode(errors="backslashreplace").decode()
-    return JSONResponse({"error": " ".join(text.split())}, status, headers)
+    return JSONResponse({"error": one_line(text)}, status, headers)
 
 
 async def _refused(request: Request, problem: Exception) -> JSONResponse:

@@ -23,6 +23,7 @@ from bftrainer.cluster.wire.api import (
     TrainerView,
 )
 from bftrainer.core.curve import Curve
+from bftrainer.util.text import natural
 
 HIDDEN = "(hidden)"
 """Replaces the values of a trainer's environment, because people put passwords there."""
@@ -151,7 +152,7 @@ def _use(view: NodeState, live: ActiveTrainer | None) -> str:
 def _nodes(live: ActiveTrainer) -> list[str]:
     """Return the nodes on which a trainer trains or will train."""
     running = {worker.node for worker in live.job.workers.values()} - {HEAD}
-    return sorted(running | set(live.job.nodes), key=_by_number)
+    return sorted(running | set(live.job.nodes), key=natural)
 
 
 def _rate(live: ActiveTrainer) -> float:
@@ -182,8 +183,3 @@ def _positions(positions: Mapping[str, Sequence[int]]) -> dict[str, PositionView
 
 def _points(curve: Curve) -> PointsView:
     return {"nodes": list(curve.nodes), "rates": list(curve.rates)}
-
-
-def _by_number(name: str) -> tuple[str, int]:
-    stem = name.rstrip("0123456789")
-    return stem, int(name[len(stem) :] or 0)

@@ -11,6 +11,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from bftrainer.util.backoff import Backoff
+
 LEAST_WAIT_S, MOST_WAIT_S = 0.1, 600.0
 """The shortest and the longest wait before a node is tried again."""
 
@@ -45,7 +47,7 @@ class BadNodes:
         """
         before = self._failures.pop(node, None)
         failures = before.failures + 1 if before is not None else 1
-        retry_s = min(turn * self._first_wait_s * 2.0 ** min(failures - 1, 30), MOST_WAIT_S)
+        retry_s = Backoff(turn * self._first_wait_s, MOST_WAIT_S).wait_s(failures)
         self._not_before[node] = now + retry_s
         failure = self._failures[node] = NodeFailure(node, worker, reason, failures, retry_s)
         return failure

@@ -18,7 +18,6 @@ from bftrainer.cluster.jobs.progress import Rescale, TrainerProgress
 from bftrainer.cluster.jobs.reattach import take_up, then
 from bftrainer.cluster.jobs.same_end import SameEnd
 from bftrainer.cluster.jobs.worker import JobSettings, JobWorkers, Worker, end_in_words, was_taken
-from bftrainer.cluster.launchers.base import last_line
 from bftrainer.cluster.spec.states import TrainerState
 from bftrainer.cluster.wire.messages import WorkerStatus
 from bftrainer.elastic import protocol
@@ -28,6 +27,7 @@ from bftrainer.elastic.protocol import Done, Failed, Formed, Generation, Ready, 
 from bftrainer.elastic.roster import Roster
 from bftrainer.processes.unguided import NEVER_CALLED
 from bftrainer.util import ids
+from bftrainer.util.text import last_line
 
 _LONG_WAIT = 600
 """The factor on the usual wait before a node is tried again where a worker failed right after it had joined."""
@@ -159,8 +159,7 @@ class ElasticJob:
         if self.outcome is not None:
             return
         if worker.said_done and status > 0:
-            last = next((line for line in reversed(tail.splitlines()) if line.strip()), "")
-            self.fail(f"training was complete, but then the script ended with status {status}: {last}", tail)
+            self.fail(f"training was complete, but then the script ended with status {status}: {last_line(tail)}", tail)
         elif worker.said_done and status == 0:
             self._said_last_words = True
         elif worker.said_done and worker.killed:

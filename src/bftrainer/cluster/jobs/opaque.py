@@ -15,12 +15,13 @@ from bftrainer.cluster.jobs.base import Intent, JobNews, JobRecord, StartWorker,
 from bftrainer.cluster.jobs.progress import Rescale, TrainerProgress
 from bftrainer.cluster.jobs.same_end import SameEnd
 from bftrainer.cluster.jobs.worker import JobSettings, JobWorkers, Worker, end_in_words, was_taken
-from bftrainer.cluster.launchers.base import HEAD, Launcher, last_line
+from bftrainer.cluster.launchers.base import HEAD, Launcher
 from bftrainer.cluster.spec.states import TrainerState
 from bftrainer.cluster.wire.messages import WorkerStatus
 from bftrainer.elastic.protocol import Generation
 from bftrainer.elastic.roster import Roster
 from bftrainer.util import ids
+from bftrainer.util.text import last_line
 
 FINISH_S = 60.0
 """How long the other workers have to end, once one worker has ended with status 0."""

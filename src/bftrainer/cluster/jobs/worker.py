@@ -12,6 +12,7 @@ from bftrainer.cluster.config.keys import DEFAULTS
 from bftrainer.cluster.wire.messages import WorkerStatus
 from bftrainer.elastic import protocol
 from bftrainer.elastic.manager.workers import was_killed
+from bftrainer.util.backoff import Backoff
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class JobSettings:
 
     def backoff_s(self, failures: int) -> float:
         """Return how long to wait after `failures` failures before the script is tried again."""
-        return self.restart_backoff_s * 2.0 ** min(failures - 1, 6)
+        return Backoff(self.restart_backoff_s, 64 * self.restart_backoff_s).wait_s(failures)
 
 
 @dataclass(slots=True)

@@ -119,8 +119,3 @@ class StateLayout:
         ours = {protocol.SNAPSHOTS: snapshots, protocol.SNAPSHOT_EVERY: f"{self.snapshot_every_s:g}"}
         ours[protocol.OUTPUT] = str(self.output(launch.id))
         return {**ours, variables.STATE_ID: self.state_id, TRAINER: launch.name, **launch.spec.env}
-
-
-def last_line(tail: str) -> str:
-    """Return the last line that is not blank."""
-    return next((line.strip() for line in reversed(tail.splitlines()) if line.strip()), "")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bftrainer.cluster.launchers.base import Launch, LauncherTraits, StateLayout, WorkerSlot
 from bftrainer.cluster.wire.messages import Start
+from bftrainer.util.files import replace_file
 
 SCRIPT = "BFTRAINER_HOSTS_SCRIPT"
 """The environment variable with the path of an executable that prints the hosts on which the program may run now."""
@@ -44,7 +45,7 @@ class HostsLauncher:
         self._home.prepare(launch.id)
         folder = self._home.folder(launch.id)
         lines = [f"{host}:{slots}\n" for host, slots in Counter(hosts).items()]
-        replace_file(folder / "hosts.txt", "".join(lines), 0o600)
+        replace_file(folder / "hosts.txt", "".join(lines))
         text = f"#!/bin/sh\nexec cat {shlex.quote(str(folder / 'hosts.txt'))}\n"
         script = folder / "hosts"
         if not script.exists():
@@ -57,15 +58,3 @@ class HostsLauncher:
 
 def _is_program(path: Path) -> bool:
     return path.suffix != ".py" and os.access(path, os.X_OK)
-
-
-def replace_file(path: Path, text: str, mode: int) -> None:
-    """Replace a file atomically: a reader finds either the old text or the new one."""
-    beside = path.with_name(f".{path.name}.new")
-    beside.unlink(missing_ok=True)
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)

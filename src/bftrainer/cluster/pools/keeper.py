@@ -12,6 +12,8 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from bftrainer.util.backoff import Backoff
+
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 """A host name. It begins with a letter or digit, so that no command takes it for an option."""
 
@@ -110,8 +112,8 @@ class Keeper:
         before = self._failures.get(node)
         steady = now - agent.started >= self._patience.steady_s
         count = 0 if before is None or steady else before.count
-        wait = min(self._patience.retry_s * 2.0 ** min(count, 30), self._patience.longest_retry_s)
-        self._failures[node] = _Failures(count + 1, now + wait)
+        wait_s = Backoff(self._patience.retry_s, self._patience.longest_retry_s).wait_s(count + 1)
+        self._failures[node] = _Failures(count + 1, now + wait_s)
         return True
 
     def forgive(self) -> None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from bftrainer.cluster.report.efficiency import Efficiency
 from bftrainer.cluster.report.usage import OwnerUsage, Usage, UsageReport, hours
 from bftrainer.core.trace import utc
+from bftrainer.dashboard import html
 
 COLUMNS = (
     "owner",
@@ -78,34 +78,39 @@ def as_csv(account: UsageReport) -> str:
 def as_page(account: UsageReport, efficiency: Efficiency) -> str:
     """Return the report as a single HTML file without external resources."""
     pool = max(account.pool_us, 1)
-    numbers = [
-        ("node-hours harvested", f"{hours(account.pool_us):,.1f}"),
-        ("given to trainers", f"{account.used_us / pool:.1%}"),
-        ("computing", f"{account.computing_us / pool:.1%}"),
-        ("nodes on average", f"{hours(account.pool_us) / account.window.hours:,.1f}"),
-        ("samples", f"{account.samples:,.0f}"),
-        ("efficiency U", _share(efficiency.efficiency)),
-        ("bound", _share(efficiency.bound)),
+    figures = [
+        ("node-hours harvested", f"{hours(account.pool_us):,.1f}", ""),
+        ("given to trainers", f"{account.used_us / pool:.1%}", ""),
+        ("computing", f"{account.computing_us / pool:.1%}", ""),
+        ("nodes on average", f"{hours(account.pool_us) / account.window.hours:,.1f}", ""),
+        ("samples", html.amount(account.samples), ""),
+        ("efficiency U", _share(efficiency.efficiency), ""),
+        ("bound", _share(efficiency.bound), ""),
     ]
-    tiles = "".join(f"<div><b>{text}</b><span>{name}</span></div>" for name, text in numbers)
     notes = [*account.notes, *([f"efficiency: {efficiency.why}"] if efficiency.why else [])]
-    said = "".join(f"<p class=note>{html.escape(note)}</p>" for note in notes)
-    owners = _table(
-        ("owner", "trainers", "node-hours", "of the pool", "computing", "samples", "rescales", "preemptions"),
-        [
-            *((share.owner, str(share.trainers), *_cells(share, pool)) for share in account.owners()),
-            ("(unused)", "", f"{hours(account.unused_us):,.2f}", _bar(account.unused_us / pool), "", "", "", ""),
-            ("the pool", "", f"{hours(account.pool_us):,.2f}", "", "", "", "", ""),
-        ],
+    said = "".join(f'<p class="note">{html.escape(note)}</p>\n' for note in notes)
+    columns = ("node-hours", "of the pool", "computing", "samples", "rescales", "preemptions")
+    unused = ("(unused)", "", f"{hours(account.unused_us):,.2f}", _bar(account.unused_us / pool), "", "", "", "")
+    owners = html.table(
+        ("owner", "trainers", *columns),
+        [*((share.owner, str(share.trainers), *_cells(share, pool)) for share in account.owners()), unused],
+        numbers=(1, 2, 4, 5, 6, 7),
+        total=("the pool", "", f"{hours(account.pool_us):,.2f}", "", "", "", "", ""),
     )
-    trainers = _table(
-        ("trainer", "owner", "state", "node-hours", "of the pool", "computing", "samples", "rescales", "preemptions"),
+    trainers = html.table(
+        ("trainer", "owner", "state", *columns),
         [
             (f"{one.trainer} {one.name}", one.owner, one.state, *_cells(one, pool))
             for one in sorted(account.trainers, key=lambda one: -one.used_us)
         ],
+        numbers=(3, 5, 6, 7, 8),
     )
-    return _PAGE.format(window=html.escape(str(account.window)), tiles=tiles, notes=said, owners=owners, rows=trainers)
+    sections = (
+        html.section("figures", "Figures", html.tiles(figures)),
+        html.section("owners", "Owners", owners),
+        html.section("trainers", "Trainers", trainers),
+    )
+    return html.page("What was harvested", f"<p>{html.escape(account.window)} UTC</p>\n{said}", sections)
 
 
 def exact(micro: int) -> str:
@@ -145,45 +150,5 @@ def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.1%}"
 
 
-class _Html(str):
-    """Text that is HTML already and must not be escaped."""
-
-    __slots__ = ()
-
-
 def _bar(share: float) -> str:
-    return _Html(f'<i style="width:{max(0.0, min(1.0, share)) * 100:.1f}px"></i> {share:.1%}')
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    def cell(text: str) -> str:
-        return text if isinstance(text, _Html) else html.escape(text)
-
-    first = "".join(f"<th scope=col>{html.escape(name)}</th>" for name in head)
-    lines = ("".join(f"<td>{cell(text)}</td>" for text in row) for row in rows)
-    return (
-        f"<table><thead><tr>{first}</tr></thead><tbody>{''.join(f'<tr>{line}</tr>' for line in lines)}</tbody></table>"
-    )
-
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>BFTrainer: what was harvested</title><style>
-:root {{ color-scheme: light dark; --line: #8884; --bar: #3b7dd8; }}
-body {{ font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }}
-h1 {{ font-size: 1.4rem; margin: 0; }} h2 {{ font-size: 1.05rem; margin: 2rem 0 .5rem; }}
-.tiles {{ display: flex; flex-wrap: wrap; gap: .75rem; margin: 1.25rem 0; }}
-.tiles div {{ border: 1px solid var(--line); border-radius: 8px; padding: .6rem .9rem; min-width: 7.5rem; }}
-.tiles b {{ display: block; font-size: 1.25rem; font-variant-numeric: tabular-nums; }}
-.tiles span, .note {{ opacity: .75; font-size: .85rem; }}
-.wide {{ overflow-x: auto; }} table {{ border-collapse: collapse; width: 100%; }}
-th, td {{ text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line); white-space: nowrap; }}
-td {{ font-variant-numeric: tabular-nums; }}
-i {{ display: inline-block; height: .7em; background: var(--bar); border-radius: 2px; }}
-</style></head><body><h1>What was harvested</h1><p>{window} UTC</p>
-<div class="tiles">{tiles}</div>{notes}
-<h2>Owners</h2><div class="wide">{owners}</div>
-<h2>Trainers</h2><div class="wide">{rows}</div>
-</body></html>
-"""
+    return html.Markup(f'<i class="share" style="width:{max(0.0, min(1.0, share)) * 100:.1f}px"></i>{share:.1%}')

@@ -24,6 +24,7 @@ from bftrainer.cluster.spec.trainer import KEYS, CurvePoints, TrainerSpec, parse
 from bftrainer.core.curve import Curve
 from bftrainer.errors import InputError
 from bftrainer.util.suggest import closest, unknown
+from bftrainer.util.text import one_line
 from bftrainer.util.yaml_text import TextLoader
 
 _MOST_BYTES = 4 << 20
@@ -112,7 +113,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
         line = f":{mark.line + 1}" if mark else ""
         raise InputError(f"{path}{line}: must be YAML, but {problem.problem or problem.context}") from None
     except (yaml.YAMLError, ValueError, OverflowError) as problem:
-        raise InputError(f"{path}: cannot be read: {' '.join(str(problem).split())[:160]}") from None
+        raise InputError(f"{path}: cannot be read: {one_line(problem)[:160]}") from None
     except RecursionError:
         raise InputError(f"{path}: is nested too deep") from None
     if not isinstance(found, dict):

@@ -17,6 +17,8 @@ from typing import Any
 
 from bftrainer.cluster.store import migrations
 from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.util.files import sync
+from bftrainer.util.text import one_line
 
 BUSY_S = 5.0
 """Seconds to wait for another process that is writing, such as `bftrainer token`."""
@@ -125,7 +127,7 @@ class Database:
 
     def problems(self) -> list[str]:
         """Return the problems that SQLite finds: damaged pages, inconsistent indices, dangling references."""
-        lines = [" ".join(str(line).split()) for (line,) in self.rows("PRAGMA integrity_check(20)")]
+        lines = [one_line(line) for (line,) in self.rows("PRAGMA integrity_check(20)")]
         found = [line for line in lines if line != "ok"]
         for table, row, other, _ in self.rows("PRAGMA foreign_key_check")[:20]:
             found.append(f"row {row} of {table} refers to a row of {other} that does not exist")
@@ -145,9 +147,9 @@ class Database:
                 self.connection.backup(copy)
                 # A single plain file can be read where no other file can be written beside it.
                 copy.execute("PRAGMA journal_mode = DELETE")
-            _sync(beside)
+            sync(beside)
             beside.replace(path)
-            _sync(path.parent)
+            sync(path.parent)
         except sqlite3.Error as problem:
             raise _explained(path, problem) from None
         except OSError as problem:
@@ -209,14 +211,6 @@ def _make(path: Path) -> None:
     """
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _explained(path: Path, problem: sqlite3.Error) -> BFTrainerError:

@@ -31,6 +31,7 @@ from bftrainer.errors import InputError
 from bftrainer.processes.launch import Command, Process, ProcessLauncher
 from bftrainer.processes.log_tail import LogTail
 from bftrainer.processes.unguided import NEVER_CALLED
+from bftrainer.util.text import last_line
 
 _LOG_TAIL = 4000
 """How many characters of a worker's last output are shown with its failure."""
@@ -316,9 +317,9 @@ class Coordinator:
             self._finish()
         elif not was_killed(status):
             tail = LogTail(self._logs[node.id]).end(_LOG_TAIL)
-            last = next((f": {line.strip()}" for line in reversed(tail.splitlines()) if line.strip()), "")
-            how = f"ended with status {status}{last}" if status > 0 else f"was ended by {signal.Signals(-status).name}"
-            self._failed(node, f"{node.id} {how}", tail)
+            ended = f"ended with status {status}" if status > 0 else f"was ended by {signal.Signals(-status).name}"
+            last = last_line(tail) if status > 0 else ""
+            self._failed(node, f"{node.id} {ended}{': ' + last if last else ''}", tail)
 
     def _failed(self, node: _Node, error: str, traceback: str) -> None:
         """Handle the failure of a worker. If it has not joined and others train, its node failed, not the job."""

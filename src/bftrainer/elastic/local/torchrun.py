@@ -9,7 +9,6 @@ at every change, so the script must save and resume by itself. A change takes se
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
 import signal
 import sys
@@ -18,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from bftrainer.elastic import protocol
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes.launch import Command, Process, ProcessLauncher, dying_with
+from bftrainer.util.net import is_loopback
 
 RENDEZVOUS: Mapping[str, int] = {
     "is_host": 0,
@@ -84,16 +84,9 @@ def agent_command(
         *("--no-python", *dying_with(0, [sys.executable, "-u", *script_argv])),
     )
     settings = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    if _is_loopback(node):
+    if is_loopback(node):
         settings["GLOO_SOCKET_IFNAME"] = "lo"
     return Command(argv, {**env, **settings}, cwd, output)
-
-
-def _is_loopback(node: str) -> bool:
-    try:
-        return ipaddress.ip_address(node).is_loopback
-    except ValueError:
-        return node == "localhost"
 
 
 _AT = "a store is at "

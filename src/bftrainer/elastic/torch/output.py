@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 
 from bftrainer.elastic import protocol
 from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.util.files import replacing, sync
 
 _STALE_S = 3600.0
 """Age after which a temporary file is assumed to belong to a process that was killed while it wrote."""
@@ -47,19 +47,10 @@ def save(thing: Any, folder: Path, name: str) -> Path:
     """Write `thing` with torch.save. The file has either its former content or all of the new content."""
     path = folder / name
     _sweep(folder, name)
-    beside = folder / f".{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
     try:
-        try:
-            with beside.open("wb") as file:
-                torch.save(thing, file)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                beside.unlink()
-            raise
-        _sync(folder)
+        with replacing(path, "wb", durable=True) as file:
+            torch.save(thing, file)
+        sync(folder)
     except Exception as problem:
         raise BFTrainerError(f"{path} cannot be written: {problem}") from problem
     return path
@@ -73,12 +64,3 @@ def _sweep(folder: Path, name: str) -> None:
                 with contextlib.suppress(OSError):
                     if time.time() - entry.stat().st_mtime > _STALE_S:
                         entry.unlink()
-
-
-def _sync(folder: Path) -> None:
-    """Make the new file name durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bftrainer.core.hostlist import natural
 from bftrainer.core.trace import Trace
 from bftrainer.errors import InputError
 from bftrainer.traces.readers import jobs
@@ -21,6 +20,7 @@ from bftrainer.traces.readers.jobs import Job, JobLogReader
 from bftrainer.traces.readers.options import ImportOptions, choose_window, without_nodes
 from bftrainer.traces.readers.report import ImportReport
 from bftrainer.traces.source import Source
+from bftrainer.util.text import natural
 
 LARGEST_MACHINE = 1_000_000
 

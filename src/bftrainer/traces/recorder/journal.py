@@ -6,7 +6,6 @@ failed. The recorder (`record`) writes it through `Journal`; `recording` turns i
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import math
@@ -22,6 +21,8 @@ from bftrainer.core.pool import Node
 from bftrainer.core.trace import utc
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.traces.recorder.states import NodeStates
+from bftrainer.util.locks import try_lock
+from bftrainer.util.text import one_line
 
 FORMAT = 1
 
@@ -209,7 +210,7 @@ def follow(stream: BinaryIO, name: str, view: View) -> Iterator[Entry]:
             view.add(entry)
         except (ValueError, OverflowError, RecursionError) as error:
             raise InputError(
-                f"{name}:{number}: the journal is damaged there: {' '.join(str(error).split())[:200]}; "
+                f"{name}:{number}: the journal is damaged there: {one_line(error)[:200]}; "
                 "keep the lines before it to save what they hold"
             ) from None
         yield entry
@@ -259,11 +260,11 @@ def _entry_line(entry: Entry) -> bytes:
 def _lock(file: io.FileIO, path: Path) -> None:
     """Keep a second recorder off the journal; the kernel releases the lock however this process ends."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InputError(f"{path}: another recorder is writing this journal; stop it or choose another path") from None
+        free = try_lock(file.fileno())
     except OSError:
-        pass  # a file system without locks: recording without a lock is better than none
+        free = True  # a file system without locks: recording without a lock is better than none
+    if not free:
+        raise InputError(f"{path}: another recorder is writing this journal; stop it or choose another path")
 
 
 def _resume(file: io.FileIO, path: Path, header: Header) -> View:

@@ -8,7 +8,6 @@ already. It ends, with all agents, on request or after a time without a controll
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import logging
 import os
@@ -16,7 +15,6 @@ import signal
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +25,9 @@ from bftrainer.errors import BFTrainerError
 from bftrainer.processes import variables
 from bftrainer.processes.launch import Command, Process
 from bftrainer.processes.warm import WarmLauncher
+from bftrainer.util.files import replace_file
+from bftrainer.util.locks import take_lock
+from bftrainer.util.text import last_line
 
 PRELOAD = (
     *("torch", "bftrainer.elastic.torch.run"),
@@ -208,17 +209,10 @@ def _lock(folder: Path) -> int:
     """
     os.umask(0o077)
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / "host.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + LOCK_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
-        else:
-            return descriptor
+    lock = take_lock(folder / "host.lock", wait_s=LOCK_S)
+    if lock is None:
+        raise BlockingIOError
+    return lock
 
 
 def _listen(folder: Path) -> socket.socket:
@@ -227,12 +221,7 @@ def _listen(folder: Path) -> socket.socket:
     listener.bind(str(room / "socket"))
     listener.listen()
     listener.setblocking(False)
-    beside = folder / "host.json.new"
-    with beside.open("w") as out:
-        json.dump({"socket": str(room / "socket")}, out)
-        out.flush()
-        os.fsync(out.fileno())
-    beside.replace(address_file(folder))
+    replace_file(address_file(folder), json.dumps({"socket": str(room / "socket")}))
     return listener
 
 
@@ -309,7 +298,7 @@ class HostLink:
         _, said = await starter.communicate()
         found = await cls.find(folder)
         if found is None:
-            why = (said.decode(errors="replace").strip().splitlines() or ["it does not answer"])[-1]
+            why = last_line(said.decode(errors="replace")) or "it does not answer"
             raise BFTrainerError(f"cannot start the host of virtual nodes: {why}; see {folder / 'host.log'}")
         return found
 

@@ -26,6 +26,7 @@ from bftrainer.cluster.pools.script.commands import RunningCommand
 from bftrainer.cluster.pools.script.discovery import DiscoveryError, ask
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes import variables
+from bftrainer.util.backoff import Backoff
 
 START = ("ssh", "-o", "BatchMode=yes", "{node}", "bftrainer", "agent", "--environment-from-stdin")
 _TICK_S = 1.0
@@ -180,8 +181,8 @@ class ScriptPool:
                 self._list(listed)
             self._asked = True
             self._wake.set()
-            wait = self.settings.interval_s * 2.0 ** min(self._failures, 10)
-            wait = max(self.settings.interval_s, min(wait, _LONGEST_WAIT_S))
+            wait = Backoff(self.settings.interval_s, _LONGEST_WAIT_S).wait_s(self._failures + 1)
+            wait = max(self.settings.interval_s, wait)
             await asyncio.sleep(max(0.0, began + wait - time.monotonic()))
 
     def _list(self, listed: tuple[str, ...]) -> None:

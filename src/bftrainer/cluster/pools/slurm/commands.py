@@ -33,6 +33,7 @@ from bftrainer.cluster.pools.slurm.settings import SlurmSettings
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes import variables
 from bftrainer.traces.recorder.record import SINFO
+from bftrainer.util.files import replace_file
 
 PROGRAMS = ("sinfo", "squeue", "sbatch", "scancel")
 ENVIRONMENT_FILE = "agent-environment"
@@ -204,17 +205,7 @@ def write_files(settings: SlurmSettings, folder: Path, agent_environment: Mappin
     lines = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(agent_environment.items()))
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write(folder / ENVIRONMENT_FILE, lines)
-        _write(folder / SCRIPT_FILE, pilot_script(settings, folder))
+        replace_file(folder / ENVIRONMENT_FILE, lines)
+        replace_file(folder / SCRIPT_FILE, pilot_script(settings, folder))
     except OSError as problem:
         raise BFTrainerError(f"cannot write what pilots need to {folder}: {problem.strerror}") from None
-
-
-def _write(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from bftrainer.cluster.pools.slurm.read import Pilot, SlurmNode, WaitingJob
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings
-from bftrainer.core.hostlist import natural
+from bftrainer.util.backoff import Backoff
+from bftrainer.util.text import natural
 
 RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
 """Seconds to wait after a pilot has failed, at first and at most."""
@@ -206,7 +207,7 @@ class Refusals:
         news = problem != self.problem
         self.count, self.problem = self.count + 1, problem
         if self.count >= _REFUSALS or not news:
-            self.until = now + min(RETRY_S * 2.0 ** min(self.count - 2, 10), LONGEST_RETRY_S)
+            self.until = now + Backoff(RETRY_S, LONGEST_RETRY_S).wait_s(self.count - 1)
         return news
 
     def forget(self) -> None:

@@ -25,6 +25,7 @@ from bftrainer.cluster.pools.slurm.read import Pilot, SlurmNode, WaitingJob
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings, read_duration
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes import variables
+from bftrainer.util.backoff import Backoff
 
 FOLDER = "slurm"
 _BUSY = 3.0
@@ -200,7 +201,7 @@ class SlurmPool:
         """Return the seconds from the beginning of a round to the beginning of the next one."""
         interval_s = self.settings.interval_s
         if self._failures:
-            return max(interval_s, min(interval_s * 2.0 ** min(self._failures, 10), _LONGEST_WAIT_S))
+            return max(interval_s, Backoff(2 * interval_s, _LONGEST_WAIT_S).wait_s(self._failures))
         return max(interval_s, min(_BUSY * self._asking_s, _LONGEST_WAIT_S))
 
     async def _round(self) -> float:

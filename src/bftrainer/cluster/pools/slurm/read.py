@@ -13,8 +13,9 @@ from typing import Literal
 
 from bftrainer.cluster.pools.keeper import NODE_NAME
 from bftrainer.cluster.pools.slurm.settings import read_duration
-from bftrainer.core.hostlist import expand, natural
+from bftrainer.core.hostlist import expand
 from bftrainer.traces.recorder.states import is_idle, sinfo_rows
+from bftrainer.util.text import natural
 
 PREFIX = "bftrainer-"
 """Prefix of the names of all pilots."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import sys
 import threading
 import time
@@ -25,6 +24,7 @@ from bftrainer.elastic.torch.snapshots.snapshot_copy import Copier, Copy
 from bftrainer.elastic.torch.snapshots.snapshot_file import HEADER, Snapshot, file_name, in_folder, reason
 from bftrainer.elastic.torch.snapshots.snapshot_interval import SnapshotInterval
 from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.util.files import sync
 
 __all__ = ["HEADER", "Snapshot", "SnapshotWarning", "Snapshots"]
 
@@ -197,7 +197,7 @@ class Snapshots:
                 with contextlib.suppress(OSError):
                     beside.unlink()
                 raise
-            _sync_folder(self.folder)
+            sync(self.folder)
         except Exception as problem:
             return self._failed(reason(problem))
         self._last = (step, begun)
@@ -254,15 +254,3 @@ def _check_step(step: int) -> None:
 
 def _is_gone(problem: Exception) -> bool:
     return isinstance(problem, OSError) and problem.errno in (errno.ENOENT, errno.ESTALE)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a crash of the host, on file systems that support it."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as problem:
-        if problem.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(handle)
