@@ -91,7 +91,10 @@ class TrainerJob(Protocol):
     error: str
     traceback: str
     reason: str
-    failures_in_all: int
+
+    @property
+    def failures_in_all(self) -> int:
+        """How often the script failed, on any node."""
 
     @property
     def record(self) -> JobRecord:
