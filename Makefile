@@ -38,14 +38,14 @@ test: check
 	$(BIN)/pytest -n $(JOBS) --dist worksteal
 
 soak: setup
-	$(BIN)/python tests/elastic/soak.py --jobs $(JOBS) $(if $(FAULTS),--faults $(FAULTS),--minutes $(MINUTES)) $(SOAK)
+	PYTHONPATH=tests $(BIN)/python tests/elastic/soak.py --jobs $(JOBS) $(if $(FAULTS),--faults $(FAULTS),--minutes $(MINUTES)) $(SOAK)
 
 soak-live: setup
-	PYTHONPATH=tests/elastic $(BIN)/python tests/cluster/chaos.py --minutes $(MINUTES)
+	PYTHONPATH=tests $(BIN)/python -m support.cluster.chaos --minutes $(MINUTES)
 
 soak-gpu:
-	PYTHONPATH=src $(PYTHON) tests/elastic/soak_gpu.py --model gpt2 --json
-	PYTHONPATH=src $(PYTHON) tests/elastic/soak_gpu.py --model cnn --json
+	PYTHONPATH=src:tests $(PYTHON) tests/elastic/soak_gpu.py --model gpt2 --json
+	PYTHONPATH=src:tests $(PYTHON) tests/elastic/soak_gpu.py --model cnn --json
 
 matrix: setup
 	$(BIN)/python tests/elastic/matrix/run.py --page docs/elastic.md

@@ -41,9 +41,9 @@ from slurm_schedule import (
 )
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "tests" / name) for name in ("slurm", "cluster")]
-from live import Live  # type: ignore[import-not-found] # noqa: E402 - the path comes first
-from slurmlab import Lab, cluster  # type: ignore[import-not-found] # noqa: E402 - the path comes first
+sys.path.insert(0, str(HERE.parent / "tests"))
+from support.cluster.live import Live  # type: ignore[import-not-found] # noqa: E402 - the path comes first
+from support.slurm.lab import Lab, cluster  # type: ignore[import-not-found] # noqa: E402 - the path comes first
 
 WORKER = HERE / "workers" / "ticking.py"
 GOALS = {"added_wait_median_s": 0.3, "added_wait_p95_s": 1.5, "failed_jobs": 0, "drained_nodes": 0}

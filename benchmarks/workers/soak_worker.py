@@ -3,8 +3,9 @@
     soak_worker.py FOLDER gpt2|cnn full|small cuda|cpu
 
 It warms up first and waits for the file `go-NAME` before it joins, so that the harness decides when that happens. Each
-step it tries and each step it commits is a line of `steps-NAME-PID.jsonl`, in the form that `tests/elastic/ledger.py`
-reads. At the end it writes hashes of its weights, buffers and optimizer state to `final-NAME.json`.
+step it tries and each step it commits is a line of `steps-NAME-PID.jsonl`, in the form that
+`tests/support/elastic/ledger.py` reads. At the end it writes hashes of its weights, buffers and optimizer state to
+`final-NAME.json`.
 """
 
 from __future__ import annotations

@@ -7,9 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from brute import brute_force, lacking, same, within_limits
 from hypothesis import given, settings
-from strategies import problems
 
 from bftrainer.allocate import exact, kernel
 from bftrainer.allocate.exact import ExactAllocator
@@ -18,6 +16,8 @@ from bftrainer.allocate.problem import Allocator, Claim, Limits, Problem
 from bftrainer.allocate.registry import ALLOCATORS, make_allocator
 from bftrainer.core.curve import Curve
 from bftrainer.errors import InputError
+from support.allocate.brute import brute_force, lacking, same, within_limits
+from support.allocate.strategies import problems
 
 every_allocator = pytest.mark.parametrize("name", ALLOCATORS)
 LINE = Curve.through([0, 10], [0.0, 100.0])

@@ -2,11 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from brute import brute_force, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import problems
-from test_milp import claim, large_problem, solves
 
 from bftrainer.allocate import milp_nodes
 from bftrainer.allocate.milp import first_counts
@@ -14,6 +11,9 @@ from bftrainer.allocate.milp_nodes import NodeMilpAllocator, current_map, migrat
 from bftrainer.allocate.problem import Limits, Problem
 from bftrainer.allocate.solver import solve
 from bftrainer.errors import InputError
+from support.allocate.brute import brute_force, same
+from support.allocate.problems import claim, large_problem, solves
+from support.allocate.strategies import problems
 
 
 @settings(max_examples=200)

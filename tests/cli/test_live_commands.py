@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "cluster"))
 from bftrainer.cli.common import connection
 from bftrainer.cli.main import run
-from fake_api import NOW, TOKEN, Book, make_app, serving
+from support.cluster.fake_api import NOW, TOKEN, Book, make_app, serving
 
 Call = Callable[..., SimpleNamespace]
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from bftrainer import __version__
 from bftrainer.cli.main import run
 from bftrainer.core import Fragment, Trace, Window
 from bftrainer.traces.files import load_trace, save_trace
+from support.waiting import wait_until
 
 LOG = """JobID|Start|End|State|NodeList
 1|2021-01-01T00:00:00|2021-01-01T01:00:00|COMPLETED|n[1-3]
@@ -204,13 +204,6 @@ def test_the_version_is_printed(call: Callable[..., Outcome]) -> None:
     assert call("--version").out == f"bftrainer {__version__}\n"
 
 
-def wait_for(condition: Callable[[], bool], what: str, deadline_s: float = 60.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, f"{what} did not happen in {deadline_s} s"
-        time.sleep(0.02)
-
-
 def test_a_recording_ends_on_sigterm_with_a_trace_and_goes_on_from_its_journal(tmp_path: Path) -> None:
     (tmp_path / "idle").write_text("n1\nn2\n")
     words = ["trace", "record", "--source", "script", "--command", "cat idle", "--interval", "0.05", "-o", "r.parquet"]
@@ -219,7 +212,7 @@ def test_a_recording_ends_on_sigterm_with_a_trace_and_goes_on_from_its_journal(t
         process = subprocess.Popen(
             [sys.executable, "-m", "bftrainer", *words], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        wait_for(lambda n=lines: journal.exists() and journal.read_text().count("\n") > n, "polling")  # type: ignore[misc]
+        wait_until(lambda n=lines: journal.exists() and journal.read_text().count("\n") > n, "polling")  # type: ignore[misc]
         os.kill(process.pid, signal.SIGTERM)
         out, _ = process.communicate(timeout=60)
         assert process.returncode == 0

@@ -28,7 +28,7 @@ from bftrainer.client import (
 )
 from bftrainer.client.polling import Request, RetryPolicy, Sleep, patiently
 from bftrainer.errors import BFTrainerError, InputError
-from fake_api import TOKEN, Book, make_app, serving
+from support.cluster.fake_api import TOKEN, Book, make_app, serving
 
 QUICK = {"poll_s": 0.001}
 

@@ -12,7 +12,7 @@ import pytest
 from bftrainer.cli.main import run
 from bftrainer.cluster.spec.sweep import load_sweep
 from bftrainer.errors import InputError
-from fake_api import TOKEN, Book, make_app, serving
+from support.cluster.fake_api import TOKEN, Book, make_app, serving
 
 Call = Callable[..., SimpleNamespace]
 GRID = """

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench import Bench
 from bftrainer.cluster.report.excerpt import efficiency_of
 from bftrainer.cluster.report.usage import UsageReport, account, hours
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store.store import Store
 from bftrainer.errors import InputError
+from support.cluster.bench import Bench
 
 NODES = ("n1", "n2", "n3", "n4", "n5")
 

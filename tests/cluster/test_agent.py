@@ -10,24 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from agents import (
+from bftrainer.cluster.agent.agent import Agent
+from bftrainer.cluster.agent.link import Lost, Refused
+from bftrainer.cluster.wire.messages import Beat, Ended, Forget, Heard, Join, Start, Started, Stop
+from bftrainer.elastic.protocol import Generation
+from support.cluster.agents import (
     SLEEPS,
     TINY,
     agent_of,
     agent_process,
     ended,
     form,
-    is_alive,
     resolved,
     say,
     script,
     start,
 )
-from bftrainer.cluster.agent.agent import Agent
-from bftrainer.cluster.agent.link import Lost, Refused
-from bftrainer.cluster.wire.messages import Beat, Ended, Forget, Heard, Join, Start, Started, Stop
-from bftrainer.elastic.protocol import Generation
-from fake_controller import FakeController, until
+from support.cluster.fake_controller import FakeController
+from support.processes import is_alive
+from support.waiting import until
 
 # Joining.
 

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from agents import (
+from bftrainer.cluster.agent import folder as folders
+from bftrainer.cluster.wire.messages import Beat, Bye, Ended, Going, Join, Started
+from support.cluster.agents import (
     SLEEPS,
     TINY,
     agent_of,
@@ -20,14 +22,13 @@ from agents import (
     descendants,
     ended,
     form,
-    is_alive,
     parent_of,
     script,
     start,
 )
-from bftrainer.cluster.agent import folder as folders
-from bftrainer.cluster.wire.messages import Beat, Bye, Ended, Going, Join, Started
-from fake_controller import FakeController, until
+from support.cluster.fake_controller import FakeController
+from support.processes import is_alive
+from support.waiting import until
 
 # The end of the agent.
 

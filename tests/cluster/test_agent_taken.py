@@ -7,9 +7,11 @@ import os
 import signal
 from pathlib import Path
 
-from agents import SLEEPS, TINY, agent_process, descendants, ended, is_alive, parent_of, script, start
 from bftrainer.cluster.wire.messages import Ended, Going, Join, Started
-from fake_controller import FakeController, until
+from support.cluster.agents import SLEEPS, TINY, agent_process, descendants, ended, parent_of, script, start
+from support.cluster.fake_controller import FakeController
+from support.processes import is_alive
+from support.waiting import until
 
 LONG = 1000.0
 """A time to save that no test waits for."""

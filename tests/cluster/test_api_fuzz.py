@@ -19,13 +19,13 @@ import requests
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bench import Bench
 from bftrainer.cluster.config.keys import Config, Server
 from bftrainer.cluster.controller.controller import Controller
 from bftrainer.cluster.controller.logbook import Logbook
 from bftrainer.cluster.http.app import build
 from bftrainer.cluster.store.schema import OwnerRow
-from test_api import SECRET, SPEC, NoPool
+from support.cluster.api import SECRET, SPEC, NoPool
+from support.cluster.bench import Bench
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what it imports is nobody's fault here

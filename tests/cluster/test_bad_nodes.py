@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import Bench
 from bftrainer.elastic.protocol import Failed
+from support.cluster.bench import Bench
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench import Bench
 from bftrainer.cluster.controller.active import ControllerSettings
 from bftrainer.cluster.jobs.worker import JobSettings
 from bftrainer.cluster.report.rerun import KINDS, check
 from bftrainer.cluster.wire.messages import Heard
 from bftrainer.elastic.protocol import Broken, Done, Failed, Formed, Leaving
 from bftrainer.errors import InputError
+from support.cluster.bench import Bench
 
 
 @pytest.fixture

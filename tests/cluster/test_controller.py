@@ -11,14 +11,15 @@ import warnings
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from bench import Bench
 from bftrainer.cluster.config.keys import Config, Server
 from bftrainer.cluster.controller.controller import Controller
 from bftrainer.cluster.controller.logbook import Logbook
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.wire import messages
 from bftrainer.cluster.wire.messages import Join
-from test_api import NoPool
+from support.cluster.api import NoPool
+from support.cluster.bench import Bench
+from support.waiting import until
 
 
 class Wire:
@@ -34,12 +35,6 @@ class Wire:
 
     async def send(self, frame: str) -> None:
         self.received.append(json.loads(frame)["type"])
-
-
-async def until(condition: object, timeout_s: float = 10.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # type: ignore[operator]
-            await asyncio.sleep(0.01)
 
 
 def play(folder: Path, scene: object) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from live import Live, gone, wait_until  # noqa: E402
+from support.cluster.live import Live, gone, wait_until  # noqa: E402
 
 WORKER = Path(__file__).parent / "taken_worker.py"
 STEPS = 60
@@ -42,7 +42,7 @@ def test_trainers_whose_nodes_all_go_at_once_go_on_from_the_step_they_were_at(tm
             live.submit(WORKER, str(folder), "3", "0.05", nodes=nodes) for folder, nodes in ((one, "1-1"), (two, "2-2"))
         ]
         for least in (8, 25):
-            wait_until(lambda least=least: min(commits(f)[-1:] for f in (one, two)) >= [least], 90, f"step {least}")
+            wait_until(lambda least=least: min(commits(f)[-1:] for f in (one, two)) >= [least], f"step {least}", 90)
             take_all(live)
         ends = [live.until_state(ref, "done", "failed") for ref in refs]
         logs = str([live.api.logs(ref, tail=100) for ref in refs])

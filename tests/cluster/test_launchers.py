@@ -15,8 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents import is_alive
-from bench import Bench
 from bftrainer.cluster.controller.head_agent import LOCK, LOG, STRAY_S, HeadAgent
 from bftrainer.cluster.doctor.invariants import history
 from bftrainer.cluster.launchers import HEAD, StateLayout
@@ -25,8 +23,11 @@ from bftrainer.cluster.launchers.torchrun import TorchrunLauncher
 from bftrainer.cluster.report.rerun import KINDS, check
 from bftrainer.cluster.wire.messages import Start, Started
 from bftrainer.processes import variables
-from launcher_conformance import CASES, Seat
-from live import Live, gone, wait_until
+from support.cluster.bench import Bench
+from support.cluster.launcher_conformance import CASES, Seat
+from support.cluster.live import Live, gone
+from support.processes import is_alive
+from support.waiting import wait_until
 
 LAUNCHERS = ("elastic", "torchrun", "hosts")
 
@@ -309,12 +310,12 @@ def test_there_is_one_head_whoever_started_it_and_one_that_does_not_come_is_repl
             now.keep(wanted=True, here=False, now=100.0 + STRAY_S)
             assert pid() == first
             now.keep(wanted=True, here=False, now=101.0 + STRAY_S)
-            wait_until(lambda: not is_alive(first), 10, "the end of one that does not find the controller")
+            wait_until(lambda: not is_alive(first), "the end of one that does not find the controller", 10)
             now.keep(wanted=True, here=False, now=102.0 + STRAY_S)
             second = pid()
             assert second != first
             os.kill(second, signal.SIGKILL)
-            wait_until(lambda: not is_alive(second), 10, "its end")
+            wait_until(lambda: not is_alive(second), "its end", 10)
             now.keep(wanted=True, here=False, now=200.0)
             assert pid() == second  # not at once
             now.keep(wanted=True, here=False, now=230.0)
@@ -417,7 +418,7 @@ def test_an_ordinary_torch_script_goes_on_through_the_loss_of_a_node_and_of_the_
     def goes_on_with(world: int) -> None:
         """Ten steps from now on."""
         before = len(steps())
-        wait_until(lambda: [of for _, of, _ in steps()[before:]][-10:] == [world] * 10, 90, f"steps of {world}")
+        wait_until(lambda: [of for _, of, _ in steps()[before:]][-10:] == [world] * 10, f"steps of {world}", 90)
 
     with Live(tmp_path / "state", "--set", "pool.nodes=3") as live:
         trainer = live.submit(tmp_path / "train.py", str(tmp_path), nodes="2-3", launcher="torchrun")

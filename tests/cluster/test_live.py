@@ -17,9 +17,10 @@ from bftrainer.cluster.config.keys import Config
 from bftrainer.cluster.config.policy import policy_of
 from bftrainer.cluster.report.rerun import KINDS, check
 from bftrainer.cluster.store.store import FILE, Store
-from ledger import committed
-from live import Live, gone, wait_until
 from live_prediction import EPOCHS, SAMPLES, measure
+from support.cluster.live import Live, gone
+from support.elastic.ledger import committed
+from support.waiting import wait_until
 
 pytest.importorskip("torch")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos import chaos
+from support.cluster.chaos import chaos
 
 pytest.importorskip("torch")
 

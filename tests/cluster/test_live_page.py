@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bftrainer.cluster.spec.files import load_spec
-from live import Live
+from support.cluster.live import Live
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")

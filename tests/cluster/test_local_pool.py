@@ -17,8 +17,11 @@ from bftrainer.cluster.pools.local.host import HostLink
 from bftrainer.cluster.pools.local.pool import LocalPool, LocalSettings
 from bftrainer.errors import BFTrainerError
 from bftrainer.processes import variables
-from fake_office import FakeOffice, eventually, processes_of
-from made_pools import Clock, local, settings_of
+from support.clocks import Clock
+from support.cluster.fake_office import FakeOffice, processes_of
+from support.cluster.made_pools import local, settings_of
+from support.processes import is_alive
+from support.waiting import until
 
 
 def environment(pid: int) -> dict[str, str]:
@@ -33,7 +36,7 @@ def test_a_virtual_node_gets_its_threads_and_its_pace(tmp_path: Path) -> None:
         async with FakeOffice() as office:
             pool = local(tmp_path, nodes=1, pace="0.05", threads=3)
             await pool.open(office)
-            await eventually(lambda: office.here)
+            await until(lambda: office.here)
             found = environment(office.pids["node-1"])
             await pool.close(drain=True)
             return found
@@ -46,26 +49,26 @@ def test_a_virtual_node_gets_its_threads_and_its_pace(tmp_path: Path) -> None:
 
 def test_nodes_come_and_go_as_the_script_says(tmp_path: Path) -> None:
     async def play() -> FakeOffice:
-        clock = Clock()
+        clock = Clock(0.0)
         actions = ("10 join node-9", "20 leave node-1", "30 kill node-2", "30 join node-2", "40 join node-1")
         async with FakeOffice() as office:
             pool = local(tmp_path, clock, nodes=2, churn=actions, grace_s=0.0)
             await pool.open(office)
-            await eventually(lambda: office.here == {"node-1", "node-2"}, lambda: office.said)
+            await until(lambda: office.here == {"node-1", "node-2"}, lambda: office.said)
             clock.now = 15.0
             await pool.resume()  # it looks at the clock at once
-            await eventually(lambda: office.here == {"node-1", "node-2", "node-9"}, lambda: office.said)
+            await until(lambda: office.here == {"node-1", "node-2", "node-9"}, lambda: office.said)
             clock.now = 25.0
             await pool.resume()  # it looks at the clock at once
-            await eventually(lambda: office.words("gone") == ["node-1"], lambda: office.said)
+            await until(lambda: office.words("gone") == ["node-1"], lambda: office.said)
             assert office.here == {"node-2", "node-9"}
             first = office.pids["node-2"]
             clock.now = 35.0
             await pool.resume()  # it looks at the clock at once
-            await eventually(lambda: office.words("gone") == ["node-1", "node-2"], lambda: office.said)
+            await until(lambda: office.words("gone") == ["node-1", "node-2"], lambda: office.said)
             clock.now = 45.0
             await pool.resume()  # it looks at the clock at once
-            await eventually(lambda: office.here == {"node-1", "node-2", "node-9"}, lambda: office.said)
+            await until(lambda: office.here == {"node-1", "node-2", "node-9"}, lambda: office.said)
             assert office.pids["node-2"] != first
             await pool.close(drain=True)
             return office
@@ -81,14 +84,14 @@ def test_an_agent_that_does_not_leave_in_time_is_killed(tmp_path: Path) -> None:
             pass
 
     async def play() -> FakeOffice:
-        clock = Clock()
+        clock = Clock(0.0)
         async with Deaf() as office:
             pool = local(tmp_path, clock, nodes=1, churn=("10 leave node-1",), grace_s=0.1)
             await pool.open(office)
-            await eventually(lambda: office.here)
+            await until(lambda: office.here)
             clock.now = 11.0
             await pool.resume()  # it looks at the clock at once
-            await eventually(lambda: "node-1" in office.words("gone"), lambda: office.said)
+            await until(lambda: "node-1" in office.words("gone"), lambda: office.said)
             await pool.close(drain=True)
             return office
 
@@ -109,7 +112,7 @@ def test_a_restarted_controller_goes_on_where_the_schedule_is(tmp_path: Path) ->
             office.remember("local.origin", {**origin, "time": origin["time"] - 4000})
             second = pool()
             await second.open(office)
-            await eventually(lambda: office.words("available")[-2:] == ["node-1", "node-2"], lambda: office.said)
+            await until(lambda: office.words("available")[-2:] == ["node-1", "node-2"], lambda: office.said)
             await second.close(drain=False)
             other = local(tmp_path, nodes=2, churn=("0 leave node-2", "3601 join node-2"))
             await other.open(office)  # another schedule begins at its beginning
@@ -125,32 +128,26 @@ def test_a_killed_host_takes_its_agents_along_and_is_replaced(tmp_path: Path) ->
         async with FakeOffice() as office, setting.opened(office) as pool:
             before = dict(office.pids)
             os.kill(pool.describe()["host_pid"], signal.SIGKILL)
-            await eventually(lambda: set(office.words("gone")) == set(setting.nodes))
-            await eventually(lambda: office.here == set(setting.nodes), lambda: office.said)
+            await until(lambda: set(office.words("gone")) == set(setting.nodes))
+            await until(lambda: office.here == set(setting.nodes), lambda: office.said)
             assert not set(before.values()) & set(office.pids.values())
-            assert all(pid in office.pids.values() or not running(pid) for pid in before.values())
+            assert all(pid in office.pids.values() or not is_alive(pid) for pid in before.values())
 
     asyncio.run(play())
-
-
-def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def test_agents_outlive_a_killed_controller_but_not_for_ever(tmp_path: Path) -> None:
     program = f"""
 import asyncio, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from pathlib import Path
-from made_pools import local
-from fake_office import FakeOffice, eventually
+from support.cluster.made_pools import local
+from support.cluster.fake_office import FakeOffice
+from support.waiting import until
 async def main():
     async with FakeOffice() as office:
         await local(Path({str(tmp_path)!r}), nodes=2, orphan_s=1.0).open(office)
-        await eventually(lambda: len(office.here) == 2)
+        await until(lambda: len(office.here) == 2)
         print(office.secret, *office.pids.values(), flush=True)
         await asyncio.sleep(60)
 asyncio.run(main())
@@ -165,9 +162,9 @@ asyncio.run(main())
         link = await HostLink.find(tmp_path)
         assert link is not None
         assert sorted(link.nodes.values()) == sorted(int(pid) for pid in pids)
-        assert all(running(int(pid)) for pid in pids)
+        assert all(is_alive(int(pid)) for pid in pids)
         await link.close()
-        await eventually(lambda: not processes_of(secret, tmp_path), lambda: processes_of(secret, tmp_path))
+        await until(lambda: not processes_of(secret, tmp_path), lambda: processes_of(secret, tmp_path))
         assert await HostLink.find(tmp_path) is None
         assert not (tmp_path / "host.json").exists()
 
@@ -181,21 +178,21 @@ def test_agents_that_look_for_the_controller_elsewhere_are_replaced_at_once(tmp_
             pass
         async with FakeOffice() as after, setting.opened(after):  # it has lost its memory, and another secret
             assert not set(before.pids.values()) & set(after.pids.values())
-        await eventually(lambda: not processes_of(before.secret, tmp_path))
+        await until(lambda: not processes_of(before.secret, tmp_path))
 
     asyncio.run(play())
 
 
 def test_a_dry_run_follows_the_schedule(tmp_path: Path) -> None:
     async def play() -> FakeOffice:
-        clock = Clock()
+        clock = Clock(0.0)
         async with FakeOffice(observing=True) as office:
             pool = local(tmp_path, clock, nodes=1, churn=("10 leave node-1", "20 join node-2"))
             await pool.open(office)
-            await eventually(lambda: office.said)
+            await until(lambda: office.said)
             clock.now = 25.0
             await pool.resume()  # it looks at the clock at once
-            await eventually(lambda: len(office.said) >= 3)
+            await until(lambda: len(office.said) >= 3)
             await pool.close(drain=True)
             return office
 
@@ -257,7 +254,7 @@ def test_an_agent_that_cannot_start_is_tried_again_later_and_later(tmp_path: Pat
         async with FakeOffice() as office:
             pool = LocalPool(LocalSettings(nodes=1), tmp_path, agent=("-m", "no_such_module_at_all"), preload=())
             await pool.open(office)
-            await eventually(lambda: len(office.words("gone")) >= 2)
+            await until(lambda: len(office.words("gone")) >= 2)
             await pool.close(drain=True)
             return office
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import Bench
 from bftrainer.cluster.config.keys import LogSettings
 from bftrainer.cluster.store import event_logging
 from bftrainer.errors import InputError
+from support.cluster.bench import Bench
 
 _log = logging.getLogger("bftrainer.tests.logs")
 TOKEN = "bft_" + "A1b2C3d4" * 5

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench import Bench
 from bftrainer.cluster.config.keys import Config, Server
 from bftrainer.cluster.controller import controller, decision_timer
 from bftrainer.cluster.controller.controller import Controller
@@ -24,8 +23,9 @@ from bftrainer.cluster.controller.logbook import Logbook
 from bftrainer.cluster.http import app, views
 from bftrainer.cluster.wire import messages
 from bftrainer.elastic import protocol
-from test_api import NoPool, by
-from test_api import play as play_api
+from support.cluster.api import NoPool, by
+from support.cluster.api import play as play_api
+from support.cluster.bench import Bench
 
 WORKER_KINDS = (
     *(protocol.Hello, protocol.Ready, protocol.Arrived, protocol.Formed, protocol.Broken, protocol.Report),

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from bftrainer.cluster.store.store import FILE, Store
-from live import Live, wait_until
+from support.cluster.live import Live
+from support.waiting import wait_until
 
 HERE = Path(__file__).parent
 SAMPLES = 20 * 400
@@ -39,7 +40,7 @@ def test_trainers_events_tokens_and_owners_of_0_1_0_are_taken_up_and_training_go
         before = {row.name: row.samples for row in store.trainers()}
         events = list(store.all_events())
     with Live(old_state, "--nodes", "2") as live:
-        wait_until(lambda: {row["state"] for row in live.api.trainers(all=True)} == {"done"}, 120, "the end of all")
+        wait_until(lambda: {row["state"] for row in live.api.trainers(all=True)} == {"done"}, "the end of all", 120)
         rows = {row["name"]: row for row in live.api.trainers(all=True)}
         resumed = {name: "resumed" in text for name in ("long", "later") for text in [logged(live, rows[name]["id"])]}
     assert before["short"] == SAMPLES > before["long"] > before["later"]

@@ -19,7 +19,6 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench import Bench
 from bftrainer.cli.main import run
 from bftrainer.cluster.config.keys import Api, Config, Server
 from bftrainer.cluster.controller.controller import Controller
@@ -28,8 +27,10 @@ from bftrainer.cluster.http import app as app_module
 from bftrainer.cluster.http import health, prometheus
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store.store import Store
-from live import EXAMPLES, Live, wait_until
-from test_api import SECRET, SPEC, NoPool, by
+from support.cluster.api import SECRET, SPEC, NoPool, by
+from support.cluster.bench import Bench
+from support.cluster.live import EXAMPLES, Live
+from support.waiting import wait_until
 
 Scene = Callable[[httpx.AsyncClient, Bench, Controller, dict[str, str]], Awaitable[None]]
 

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import Bench
 from bftrainer.allocate.equal import EqualAllocator
 from bftrainer.allocate.problem import Limits
 from bftrainer.allocate.quotas import Quota, admit, limits_in_force
@@ -32,7 +31,8 @@ from bftrainer.core.trainer import Trainer
 from bftrainer.errors import InputError
 from bftrainer.scheduler import Policy, Scheduler, State
 from bftrainer.simulate.replay import ReplaySettings, replay
-from test_api import SPEC, by, play
+from support.cluster.api import SPEC, by, play
+from support.cluster.bench import Bench
 
 CURVE = Curve((0, 1, 8), (0.0, 10.0, 60.0))
 

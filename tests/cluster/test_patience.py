@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import Bench
 from bftrainer.cluster.controller.active import ControllerSettings
 from bftrainer.cluster.jobs.worker import JobSettings
 from bftrainer.elastic.protocol import Broken
+from support.cluster.bench import Bench
 
 
 @pytest.fixture

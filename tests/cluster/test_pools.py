@@ -15,8 +15,8 @@ from bftrainer.cluster.pools.local.pool import LocalPool, LocalSettings
 from bftrainer.cluster.pools.registry import SETTINGS, make_pool
 from bftrainer.cluster.pools.script.pool import ScriptPool
 from bftrainer.errors import InputError
-from made_pools import settings_of
-from pool_conformance import CHECKS, Check
+from support.cluster.made_pools import settings_of
+from support.cluster.pool_conformance import CHECKS, Check
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

@@ -19,8 +19,9 @@ from bftrainer.cluster.pools.script.discovery import MOST_LINES, DiscoveryError,
 from bftrainer.cluster.pools.script.pool import ScriptPool
 from bftrainer.errors import InputError
 from bftrainer.processes import variables
-from fake_office import FakeOffice, eventually, processes_of
-from made_pools import STUB, executable, script, settings_of
+from support.cluster.fake_office import FakeOffice, processes_of
+from support.cluster.made_pools import STUB, executable, script, settings_of
+from support.waiting import until
 
 
 def test_what_is_no_longer_listed_leaves_and_what_is_listed_anew_comes(tmp_path: Path) -> None:
@@ -29,7 +30,7 @@ def test_what_is_no_longer_listed_leaves_and_what_is_listed_anew_comes(tmp_path:
         async with FakeOffice() as office, setting.opened(office):
             (tmp_path / "hosts.new").write_text("second\nthird\n")
             (tmp_path / "hosts.new").replace(tmp_path / "hosts")
-            await eventually(lambda: office.here == {"second", "third"}, lambda: office.said)
+            await until(lambda: office.here == {"second", "third"}, lambda: office.said)
         return office
 
     office = asyncio.run(play())
@@ -42,11 +43,11 @@ def test_the_last_list_is_kept_while_the_script_fails(tmp_path: Path) -> None:
         setting = settings_of("script", tmp_path)
         async with FakeOffice() as office, setting.opened(office) as pool:
             executable(tmp_path / "discover", "#!/bin/sh\necho no licence >&2\nexit 3\n")
-            await eventually(lambda: "script_failed" in office.words("note"))
+            await until(lambda: "script_failed" in office.words("note"))
             assert office.here == set(setting.nodes)
             assert "no licence" in pool.describe()["problem"]
             executable(tmp_path / "discover", f"#!/bin/sh\ncat '{tmp_path}/hosts'\n")
-            await eventually(lambda: "script_works" in office.words("note"))
+            await until(lambda: "script_works" in office.words("note"))
         return office
 
     office = asyncio.run(play())
@@ -76,7 +77,7 @@ def test_a_script_that_misbehaves_is_one_clear_error_and_leaves_nothing(
     async def play() -> None:
         with pytest.raises(DiscoveryError, match=message):
             await ask([path], 0.5 if "did not end" in message else 30.0)
-        await eventually(lambda: not processes_of("no secret", tmp_path))
+        await until(lambda: not processes_of("no secret", tmp_path))
 
     asyncio.run(play())
 
@@ -122,10 +123,10 @@ def test_excluded_nodes_are_not_used_and_no_more_than_the_most(tmp_path: Path) -
         async with FakeOffice(observing=True) as office:
             pool = script(tmp_path, exclude=("a",), max_nodes=2)
             await pool.open(office)
-            await eventually(lambda: len(office.words("available")) == 2)
+            await until(lambda: len(office.words("available")) == 2)
             (tmp_path / "hosts.new").write_text("a\nb\n")
             (tmp_path / "hosts.new").replace(tmp_path / "hosts")
-            await eventually(lambda: office.words("gone") == ["c"])
+            await until(lambda: office.words("gone") == ["c"])
             await pool.close(drain=False)
             return office
 
@@ -137,13 +138,13 @@ def test_an_agent_that_is_here_without_its_command_is_not_started_again(tmp_path
         async with FakeOffice() as office:
             env = {**os.environ, **office.agent_environment, variables.NODE: "first"}
             with subprocess.Popen([sys.executable, STUB], env=env) as agent:
-                await eventually(lambda: office.here == {"first"})
+                await until(lambda: office.here == {"first"})
                 pool = script(tmp_path)
                 await pool.open(office)
-                await eventually(lambda: office.here == {"first", "second"})
+                await until(lambda: office.here == {"first", "second"})
                 (tmp_path / "hosts.new").write_text("second\n")
                 (tmp_path / "hosts.new").replace(tmp_path / "hosts")
-                await eventually(lambda: agent.poll() is not None, lambda: office.said)
+                await until(lambda: agent.poll() is not None, lambda: office.said)
                 await pool.close(drain=True)
             return office
 
@@ -158,9 +159,9 @@ def test_a_node_being_started_when_the_controller_was_killed_is_waited_for(tmp_p
             office.remember("script.state", {"listed": ["first"], "commands": {"first": [0, ""]}, "agents": mark})
             pool = script(tmp_path, reattach_s=3600.0)
             await pool.open(office)
-            await eventually(lambda: office.here == {"second"})
+            await until(lambda: office.here == {"second"})
             looks = office.looks
-            await eventually(lambda: office.looks > looks + 2)
+            await until(lambda: office.looks > looks + 2)
             await pool.close(drain=True)
             return office
 
@@ -170,14 +171,15 @@ def test_a_node_being_started_when_the_controller_was_killed_is_waited_for(tmp_p
 def test_commands_outlive_a_killed_controller_and_are_found_again(tmp_path: Path) -> None:
     program = f"""
 import asyncio, json, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from pathlib import Path
-from made_pools import script
-from fake_office import FakeOffice, eventually
+from support.cluster.made_pools import script
+from support.cluster.fake_office import FakeOffice
+from support.waiting import until
 async def main():
     async with FakeOffice() as office:
         await script(Path({str(tmp_path)!r})).open(office)
-        await eventually(lambda: len(office.here) == 2)
+        await until(lambda: len(office.here) == 2)
         print(json.dumps([office.secret, office.port, office.memory, office.pids]), flush=True)
         await asyncio.sleep(60)
 asyncio.run(main())
@@ -194,8 +196,8 @@ asyncio.run(main())
                 assert office.pids == pids
                 assert pool.describe()["running"] == 2
                 os.kill(pids["first"], signal.SIGKILL)  # it is noticed, though it is nobody's child here
-                await eventually(lambda: "first" in office.words("gone"))
-            await eventually(lambda: not processes_of(secret, tmp_path))
+                await until(lambda: "first" in office.words("gone"))
+            await until(lambda: not processes_of(secret, tmp_path))
 
     asyncio.run(play())
 
@@ -208,7 +210,7 @@ def test_agents_that_look_for_the_controller_elsewhere_are_replaced_at_once(tmp_
             after.memory = before.memory
             async with settings_of("script", tmp_path).opened(after):
                 assert not set(before.pids.values()) & set(after.pids.values())
-        await eventually(lambda: not processes_of(before.secret, tmp_path))
+        await until(lambda: not processes_of(before.secret, tmp_path))
 
     asyncio.run(play())
 
@@ -218,7 +220,7 @@ def test_a_start_command_that_fails_is_tried_again_later(tmp_path: Path) -> None
         async with FakeOffice() as office:
             pool = script(tmp_path, start=("/bin/sh", "-c", "exit 7", "{node}"), max_nodes=1)
             await pool.open(office)
-            await eventually(lambda: len(office.words("gone")) >= 2)
+            await until(lambda: len(office.words("gone")) >= 2)
             await pool.close(drain=True)
             return office
 

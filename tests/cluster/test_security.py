@@ -8,24 +8,23 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from bench import Bench
 from bftrainer.client.api import Address, ApiClient
-from bftrainer.cluster import serve
 from bftrainer.cluster.controller.logbook import Logbook
 from bftrainer.cluster.http import limits, listener
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store.store import FILE, Store
-from live import Live, wait_until
-from test_api import SPEC, by, play
+from support.cluster.api import SPEC, by, play
+from support.cluster.bench import Bench
+from support.cluster.live import Live
+from support.cluster.served import a_door, echo, served
+from support.waiting import wait_until
 
 WORKER = Path(__file__).with_name("tiny_worker.py")
 PLANTED = "planted-secret-value"
@@ -186,22 +185,6 @@ def test_a_body_is_read_only_of_those_who_may_and_only_so_far(tmp_path: Path) ->
 # Clients that take their time.
 
 
-@contextlib.contextmanager
-def served(app: Any, listening: socket.socket | None = None, **settings: Any) -> Iterator[int]:
-    """An application behind the controller's protocol, on a port, in a thread."""
-    config = uvicorn.Config(app, http=limits.TimedH11Protocol, log_config=None, lifespan="off", **settings)
-    server = serve._Server(config)
-    listening = listening or socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
-    thread.start()
-    try:
-        yield listening.getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join()
-        listening.close()
-
-
 def answered(connection: socket.socket) -> bytes:
     """One answer of `echo`."""
     found = b""
@@ -220,15 +203,6 @@ def closed(connection: socket.socket) -> bytes:
             found += piece
     connection.close()
     return found
-
-
-async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers when it has the whole body."""
-    message: Any = {"more_body": True}
-    while message.get("more_body"):
-        message = await receive()
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-    await send({"type": "http.response.body", "body": b"ok"})
 
 
 def test_a_connection_that_says_nothing_or_too_little_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,14 +233,6 @@ def test_a_connection_that_says_nothing_or_too_little_is_closed(monkeypatch: pyt
         time.sleep(2 * limits.REQUEST_S)  # between two requests it may take longer than within one
         idle.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert b"200 OK" in closed(idle)
-
-
-def a_door(most: int) -> listener.LimitedListener:
-    found = listener.LimitedListener(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    found.bind(("127.0.0.1", 0))
-    found.listen()
-    found.most = most
-    return found
 
 
 def test_connections_are_bounded_and_those_beyond_are_closed_at_once(
@@ -349,7 +315,7 @@ def test_secrets_stay_secret_and_slow_clients_stop_nobody(tmp_path: Path) -> Non
         secrets = [PLANTED, token, known["token"], (folder / "agent-secret").read_text().strip()]
         user = ApiClient(Address(known["url"], token))
         row = user.submit({"script": str(WORKER), "nodes": "1-2", "env": {"PASSWORD": PLANTED}, "cwd": str(tmp_path)})
-        wait_until(lambda: live.trainer(row["id"])["step"] > 0, 60, "its first step")
+        wait_until(lambda: live.trainer(row["id"])["step"] > 0, "its first step", 60)
 
         port = int(known["url"].rpartition(":")[2])
         head = f"POST /v1/trainers HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nContent-Length: 1000\r\n\r\n"
@@ -359,7 +325,7 @@ def test_secrets_stay_secret_and_slow_clients_stop_nobody(tmp_path: Path) -> Non
         for _ in range(3):
             assert user.status()["trainers"][0]["id"] == row["id"]
         step = live.trainer(row["id"])["step"]
-        wait_until(lambda: live.trainer(row["id"])["step"] > step, 30, "a step while others take their time")
+        wait_until(lambda: live.trainer(row["id"])["step"] > step, "a step while others take their time", 30)
         for connection in slow:
             connection.close()
 

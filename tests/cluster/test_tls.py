@@ -17,8 +17,9 @@ from bftrainer.cluster.agent.link import ControllerLink
 from bftrainer.cluster.wire.messages import Join
 from bftrainer.cluster.wire.tls import CA, client_context, identity_of
 from bftrainer.errors import InputError
-from live import Live, wait_until
-from test_security import a_door, echo, served
+from support.cluster.live import Live
+from support.cluster.served import a_door, echo, served
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import Bench
 from bftrainer.cluster.controller.active import ControllerSettings
 from bftrainer.cluster.http.wait_reason import WaitReasons
 from bftrainer.cluster.store.schema import OwnerRow
+from support.cluster.bench import Bench
 
 
 @pytest.fixture

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import Watched, needs_browser, until
 
 from bftrainer.cluster.store.store import FILE, Store
 from dashboard import fill
-from live import EXAMPLES, Live, wait_until
+from support.cluster.live import EXAMPLES, Live
+from support.dashboard.browsing import Watched, needs_browser, until
+from support.waiting import wait_until
 
 pytestmark = [needs_browser, pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")]
 
@@ -262,7 +263,7 @@ def test_the_page_says_when_the_controller_is_gone_and_finds_it_again(browser: A
         past.kill()  # sooner done than an end in good order, and no kinder to the page
         watched.page.wait_for_selector("#link.off")
         past.start()
-        wait_until(lambda: watched.page.locator("#link.live").count(), 60, "the page back")
+        wait_until(lambda: watched.page.locator("#link.live").count(), "the page back", 60)
         # An end in good order lets the page go, and says nothing of it.
         assert past.stop() == 0
         assert "ERROR" not in past.log.read_text()

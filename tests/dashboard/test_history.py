@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import Any
 import httpx
 import pytest
 
-from bench import Bench
 from bftrainer.cluster.config.keys import Config, PolicySettings, Server
 from bftrainer.cluster.controller.controller import Controller
 from bftrainer.cluster.controller.logbook import Logbook
@@ -25,29 +24,14 @@ from bftrainer.cluster.history.decisions import read_decisions
 from bftrainer.cluster.history.history import Asked, History, Viewer, nodes_over_time, pool_over_time
 from bftrainer.cluster.history.queries import read_past
 from bftrainer.cluster.http import app, dashboard
-from bftrainer.cluster.pools.base import PoolHost
 from bftrainer.cluster.report import daily
 from bftrainer.cluster.report.daily import look_back
 from bftrainer.cluster.report.lost_samples import read_costs
 from bftrainer.cluster.store.database import Database
 from bftrainer.cluster.store.store import Store
 from bftrainer.errors import InputError
-
-
-class NoPool:
-    """A pool without nodes."""
-
-    async def open(self, office: PoolHost) -> None: ...
-
-    async def pause(self) -> None: ...
-
-    async def resume(self) -> None: ...
-
-    async def close(self, *, drain: bool) -> None: ...
-
-    def describe(self) -> Mapping[str, Any]:
-        return {"kind": "none"}
-
+from support.cluster.api import NoPool
+from support.cluster.bench import Bench
 
 Scene = Callable[[httpx.AsyncClient, dict[str, dict[str, str]]], Awaitable[None]]
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browsing import Watched, needs_browser, until
-from stage import NOW, TOKEN, Stage, status, trainer
+
+from support.dashboard.browsing import Watched, needs_browser, until
+from support.dashboard.stage import NOW, TOKEN, Stage, status, trainer
 
 pytestmark = needs_browser
 

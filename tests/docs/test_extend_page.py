@@ -13,7 +13,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from pages import DOCS, blocks, steps, write_files
 
 from bftrainer.allocate.problem import Claim, Problem
 from bftrainer.allocate.registry import make_allocator
@@ -21,10 +20,12 @@ from bftrainer.cli.main import run
 from bftrainer.cluster.pools.registry import make_pool, settings_of
 from bftrainer.core import Curve
 from bftrainer.errors import InputError
-from fake_office import FakeOffice, eventually
-from live import Live, wait_until
-from made_pools import STUB, executable
-from pool_conformance import CHECKS, Check, Setting
+from support.cluster.fake_office import FakeOffice
+from support.cluster.live import Live
+from support.cluster.made_pools import STUB, executable
+from support.cluster.pool_conformance import CHECKS, Check, Setting
+from support.docs.pages import DOCS, blocks, steps, write_files
+from support.waiting import until, wait_until
 
 PAGE = DOCS / "extend.md"
 
@@ -106,12 +107,12 @@ def test_by_day_the_night_pool_has_no_nodes_and_a_resume_does_not_change_that(fo
                 await pool.pause()
                 await pool.resume()
                 looked = office.looks
-                await eventually(lambda: office.looks > looked + 2)
+                await until(lambda: office.looks > looked + 2)
                 assert not office.joins
                 hour[0] = 20
-                await eventually(lambda: office.here == {"first", "second"}, lambda: office.said)
+                await until(lambda: office.here == {"first", "second"}, lambda: office.said)
                 hour[0] = 6
-                await eventually(lambda: not office.here, lambda: office.said)
+                await until(lambda: not office.here, lambda: office.said)
                 assert sorted(office.words("leaving")) == ["first", "second"]
             finally:
                 await pool.close(drain=True)

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from clone import clone
-from pages import DOCS, ROOT, Step, blocks, steps, write_files
-from terminal import Terminal, known
+
+from support.docs.clone import clone
+from support.docs.pages import DOCS, ROOT, Step, blocks, steps, write_files
+from support.docs.terminal import Terminal, known
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")

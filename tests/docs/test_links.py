@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from pages import DOCS, PAGES, ROOT, anchors, links
+
+from support.docs.pages import DOCS, PAGES, ROOT, anchors, links
 
 NAVIGATION = (ROOT / "mkdocs.yml").read_text()
 

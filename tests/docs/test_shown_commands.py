@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from pages import PAGES, ROOT, blocks
-from terminal import known
+
+from support.docs.pages import PAGES, ROOT, blocks
+from support.docs.terminal import known
 
 
 def shown(page: Path) -> list[str]:

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from pages import DOCS, ROOT
 
 from bftrainer.cli.main import COMMANDS
+from support.docs.pages import DOCS, ROOT
 
 
 def reference() -> ModuleType:

@@ -39,7 +39,7 @@ def wait() -> None:
     hold, stay = folder / f"hold-{step}", folder / f"stay-{step}-{name}"
     if hold.exists() or stay.exists():
         (folder / f"waits-{step}-{name}").touch()
-    while stay.exists() or (hold.exists() and not run._crew.knows_of_newer):
+    while stay.exists() or (hold.exists() and not run._member.peers.knows_of_newer):
         time.sleep(0.01)
 
 

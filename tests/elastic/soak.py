@@ -25,8 +25,8 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from bftrainer.elastic.local.coordinator import CoordinatorSettings
-from churn import EVENTS, Account, check, disturb, undisturbed
-from leftovers import PATIENCE_S, Leftovers, children, held, marked
+from support.elastic.churn import EVENTS, Account, check, disturb, undisturbed
+from support.elastic.leftovers import PATIENCE_S, Leftovers, children, held, marked
 
 EPISODE = EVENTS * 2
 EPOCHS = 80

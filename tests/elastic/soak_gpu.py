@@ -1,6 +1,6 @@
 """Disturbs a training on one GPU with NCCL between its ranks, and judges what came of it: `make soak-gpu`.
 
-    PYTHONPATH=src python3 tests/elastic/soak_gpu.py --model gpt2|cnn [--events N] [--seed S] [--json]
+    PYTHONPATH=src:tests python3 tests/elastic/soak_gpu.py --model gpt2|cnn [--events N] [--seed S] [--json]
 
 Workers (`benchmarks/workers/soak_worker.py`) join, leave, are killed and hang by the schedule of `soak_schedule.py`.
 Spare workers are warm before they are needed, so that a join does not wait for the start of CUDA. The verdict is that

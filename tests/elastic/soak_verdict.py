@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ledger import committed
+from support.elastic.ledger import committed
 
 TIMES = ("recovery_s", "since_last_s", "pause_s")
 AFTERWARDS = 3

@@ -93,7 +93,7 @@ def test_a_snapshot_goes_on_in_the_midst_of_an_epoch(tmp_path: Path) -> None:
     for _ in first.epochs(3):
         for number, (x, y) in enumerate(first.batches(dataset, batch_size=4)):
             if first.progress.epoch == 1 and number == 2:
-                first._standing.save()
+                first._member.state.save()
                 break
             nn.functional.mse_loss(model1(x), y).backward()
             first.step()
@@ -118,10 +118,10 @@ def test_reported_values_know_their_epoch_and_survive_in_the_snapshot(tmp_path: 
             run.step(loss=loss, inside=number)
             if number == 1:
                 run.report(midst=1.0)
-        assert run._report().metrics_at["loss"] == (epoch + 1, 5 * (epoch + 1), 20 * (epoch + 1))
+        assert run._reports.report().metrics_at["loss"] == (epoch + 1, 5 * (epoch + 1), 20 * (epoch + 1))
         if epoch == 0:
             run.report(accuracy=0.5)
-    told = run._report()
+    told = run._reports.report()
     assert told.epoch == 2
     assert told.metrics_at == {
         **{"loss": (2, 10, 40), "inside": (2, 10, 40), "midst": (1, 7, 28), "accuracy": (1, 5, 20)}
@@ -131,7 +131,7 @@ def test_reported_values_know_their_epoch_and_survive_in_the_snapshot(tmp_path: 
     again.report(accuracy=0.9)  # older than what the snapshot has: of epoch 0
     assert list(again.epochs(2)) == []
     assert again.metrics == run.metrics
-    assert again._report().metrics_at == told.metrics_at
+    assert again._reports.report().metrics_at == told.metrics_at
 
 
 def test_a_snapshot_of_another_script_is_refused(tmp_path: Path) -> None:
@@ -244,7 +244,9 @@ def test_a_break_leaves_nothing_to_be_undone_later() -> None:
     for x, y in run.batches(data(), batch_size=4):
         nn.functional.mse_loss(model(x), y).backward()
         run.step()
-        run._standing.repair = lambda: undone.append((run.progress.epoch, run.progress.cursor))  # as after a lost peer
+        run._member.state.repair = lambda: undone.append(
+            (run.progress.epoch, run.progress.cursor)
+        )  # as after a lost peer
         break
     assert undone == [(0, 4)]
     assert next(epochs) == 1

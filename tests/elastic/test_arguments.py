@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
 
 from bftrainer import elastic  # noqa: E402
 from bftrainer.errors import InputError  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def _signals() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
-
-
-@pytest.fixture
-def run() -> elastic.Run:
-    made = elastic.init(device="cpu")
-    model = nn.Linear(1, 1)
-    made.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    return made
+pytestmark = pytest.mark.usefixtures("sigterm_restored")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
 from torch.utils.data import (  # noqa: E402
     BatchSampler,
     DataLoader,
@@ -30,24 +28,10 @@ from bftrainer import elastic  # noqa: E402
 from bftrainer.errors import InputError  # noqa: E402
 
 pytestmark = [
+    pytest.mark.usefixtures("sigterm_restored"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _signals() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
-
-
-@pytest.fixture
-def run() -> elastic.Run:
-    made = elastic.init(device="cpu")
-    model = nn.Linear(1, 1)
-    made.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    return made
 
 
 def numbers(length: int = 20) -> TensorDataset:
@@ -119,7 +103,7 @@ def test_the_workers_of_a_data_loader_load_the_batches_and_survive_epochs(run: e
         again = DataLoader(data, batch_size=5, num_workers=2, shuffle=True, timeout=60, persistent_workers=True)
         found.append(sorted(chain(*epoch_of(run, run.batches(again)))))
     assert found == [list(range(20))] * 2
-    assert len(run._loaders._loaders) == 1
+    assert len(run._member.loaders._loaders) == 1
 
 
 def test_what_is_given_beside_a_data_loader_wins(run: elastic.Run) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from churn import EVENTS, check, disturb, undisturbed
+from support.elastic.churn import EVENTS, check, disturb, undisturbed
 
 
 def test_chaos_changes_nothing_of_what_is_computed(tmp_path: Path) -> None:

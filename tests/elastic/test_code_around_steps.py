@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from bftrainer.elastic.local.coordinator import Coordinator
-from jobs import on, play, script
+from support.elastic.jobs import on, play, script
 
 WORKER = script("counting_worker.py")
 PER_EPOCH = 6

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from bftrainer.elastic.local.coordinator import Coordinator, Happening
 from bftrainer.processes.launch import Command, Process
-from jobs import script, warm
+from support.elastic.jobs import script, warm
 
 
 class SlowToAnswer:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bftrainer.elastic.local.coordinator import Coordinator
-from jobs import play, script
+from support.elastic.jobs import play, script
 
 torch = pytest.importorskip("torch")
 
@@ -61,7 +61,7 @@ def test_a_resumed_training_goes_on_with_the_sum(tmp_path: Path) -> None:
     loss = run.model(next(batches)[0]).mean()
     loss.backward()
     run.step(loss=loss)
-    run._standing.save()
+    run._member.state.save()
 
     again = started(tmp_path)
     for _ in again.epochs(1):
@@ -75,9 +75,9 @@ def test_a_resumed_training_goes_on_with_the_sum(tmp_path: Path) -> None:
 
 def test_a_state_of_before_there_was_a_mean_is_taken_up() -> None:
     run, other = started(), started()
-    state = run._standing._capture()
+    state = run._member.state._capture()
     del state["mean"]
-    other._standing._load(state)
+    other._member.state._load(state)
     assert math.isnan(other.mean("loss"))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Happening
 from bftrainer.elastic.protocol import Done, Formed, Left, Report
-from jobs import play, script
+from support.elastic.jobs import play, script
 
 pytest.importorskip("torch")
 

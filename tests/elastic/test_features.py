@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jobs import on, play, script
+from support.elastic.jobs import on, play, script
 
 torch = pytest.importorskip("torch")
 

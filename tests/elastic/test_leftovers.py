@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-import leftovers
-from churn import Account, leaks
-from leftovers import MARK, Leftovers, marked
 from soak import Episode, grown
+from support.elastic import leftovers
+from support.elastic.churn import Account, leaks
+from support.elastic.leftovers import MARK, Leftovers, marked
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import random
 import signal
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset  # noqa: E402
 from bftrainer.elastic.torch.data.batch_plan import BatchPlan, Step  # noqa: E402
 from bftrainer.elastic.torch.data.loader import Loader  # noqa: E402
 from bftrainer.errors import InputError  # noqa: E402
+from support.waiting import wait_until  # noqa: E402
 
 pytestmark = [
     # About the machine the tests run on: few cores, or threads of torch when the workers are forked.
@@ -102,13 +102,6 @@ def opened() -> Iterator[Opened]:
     for loader in loaders:
         loader.close()
     assert multiprocessing.active_children() == []
-
-
-def wait_until(condition: Callable[[], bool], deadline_s: float = 60) -> bool:
-    end = time.monotonic() + deadline_s
-    while not condition() and time.monotonic() < end:
-        os.sched_yield()
-    return condition()
 
 
 def indices(batch: Any) -> list[int]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs import warm
 from long_evaluation import evaluate
+from support.elastic.jobs import warm
 
 pytest.importorskip("torch")
 

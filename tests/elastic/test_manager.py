@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-import jobs
 from bftrainer.elastic.breaks import LEAST_S, Breaks
 from bftrainer.elastic.local.console import Story
 from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Happening, Outcome
 from bftrainer.processes.launch import ColdLauncher
-from jobs import script
+from support.elastic import jobs
+from support.elastic.jobs import script
 
 SETTINGS = CoordinatorSettings()
 

@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from jobs import warm
 from matrix.registry import ROWS
 from matrix.run import PAGE, block_of, judged, table_line
+from support.elastic.jobs import warm
 
 LINES = block_of(PAGE.read_text())
 RUN = (

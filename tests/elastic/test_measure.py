@@ -6,14 +6,7 @@ import pytest
 
 from bftrainer.elastic.torch import rates
 from bftrainer.elastic.torch.rates import Meter
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def perf_counter(self) -> float:
-        return self.now
+from support.clocks import Clock
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from bftrainer.elastic.local.coordinator import Coordinator  # noqa: E402
-from jobs import on, play, script  # noqa: E402
+from support.elastic.jobs import on, play, script  # noqa: E402
 
 WORKER = script("meeting_worker.py")
 

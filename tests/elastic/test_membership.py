@@ -8,8 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ import pytest
 from bftrainer.elastic import protocol
 from bftrainer.elastic.membership import Assignment, Leave, Membership
 from bftrainer.elastic.protocol import Arrived, Broken, Generation, Go, Hello, Left, Message, Ready, Report
+from support.waiting import wait_until
 
 
 class Manager:
@@ -54,13 +54,6 @@ class Manager:
         return [message for message in self.heard if isinstance(message, kind)]
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in 20 s"
-        time.sleep(0.002)
-
-
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[Manager]:
     manager = Manager(tmp_path / "channel")
@@ -71,14 +64,14 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
 @pytest.fixture
 def worker(manager: Manager) -> Iterator[Membership]:
     membership = Membership(manager.path, "b")
-    until(lambda: manager.hears(Hello))
+    wait_until(lambda: manager.hears(Hello))
     yield membership
     membership.close()
 
 
 def test_it_says_who_it_is_and_reports_at_once(manager: Manager, worker: Membership) -> None:
     worker.ready()
-    until(lambda: manager.hears(Ready) and manager.hears(Report))
+    wait_until(lambda: manager.hears(Ready) and manager.hears(Report))
     assert isinstance(manager.heard[0], Hello)
     assert manager.heard[0].worker == "b"
 
@@ -88,10 +81,10 @@ def test_it_arrives_where_it_is_a_member_and_goes_when_all_are_there(manager: Ma
     thread = threading.Thread(target=lambda: places.append(worker.arrive(lambda rank: f"host:{rank}")))
     thread.start()
     manager.say(Generation(1, ("a", "b")))
-    until(lambda: manager.hears(Arrived))
+    wait_until(lambda: manager.hears(Arrived))
     assert manager.hears(Arrived) == [Arrived(1, "host:1")]
     manager.say(Generation(2, ("b", "c")))  # before all had arrived
-    until(lambda: len(manager.hears(Arrived)) == 2)
+    wait_until(lambda: len(manager.hears(Arrived)) == 2)
     manager.say(Go(1, ("x", "y")))  # void by now
     manager.say(Go(2, ("p", "q")))
     thread.join(20)
@@ -103,12 +96,12 @@ def test_it_arrives_where_it_is_a_member_and_goes_when_all_are_there(manager: Ma
 
 def test_who_is_not_a_member_leaves(manager: Manager, worker: Membership) -> None:
     manager.say(Generation(1, ("a",)))
-    until(lambda: worker.changed)
+    wait_until(lambda: worker.changed)
     with pytest.raises(Leave) as left:
         worker.arrive(lambda rank: "")
     assert left.value.generation.members == ("a",)
     worker.leave(7)
-    until(lambda: manager.hears(Left))
+    wait_until(lambda: manager.hears(Left))
     assert manager.hears(Left) == [Left(7)]
 
 
@@ -116,10 +109,10 @@ def test_a_cut_wakes_before_anybody_can_form_the_next_group(manager: Manager, wo
     order: list[str] = []
     worker.on_cut = lambda: order.append(f"cut, newest known {worker.newest}")
     manager.say(Generation(1, ("a", "b")))
-    until(lambda: worker.newest == 1)
+    wait_until(lambda: worker.newest == 1)
     assert worker.entered(1)
     manager.say(Generation(2, ("b",), cut=True))
-    until(lambda: worker.newest == 2)
+    wait_until(lambda: worker.newest == 2)
     assert order == ["cut, newest known 1"]
     assert worker.cut
     assert worker.lost_one(1)
@@ -139,22 +132,22 @@ def test_the_word_to_go_counts_also_when_a_newer_generation_is_announced_unless_
             manager.say(Generation(2, ("a", "b", "c"), cut))
         else:
             manager.say(Go(2, ("x", "y", "z")))
-        until(lambda: worker.newest == 2)
+        wait_until(lambda: worker.newest == 2)
         return "here:0"
 
     manager.say(Generation(1, ("a", "b")))
-    until(lambda: worker.newest == 1)
+    wait_until(lambda: worker.newest == 1)
     assert worker.arrive(address).generation == formed
 
 
 def test_a_generation_that_could_not_be_formed_is_not_tried_again(manager: Manager, worker: Membership) -> None:
     manager.say(Generation(1, ("a", "b")))
     manager.say(Go(1, ("x", "y")))
-    until(lambda: worker.newest == 1)
+    wait_until(lambda: worker.newest == 1)
     worker.gave_up(1)
     assert not worker.wait_for_newer(0.01)
     worker.send(Broken(1, "no luck"))
-    until(lambda: manager.hears(Broken))
+    wait_until(lambda: manager.hears(Broken))
     manager.say(Generation(2, ("b",)))
     assert worker.wait_for_newer(20)
 
@@ -166,12 +159,12 @@ def test_a_broken_group_is_told_of_also_when_a_newer_generation_is_known(manager
 
     crew = Peers(worker, "gloo", torch.device("cpu"))
     manager.say(Generation(1, ("a", "b")))
-    until(lambda: worker.newest == 1)
+    wait_until(lambda: worker.newest == 1)
     assert worker.entered(1)
     manager.say(Generation(2, ("a", "b", "c")))
-    until(lambda: worker.newest == 2)
+    wait_until(lambda: worker.newest == 2)
     crew.give_up(GroupBroken("no route to b"))
-    until(lambda: manager.hears(Broken))
+    wait_until(lambda: manager.hears(Broken))
     manager.say(Generation(3, ("a", "b", "c"), cut=True))
     crew.give_up(GroupBroken("no route to b"))  # which the manager knows by now
     crew.close()
@@ -184,7 +177,7 @@ def test_a_manager_that_writes_to_a_leaving_worker_still_hears_its_last_words(
     manager.hangs_up = False
     leaving = threading.Thread(target=worker.leave, args=(7,))
     leaving.start()
-    until(lambda: manager.hears(Left))
+    wait_until(lambda: manager.hears(Left))
     leaving.join(0.5)
     manager.say(Generation(1, ("b",)))  # asyncio would drop the connection and what it has not read, should this fail
     manager.peer.shutdown(socket.SHUT_RDWR)
@@ -195,7 +188,7 @@ def test_a_manager_that_writes_to_a_leaving_worker_still_hears_its_last_words(
 def test_messages_and_fields_of_the_future_are_ignored(manager: Manager, worker: Membership) -> None:
     manager.peer.sendall(b'{"type": "weather", "sun": true}\n')
     manager.peer.sendall(b'{"type": "generation", "id": 3, "members": ["b"], "cut": false, "mood": "good"}\n')
-    until(lambda: worker.newest == 3)
+    wait_until(lambda: worker.newest == 3)
     manager.say(Go(3, ("here",)))
     assert worker.arrive(lambda rank: "here") == Assignment(3, ("b",), 0, ("here",))
 
@@ -226,7 +219,7 @@ def test_a_worker_whose_manager_is_gone_ends(tmp_path: Path) -> None:
         "Membership(sys.argv[1], 'a')\ntime.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", code, manager.path], stderr=subprocess.PIPE)
-    until(lambda: manager.hears(Hello))
+    wait_until(lambda: manager.hears(Hello))
     manager.peer.shutdown(socket.SHUT_RDWR)
     _, said = process.communicate(timeout=30)
     manager.close()

@@ -14,6 +14,7 @@ from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings
 from bftrainer.elastic.pacing import Pace, Pacer
 from bftrainer.elastic.torch.rates import Course
 from bftrainer.errors import InputError
+from support.clocks import Clock
 
 SCRIPT = """
 import sys
@@ -31,21 +32,6 @@ for _ in run.epochs(100_000):
         torch.nn.functional.mse_loss(run.model(a), b).backward()
         run.step()
 """
-
-
-class Clock:
-    """Time that passes when it is waited for, or said so."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.waits: list[float] = []
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def wait(self, seconds: float) -> None:
-        self.waits.append(seconds)
-        self.now += seconds
 
 
 @pytest.fixture
@@ -141,14 +127,14 @@ def test_a_report_says_how_much_there_is_to_do(monkeypatch: pytest.MonkeyPatch) 
     model = torch.nn.Linear(3, 1)
     run = elastic.init()
     run.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    assert (run._report().total, run._report().epochs) == (None, None)
+    assert (run._reports.report().total, run._reports.report().epochs) == (None, None)
     dataset = torch.utils.data.TensorDataset(torch.randn(10, 3))
     for _ in run.epochs(2):
         for (x,) in run.batches(dataset, batch_size=4, drop_last=True):
             model(x).sum().backward()
             run.step()
-            assert (run._report().total, run._report().epochs) == (16, 2)
-    found = run._report()
+            assert (run._reports.report().total, run._reports.report().epochs) == (16, 2)
+    found = run._reports.report()
     assert (found.samples, found.total, found.redone) == (16, 16, 0)
 
 
@@ -160,12 +146,16 @@ def test_a_loop_over_steps_does_not_know_its_samples(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv(protocol.PACE, raising=False)
     model = torch.nn.Linear(3, 1)
     run = elastic.init()
-    assert run._pacer is None
+    assert run._member.pacer is None
     run.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     for _ in run.steps(2):
         model(torch.ones(3)).sum().backward()
         run.step(samples=5)
-    assert (run._report().total, run._report().epochs, run._report().samples) == (None, None, 10)
+    assert (run._reports.report().total, run._reports.report().epochs, run._reports.report().samples) == (
+        None,
+        None,
+        10,
+    )
 
 
 @pytest.mark.usefixtures("_signals")
@@ -180,7 +170,7 @@ def test_a_script_with_a_bad_pace_is_told_so(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_lost_peer_ends_the_wait_and_what_it_spoilt_is_counted(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from jobs import play
+    from support.elastic.jobs import play
 
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
@@ -207,7 +197,7 @@ def test_a_lost_peer_ends_the_wait_and_what_it_spoilt_is_counted(tmp_path: Path)
 def test_nodes_that_are_paced_scale_as_they_are_told(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from bftrainer.profiling import profile
-    from jobs import warm
+    from support.elastic.jobs import warm
 
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

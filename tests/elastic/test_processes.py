@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 
@@ -16,6 +15,8 @@ import pytest
 from bftrainer.errors import InputError
 from bftrainer.processes.launch import ColdLauncher, Command, Process, ProcessLauncher
 from bftrainer.processes.warm import WarmLauncher
+from support.processes import is_alive
+from support.waiting import until
 
 DEADLINE_S = 60.0
 
@@ -42,21 +43,6 @@ def script(folder: Path, text: str, *argv: str, background: bool = False, **env:
     path = folder / "script.py"
     path.write_text(text)
     return Command((str(path), *argv), {**os.environ, **env}, str(folder), str(folder / "out"), background=background)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        await asyncio.sleep(0.01)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
 
 
 def said(folder: Path) -> str:

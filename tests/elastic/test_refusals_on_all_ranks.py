@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from bftrainer.elastic.local.coordinator import Outcome
-from jobs import on, play, script
+from support.elastic.jobs import on, play, script
 
 WORKER = script("refused_worker.py")
 DIFFERENT = "InputError: the ranks step different optimizers in the same batch: run.step(optimizer=…) must be called"

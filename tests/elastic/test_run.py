@@ -33,6 +33,7 @@ from bftrainer.elastic.local.torchrun import TorchrunProcessLauncher
 from bftrainer.elastic.protocol import Formed, Report
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes.launch import ColdLauncher, Command, Process
+from support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = str(ROOT / "examples" / "power_iteration.py")
@@ -341,13 +342,6 @@ def test_the_first_signal_ends_in_good_order_and_the_second_at_once(tmp_path: Pa
         wait_until(lambda: " leaving" in job.ask("status"))
         job.process.send_signal(signal.SIGINT)
         assert job.end()[0] == main.INTERRUPTED
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_commands_can_be_typed(tmp_path: Path) -> None:

@@ -102,8 +102,8 @@ def test_a_state_that_becomes_impossible_later_is_told_once_and_never_ends_train
     assert len(lines) == 1
     expected = "ValueError: no state today" if what == "raises" else "state['objects']['counter']['fn'] must be"
     assert expected in lines[0]
-    assert run._standing._snapshots is not None
-    assert expected in (run._standing._snapshots.error or "")
+    assert run._member.state._snapshots is not None
+    assert expected in (run._member.state._snapshots.error or "")
 
 
 def test_the_end_of_a_training_leaves_no_temporary_file(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_of_a_folder_the_newest_whole_one_opens_and_damage_is_told(tmp_path: Pat
 
 def test_a_last_save_is_tried_only_where_there_is_something_new_and_it_would_fit(tmp_path: Path) -> None:
     run = train(tmp_path, epochs=1)
-    standing, keeper = run._standing, run._standing._snapshots
+    standing, keeper = run._member.state, run._member.state._snapshots
     assert keeper is not None
     assert not standing.can_save(60.0), "the last step is on disk"
     standing.progress.step += 1
@@ -208,4 +208,4 @@ def test_what_was_resumed_and_not_trained_on_is_not_saved_again(tmp_path: Path) 
     train(tmp_path, epochs=1)
     again = train(tmp_path, epochs=1)
     assert again.progress.step == 10
-    assert not again._standing.can_save(60.0)
+    assert not again._member.state.can_save(60.0)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from jobs import warm
 from soak_gpu import parse, soak
 from soak_schedule import GPT2, KILLS, MIXTURE, START, after, mixed, possible
 from soak_verdict import Commits, Ending, Event, Run, summary, timed, violations
+from support.elastic.jobs import warm
 
 
 def ledger(folder: Path, worker: str, *lines: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from bftrainer.elastic.local.torchrun import StoreHost, agent_command
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes.launch import Process
 from bftrainer.processes.warm import WarmLauncher
+from support.processes import is_alive
 
 DEADLINE_S = 120.0
 
@@ -64,14 +65,6 @@ async def until(condition: Callable[[], bool], processes: list[Process]) -> None
         await asyncio.sleep(0.05)
     for end in ends:
         end.cancel()
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
 
 
 def test_an_ordinary_script_goes_on_when_a_node_joins_and_when_one_is_killed(tmp_path: Path) -> None:

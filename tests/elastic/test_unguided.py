@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs import on, play
+from support.elastic.jobs import on, play
 
 pytest.importorskip("torch")
 

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import signal
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ import pytest
 
 from bftrainer.processes.launch import ColdLauncher, Command, Process, ProcessLauncher
 from bftrainer.processes.warm import PARENTS, WarmLauncher
+from support.processes import is_alive
+from support.waiting import until
 
 DEADLINE_S = 60.0
 
@@ -51,21 +52,6 @@ async def output(launcher: ProcessLauncher, command: Command) -> tuple[int, str]
     Path(command.output).unlink(missing_ok=True)
     ended = await status(await launcher.start(command))
     return ended, Path(command.output).read_text()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        await asyncio.sleep(0.01)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
 
 
 ABOUT_ITSELF = """

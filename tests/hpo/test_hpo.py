@@ -18,7 +18,7 @@ from bftrainer.client import Client, UnreachableError
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.hpo import optimize
 from bftrainer.hpo.watch import TrialWatch
-from fake_api import TOKEN, Book, make_app, serving
+from support.cluster.fake_api import TOKEN, Book, make_app, serving
 
 optuna = pytest.importorskip("optuna")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bftrainer.cli.main import run
-from fake_api import TOKEN, Book, make_app, serving
+from support.cluster.fake_api import TOKEN, Book, make_app, serving
 
 optuna = pytest.importorskip("optuna")
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from bftrainer.hpo.watch import DRIVER
-from live import EXAMPLES, Live, wait_until
+from support.cluster.live import EXAMPLES, Live
+from support.waiting import wait_until
 
 optuna = pytest.importorskip("optuna")
 pytest.importorskip("torch")

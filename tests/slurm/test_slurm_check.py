@@ -15,8 +15,8 @@ from bftrainer.cli import main
 from bftrainer.errors import InputError
 from bftrainer.slurm.check import choose, refused, slurm_conf
 from bftrainer.slurm.site import Site, read_config, read_partitions
-from recorded_site import Changes, found, judged, recorded, site
-from slurmlab import Lab, cluster
+from support.slurm.lab import Lab, cluster
+from support.slurm.recorded_site import Changes, found, judged, recorded, site
 
 
 def test_a_good_site_has_no_errors() -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from ledger import committed, same_as_alone
-from live import Live, gone, wait_until
-from made_pools import executable
-from slurmlab import Lab, cluster
+from support.cluster.live import Live, gone
+from support.cluster.made_pools import executable
+from support.elastic.ledger import committed, same_as_alone
+from support.slurm.lab import Lab, cluster
+from support.waiting import wait_until
 
 WORKER = Path(__file__).resolve().parents[1] / "elastic" / "chaos_worker.py"
 NODES, SAMPLES, EPOCHS, PACE_S = 6, 600, 100, "1.0"
@@ -36,7 +37,7 @@ def test_a_trainer_outlives_what_happens_to_slurm_to_nodes_and_to_the_controller
             def settled() -> None:
                 """Training goes on, and every node has its agent."""
                 live.until_steps(trainer, 3)
-                wait_until(lambda: len(live.nodes()) == NODES, 60, "an agent on every node")
+                wait_until(lambda: len(live.nodes()) == NODES, "an agent on every node", 60)
 
             settled()
             lab.restart()
@@ -47,7 +48,7 @@ def test_a_trainer_outlives_what_happens_to_slurm_to_nodes_and_to_the_controller
 
             pilots = list(lab.jobs("-p", "scavenger", "-t", "R"))
             lab.run("scancel", *pilots[:2])
-            wait_until(lambda: not set(pilots[:2]) & set(lab.jobs()), 30, "the end of two pilots")
+            wait_until(lambda: not set(pilots[:2]) & set(lab.jobs()), "the end of two pilots", 30)
             settled()
 
             live.kill()
@@ -56,10 +57,10 @@ def test_a_trainer_outlives_what_happens_to_slurm_to_nodes_and_to_the_controller
 
             for answer in ("exec sleep 600", "echo nonsense"):
                 executable(programs / "squeue", f"#!/bin/sh\n{answer}\n")
-                wait_until(lambda: live.api.status()["pool"]["problem"], 30, "a complaint about squeue")
+                wait_until(lambda: live.api.status()["pool"]["problem"], "a complaint about squeue", 30)
                 live.until_steps(trainer, 2)
                 (programs / "squeue").unlink()
-                wait_until(lambda: not live.api.status()["pool"]["problem"], 60, "an answer of squeue")
+                wait_until(lambda: not live.api.status()["pool"]["problem"], "an answer of squeue", 60)
             settled()
 
             (home / "hurry").touch()
@@ -92,9 +93,9 @@ def test_trainers_are_placed_near_each_other_by_slurms_own_tree_of_switches(tmp_
         with Live(
             tmp_path / "state", "--pool", "slurm", "--drain", *options, env={"SLURM_CONF": str(lab.conf)}
         ) as live:
-            wait_until(lambda: len(live.nodes()) == 6, 60, "an agent on every node")
+            wait_until(lambda: len(live.nodes()) == 6, "an agent on every node", 60)
             trainers = [live.submit(script, nodes="3-3", name=name) for name in ("one", "two")]
-            given = [wait_until(lambda t=t: live.trainer(t)["nodes"], 30, f"nodes for {t}") for t in trainers]
+            given = [wait_until(lambda t=t: live.trainer(t)["nodes"], f"nodes for {t}", 30) for t in trainers]
             assert sorted(map(sorted, given)) == sorted(map(sorted, switches.values()))
             assert live.stop(timeout_s=60) == 0
         assert lab.jobs() == {}
@@ -109,6 +110,6 @@ def crash(lab: Lab, live: Live, *nodes: str) -> None:
             step = int(Path(f"/proc/{agents[node]}/stat").read_text().rpartition(")")[2].split()[1])
             os.kill(step, signal.SIGKILL)  # slurmstepd, the parent of the pilot
             os.kill(agents[node], signal.SIGKILL)
-    wait_until(lambda: not {*nodes[1:]} & {node["node"] for node in live.nodes()}, 30, "the loss of two nodes")
+    wait_until(lambda: not {*nodes[1:]} & {node["node"] for node in live.nodes()}, "the loss of two nodes", 30)
     for node in nodes:
         lab.start_node(node)

@@ -21,9 +21,10 @@ from bftrainer.cluster.config.policy import policy_of
 from bftrainer.cluster.report.efficiency import judge
 from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.traces.files import load_trace
-from ledger import committed, same_as_alone
-from live import Live, gone, wait_until
-from slurmlab import Lab, cluster
+from support.cluster.live import Live, gone
+from support.elastic.ledger import committed, same_as_alone
+from support.slurm.lab import Lab, cluster
+from support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = ROOT / "tests" / "elastic" / "chaos_worker.py"
@@ -63,9 +64,9 @@ def test_trainers_finish_on_what_main_jobs_leave_and_nothing_is_left_of_them(
         for home in homes:
             home.mkdir()
             live.submit(WORKER, str(home), str(EPOCHS), PACE_S, nodes="1-4", name=home.name)
-        wait_until(lambda: len(lab.jobs("-p", "scavenger", "-t", "R")) == NODES, 60, "a pilot on every node")
+        wait_until(lambda: len(lab.jobs("-p", "scavenger", "-t", "R")) == NODES, "a pilot on every node", 60)
         begin = benchmark.play(lab, jobs, tmp_path / "jobs", live.nodes)
-        wait_until(lambda: not lab.jobs("-p", "main"), 120, "the end of all main jobs")
+        wait_until(lambda: not lab.jobs("-p", "main"), "the end of all main jobs", 120)
         end = time.time()
         rows = [live.until_state(home.name, "done", "failed", "cancelled", timeout_s=180) for home in homes]
         left = [event for event in live.api.events(limit=1000, kind="node.left")["events"] if event["time"] < end]

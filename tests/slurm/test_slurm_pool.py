@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from bftrainer.cluster.pools.slurm.pool import SlurmPool
-from bftrainer.cluster.pools.slurm.settings import SlurmSettings, read_duration
+from bftrainer.cluster.pools.slurm.settings import read_duration
 from bftrainer.errors import InputError
-from fake_office import FakeOffice, command_lines, eventually
-from made_pools import STUB, executable
-from pool_conformance import CHECKS, Check, Setting
-from slurmlab import Lab, cluster
+from support.cluster.fake_office import FakeOffice, command_lines
+from support.cluster.made_pools import executable, slurm
+from support.cluster.pool_conformance import CHECKS, Check, Setting
+from support.slurm.lab import Lab, cluster
+from support.waiting import until
 
 NODES = ("n01", "n02", "n03", "n04")
 
@@ -38,13 +39,8 @@ def lab(whole_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     whole_lab.clear()
 
 
-def make(folder: Path, **settings: Any) -> SlurmPool:
-    chosen: dict[str, Any] = {"partition": "scavenger", "interval_s": 0.25, "agent": (STUB, str(folder)), **settings}
-    return SlurmPool(SlurmSettings(**chosen), folder, retry_s=0.5)
-
-
 def setting(folder: Path, **settings: Any) -> Setting:
-    return Setting(lambda: make(folder, nodelist=NODES[:2], **settings), folder, NODES[:2])
+    return Setting(lambda: slurm(folder, nodelist=NODES[:2], **settings), folder, NODES[:2])
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -58,7 +54,7 @@ def play(folder: Path, scene: Callable[[FakeOffice, SlurmPool], Awaitable[None]]
 
     async def whole() -> FakeOffice:
         async with FakeOffice() as office:
-            pool = make(folder, **settings)
+            pool = slurm(folder, **settings)
             await pool.open(office)
             try:
                 await scene(office, pool)
@@ -75,15 +71,15 @@ def all_here(office: FakeOffice) -> bool:
 
 def test_a_job_of_the_main_partition_starts_at_once_and_the_pilots_come_back_after_it(lab: Lab, tmp_path: Path) -> None:
     async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await eventually(lambda: all_here(office), lambda: (office.said, lab.jobs()))
+        await until(lambda: all_here(office), lambda: (office.said, lab.jobs()))
         job = lab.submit("-N3")
-        await eventually(lambda: lab.jobs().get(job) == "RUNNING", lab.jobs)
+        await until(lambda: lab.jobs().get(job) == "RUNNING", lab.jobs)
         # Slurm and the pool may both make room; then the fourth pilot comes back.
-        await eventually(lambda: len(office.here) == 1 and len(office.words("gone")) >= 3, lambda: office.said)
+        await until(lambda: len(office.here) == 1 and len(office.words("gone")) >= 3, lambda: office.said)
         reasons = {said[2] for said in office.said if said[0] == "gone"}
         assert reasons <= {"its pilot was preempted", "it was given up for a job that waited"}
         await asyncio.to_thread(lab.run, "scancel", job)
-        await eventually(lambda: all_here(office), lambda: office.said)
+        await until(lambda: all_here(office), lambda: office.said)
         assert pool.describe()["pilots"] == 4 or pool.describe()["pending"]
 
     office = play(tmp_path, scene)
@@ -97,15 +93,15 @@ def test_a_job_for_which_slurm_makes_no_room_is_given_the_nodes_it_lacks(lab: La
     )  # as after a preemption for the same job
 
     async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await eventually(lambda: all_here(office))
+        await until(lambda: all_here(office))
         job = await asyncio.to_thread(lab.submit, "--nodes=2")
-        await eventually(lambda: lab.jobs("-p", "main") == {job: "RUNNING"}, lambda: office.said)
-        await eventually(lambda: len(office.here) == 2)
+        await until(lambda: lab.jobs("-p", "main") == {job: "RUNNING"}, lambda: office.said)
+        await until(lambda: len(office.here) == 2)
         looked = office.looks
-        await eventually(lambda: office.looks > looked + 3)
+        await until(lambda: office.looks > looked + 3)
         assert office.words("note").count("cancelled") == 2, office.said
         await asyncio.to_thread(lab.run, "scancel", job)
-        await eventually(lambda: all_here(office), lambda: office.said)
+        await until(lambda: all_here(office), lambda: office.said)
 
     try:
         play(tmp_path, scene)
@@ -115,37 +111,37 @@ def test_a_job_for_which_slurm_makes_no_room_is_given_the_nodes_it_lacks(lab: La
 
 def test_a_cancelled_pilot_is_noticed(lab: Lab, tmp_path: Path) -> None:
     async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await eventually(lambda: all_here(office))
+        await until(lambda: all_here(office))
         job = lab.run("squeue", "-h", "-w", "n02", "-o", "%i").strip()
         await asyncio.to_thread(lab.run, "scancel", job)
-        await eventually(lambda: "pilot_ended" in office.words("note"), lambda: office.said)
+        await until(lambda: "pilot_ended" in office.words("note"), lambda: office.said)
         assert office.words("gone") == ["n02"]
-        await eventually(lambda: all_here(office), lambda: office.said)
+        await until(lambda: all_here(office), lambda: office.said)
 
     play(tmp_path, scene)
 
 
 def test_a_node_whose_daemon_and_agent_were_killed_is_gone(lab: Lab, tmp_path: Path) -> None:
     async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await eventually(lambda: all_here(office))
+        await until(lambda: all_here(office))
         agent = office.pids["n03"]
         os.kill(int(Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
         os.kill(agent, signal.SIGKILL)
-        await eventually(lambda: "n03" not in office.here)
+        await until(lambda: "n03" not in office.here)
         await asyncio.to_thread(lab.run, "scontrol", "update", "NodeName=n03", "State=DOWN", "Reason=test")
-        await eventually(lambda: "n03" in office.words("gone"), lambda: office.said)
+        await until(lambda: "n03" in office.words("gone"), lambda: office.said)
 
     play(tmp_path, scene)
 
 
 def test_while_slurm_hangs_nothing_is_lost_and_nothing_submitted(lab: Lab, tmp_path: Path) -> None:
     async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await eventually(lambda: len(office.here) == 3)
+        await until(lambda: len(office.here) == 3)
         with lab.stopped("slurmctld"):
-            await eventually(lambda: "slurm_failed" in office.words("note"), lambda: office.said)
+            await until(lambda: "slurm_failed" in office.words("note"), lambda: office.said)
             assert len(office.here) == 3
             assert "did not end within 0.5 s" in pool.describe()["problem"]
-        await eventually(lambda: "slurm_works" in office.words("note"), lambda: office.said)
+        await until(lambda: "slurm_works" in office.words("note"), lambda: office.said)
         assert len(lab.jobs()) == 3
 
     office = play(tmp_path, scene, reserve=1, command_timeout_s=0.5)
@@ -155,12 +151,12 @@ def test_while_slurm_hangs_nothing_is_lost_and_nothing_submitted(lab: Lab, tmp_p
 
 def test_a_restart_of_slurmctld_costs_no_node(lab: Lab, tmp_path: Path) -> None:
     async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await eventually(lambda: all_here(office))
+        await until(lambda: all_here(office))
         await asyncio.to_thread(lab.restart)
         looked = office.looks
-        await eventually(lambda: office.looks > looked + 3 and not pool.describe()["problem"], lambda: office.said)
+        await until(lambda: office.looks > looked + 3 and not pool.describe()["problem"], lambda: office.said)
         assert not {"gone", "leaving"} & {said[0] for said in office.said}
-        await eventually(lambda: pool.describe()["pilots"] == 4)
+        await until(lambda: pool.describe()["pilots"] == 4)
 
     assert sorted(play(tmp_path, scene).joins) == sorted(NODES)
 
@@ -171,12 +167,12 @@ def test_a_squeue_that_hangs_or_lies_costs_no_node(lab: Lab, tmp_path: Path, mon
     answers = ("exit 0", "echo nonsense; exit 0", "exec sleep 600", "echo no >&2; exit 1")
 
     async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await eventually(lambda: all_here(office))
+        await until(lambda: all_here(office))
         for number, answer in enumerate(answers, 1):
             executable(tmp_path / "bin" / "squeue", f"#!/bin/sh\n{answer}\n")
-            await eventually(lambda n=number: office.words("note").count("slurm_failed") == n, lambda: office.said)
+            await until(lambda n=number: office.words("note").count("slurm_failed") == n, lambda: office.said)
             (tmp_path / "bin" / "squeue").unlink()
-            await eventually(lambda n=number: office.words("note").count("slurm_works") == n, lambda: office.said)
+            await until(lambda n=number: office.words("note").count("slurm_works") == n, lambda: office.said)
         assert not office.words("gone")
 
     assert len(play(tmp_path, scene, command_timeout_s=1.0).joins) == 4
@@ -194,9 +190,9 @@ def test_a_submission_whose_answer_is_lost_is_found_and_not_made_twice(
     )
 
     async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await eventually(lambda: "submit_failed" in office.words("note"), lambda: office.said)
+        await until(lambda: "submit_failed" in office.words("note"), lambda: office.said)
         (tmp_path / "fine").touch()
-        await eventually(lambda: office.here == {"n01", "n02"}, lambda: (office.said, lab.jobs()))
+        await until(lambda: office.here == {"n01", "n02"}, lambda: (office.said, lab.jobs()))
 
     office = play(tmp_path, scene, command_timeout_s=1.0, nodelist=("n[01-02]",))
     assert sorted(office.joins) == ["n01", "n02"]
@@ -206,15 +202,15 @@ def test_a_submission_whose_answer_is_lost_is_found_and_not_made_twice(
 def test_a_pilot_that_was_being_submitted_by_a_killed_controller_is_found(lab: Lab, tmp_path: Path) -> None:
     program = f"""
 import asyncio, sys
-sys.path[:0] = {[str(Path(__file__).parent), str(Path(STUB).parent)]!r}
+sys.path[:0] = {[str(Path(__file__).parents[1])]!r}
 from pathlib import Path
 from types import SimpleNamespace
-from test_slurm_pool import make
-from fake_office import FakeOffice
+from support.cluster.made_pools import slurm
+from support.cluster.fake_office import FakeOffice
 async def main():
     before = SimpleNamespace(secret="hush-hush", port=int(sys.argv[1]), memory={{"slurm.id": '"abc"'}})
     office = FakeOffice(follows=before)
-    await make(Path({str(tmp_path)!r})).open(office)
+    await slurm(Path({str(tmp_path)!r})).open(office)
     print("open", flush=True)
     await asyncio.sleep(60)
 asyncio.run(main())
@@ -224,11 +220,11 @@ asyncio.run(main())
         async with FakeOffice() as office:
             office.secret, office.memory = "hush-hush", {"slurm.id": '"abc"'}
             with subprocess.Popen([sys.executable, "-c", program, str(office.port)], stdout=subprocess.PIPE) as first:
-                await eventually(lambda: lab.jobs("--name=bftrainer-abc"))
+                await until(lambda: lab.jobs("--name=bftrainer-abc"))
                 first.kill()
-            pool = make(tmp_path)
+            pool = slurm(tmp_path)
             await pool.open(office)
-            await eventually(lambda: all_here(office), lambda: (office.said, lab.jobs()))
+            await until(lambda: all_here(office), lambda: (office.said, lab.jobs()))
             assert sorted(office.joins) == sorted(NODES)
             await pool.close(drain=True)
 
@@ -247,18 +243,18 @@ def test_pilots_that_look_for_the_controller_elsewhere_are_replaced_and_those_of
             after.memory = before.memory
             async with setting(tmp_path).opened(after):
                 assert not set(before.pids.values()) & set(after.pids.values())
-            await eventually(lambda: list(lab.jobs()) == [other], lab.jobs)
+            await until(lambda: list(lab.jobs()) == [other], lab.jobs)
 
     asyncio.run(scene())
 
 
 def test_nodes_that_are_planned_for_a_waiting_job_are_left_alone(lab: Lab, tmp_path: Path) -> None:
     async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await eventually(lambda: pool.describe()["nodes"] == len(NODES) and office.looks > 4)
+        await until(lambda: pool.describe()["nodes"] == len(NODES) and office.looks > 4)
         assert not lab.jobs("--partition=scavenger")
         assert not office.joins
         await asyncio.to_thread(lab.run, "scancel", waiting)
-        await eventually(lambda: office.here == set(NODES) - {busy}, lambda: (office.said, lab.jobs(), lab.states()))
+        await until(lambda: office.here == set(NODES) - {busy}, lambda: (office.said, lab.jobs(), lab.states()))
 
     running = lab.submit("-N1", "--time=60")
     waiting = lab.submit("-N4", "--time=60")
@@ -269,11 +265,11 @@ def test_nodes_that_are_planned_for_a_waiting_job_are_left_alone(lab: Lab, tmp_p
 
 def test_planned_nodes_are_used_until_they_are_needed_if_that_is_wanted(lab: Lab, tmp_path: Path) -> None:
     async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await eventually(lambda: len(office.here) == 3, lambda: (office.said, lab.jobs(), lab.states()))
+        await until(lambda: len(office.here) == 3, lambda: (office.said, lab.jobs(), lab.states()))
         limits = lab.run("squeue", "-h", "-p", "scavenger", "-o", "%l").split()
         assert all(300 <= read_duration(limit) <= 3600 for limit in limits)
         await asyncio.to_thread(lab.run, "scancel", running)
-        await eventually(lambda: lab.jobs().get(waiting) == "RUNNING", lab.jobs)
+        await until(lambda: lab.jobs().get(waiting) == "RUNNING", lab.jobs)
 
     running = lab.submit("-N1", "--time=60")
     waiting = lab.submit("-N4", "--time=60")
@@ -281,15 +277,11 @@ def test_planned_nodes_are_used_until_they_are_needed_if_that_is_wanted(lab: Lab
     play(tmp_path, scene, planned=True)
 
 
-async def until(condition: Callable[[], Any]) -> None:
-    await eventually(condition)
-
-
 def test_drained_and_reserved_nodes_are_left_and_not_taken(lab: Lab, tmp_path: Path) -> None:
     async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await eventually(lambda: office.here == {"n02", "n03", "n04"}, lambda: office.said)
+        await until(lambda: office.here == {"n02", "n03", "n04"}, lambda: office.said)
         await asyncio.to_thread(lab.run, "scontrol", "update", "NodeName=n02", "State=DRAIN", "Reason=test")
-        await eventually(lambda: "n02" in office.words("gone"), lambda: office.said)
+        await until(lambda: "n02" in office.words("gone"), lambda: office.said)
         assert ("leaving", "n02", "0.0") in office.said
         assert office.here == {"n03", "n04"}
 
@@ -302,7 +294,7 @@ def test_drained_and_reserved_nodes_are_left_and_not_taken(lab: Lab, tmp_path: P
 
 def test_a_pilot_is_renewed_before_its_time_is_over(lab: Lab, tmp_path: Path) -> None:
     async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await eventually(lambda: office.joins.count("n01") >= 2, lambda: office.said)
+        await until(lambda: office.joins.count("n01") >= 2, lambda: office.said)
         assert ("leaving", "n01", "0.0") in office.said
 
     settings: dict[str, Any] = {"time_limit": "1:00", "time_min": "", "renew_s": 58.0, "grace_s": 0.0}
@@ -316,7 +308,7 @@ def test_a_node_that_is_reserved_for_later_is_used_until_then(
     monkeypatch.setattr("bftrainer.cluster.pools.slurm.short.AFTER_S", 1.0)
 
     async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await eventually(lambda: office.here == {"n01"}, lambda: (office.said, lab.jobs()))
+        await until(lambda: office.here == {"n01"}, lambda: (office.said, lab.jobs()))
         limit = read_duration(lab.run("squeue", "-h", "-w", "n01", "-o", "%l").strip())
         assert 300 <= limit <= 1800
 
@@ -332,12 +324,12 @@ def test_a_node_that_is_reserved_for_later_is_used_until_then(
 def test_no_more_pilots_than_the_most_and_a_pause_cancels_those_that_wait(lab: Lab, tmp_path: Path) -> None:
     async def scene(office: FakeOffice, pool: SlurmPool) -> None:
         await asyncio.to_thread(lab.run, "scontrol", "update", "PartitionName=scavenger", "State=DOWN")
-        await eventually(lambda: list(lab.jobs().values()) == ["PENDING"] * 2, lab.jobs)
+        await until(lambda: list(lab.jobs().values()) == ["PENDING"] * 2, lab.jobs)
         looked = office.looks
-        await eventually(lambda: office.looks > looked + 2)
+        await until(lambda: office.looks > looked + 2)
         assert len(lab.jobs()) == 2
         await pool.pause()
-        await eventually(lambda: not lab.jobs(), lab.jobs)
+        await until(lambda: not lab.jobs(), lab.jobs)
 
     lab.run("scontrol", "update", "PartitionName=scavenger", "State=DOWN")
     try:
@@ -348,7 +340,7 @@ def test_no_more_pilots_than_the_most_and_a_pause_cancels_those_that_wait(lab: L
 
 def test_the_secret_is_neither_in_the_script_nor_in_what_slurm_tells_of_the_job(lab: Lab, tmp_path: Path) -> None:
     async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await eventually(lambda: office.here == {"n01"})
+        await until(lambda: office.here == {"n01"})
         job = next(iter(lab.jobs()))
         shown = lab.run("scontrol", "show", "job", job) + lab.run("scontrol", "write", "batch_script", job, "-")
         assert "exec " in shown
@@ -365,10 +357,10 @@ def test_what_is_missing_is_said_at_once(lab: Lab, tmp_path: Path, monkeypatch: 
             await pool.open(office)
 
     with pytest.raises(InputError, match="no partition 'scavengr' in Slurm, only main, scavenger"):
-        asyncio.run(open_it(make(tmp_path, partition="scavengr")))
+        asyncio.run(open_it(slurm(tmp_path, partition="scavengr")))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match="needs Slurm's commands, but sinfo, squeue, sbatch, scancel"):
-        asyncio.run(open_it(make(tmp_path)))
+        asyncio.run(open_it(slurm(tmp_path)))
 
 
 @pytest.mark.skipif(
@@ -386,10 +378,10 @@ def test_pilots_of_a_low_qos_make_way_for_jobs_of_a_higher_one(tmp_path: Path, m
             lab.run("sacctmgr", "-i", *words)
 
     async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await eventually(lambda: len(office.here) == 2, lambda: (office.said, lab.jobs()))
+        await until(lambda: len(office.here) == 2, lambda: (office.said, lab.jobs()))
         job = lab.submit("-p", "shared", "-N2", "--qos=high", "--account=lab")
-        await eventually(lambda: lab.jobs() == {job: "RUNNING"}, lab.jobs)
-        await eventually(lambda: len(office.words("gone")) == 2, lambda: office.said)
+        await until(lambda: lab.jobs() == {job: "RUNNING"}, lab.jobs)
+        await until(lambda: len(office.words("gone")) == 2, lambda: office.said)
         reasons = {said[2] for said in office.said if said[0] == "gone"}  # the second one if Slurm takes its time
         assert reasons <= {"its pilot was preempted", "it was given up for a job that waited"}
 

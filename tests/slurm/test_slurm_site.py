@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,8 @@ from bftrainer.slurm.site import (
     read_switches,
     seconds,
 )
-from recorded_site import NOW, found, judged, program, recorded, site
+from support.slurm.recorded_site import NOW, found, judged, program, recorded, site
+from support.waiting import wait_until
 
 
 @pytest.mark.parametrize(
@@ -90,20 +90,13 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
     with pytest.raises(NoAnswerError, match="no answer within 0.5 s"):
         run((str(hanging),), timeout_s=0.5)
     child = int((tmp_path / "child").read_text())
-    until(lambda: not Path(f"/proc/{child}").exists() or " Z " in Path(f"/proc/{child}/stat").read_text())
+    wait_until(lambda: not Path(f"/proc/{child}").exists() or " Z " in Path(f"/proc/{child}/stat").read_text())
 
 
 def test_a_child_that_keeps_the_output_open_delays_nobody(tmp_path: Path) -> None:
     leaving = program(tmp_path, "scontrol", f"sleep 600 & echo $! > {tmp_path}/child; echo done")
     assert run((str(leaving),)) == "done\n"
     os.kill(int((tmp_path / "child").read_text()), 9)
-
-
-def until(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true"
-        time.sleep(0.02)
 
 
 def test_why_a_pilot_is_refused_is_told(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from bftrainer.cluster.config.load import load_config
 from bftrainer.cluster.pools.registry import read_settings
 from bftrainer.errors import BFTrainerError
 from bftrainer.slurm.user import places, render
-from recorded_site import RECORDED, Changes, program, recorded, site
+from support.slurm.recorded_site import RECORDED, Changes, program, recorded, site
 
 
 def test_a_user_is_given_the_partition_that_can_be_preempted() -> None:

@@ -47,7 +47,7 @@ from bftrainer.cluster.pools.slurm.settings import SlurmSettings, read_duration
 from bftrainer.cluster.pools.slurm.short import AFTER_S, FOR_S, Shortening
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.traces.recorder.states import read_sinfo
-from made_pools import executable
+from support.cluster.made_pools import executable
 
 PILOTS = "JOBID|STATE|REQ_NODES|NODELIST|TIME_LEFT|PREEMPT_TIME|REASON|COMMENT|\n"
 QUEUE = "JOBID|PARTITION|NODES|REASON|SCHEDNODES|START_TIME|NAME\n"

@@ -6,7 +6,6 @@ import random
 from pathlib import Path
 
 import pytest
-from logs import DIALECTS
 
 from bftrainer.errors import InputError
 from bftrainer.traces.readers.importing import FORMATS, import_trace
@@ -15,6 +14,7 @@ from bftrainer.traces.readers.lsf import LsfReader
 from bftrainer.traces.readers.pbs import PbsReader
 from bftrainer.traces.readers.slurm import JobcompReader, SacctPairsReader, SacctReader
 from bftrainer.traces.readers.swf import SwfReader
+from support.traces.logs import DIALECTS
 
 READERS = {r.name: r for r in (SacctReader, SacctPairsReader, JobcompReader, SwfReader, LsfReader, PbsReader)}
 REAL = {

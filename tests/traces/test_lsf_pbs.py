@@ -1,12 +1,12 @@
 from pathlib import Path
 
 import pytest
-from logs import DAY, DIALECTS, Run
 
 from bftrainer.traces.readers.importing import import_trace
 from bftrainer.traces.readers.jobs import Job, ReaderOptions, Skip
 from bftrainer.traces.readers.lsf import LsfReader
 from bftrainer.traces.readers.pbs import PbsReader
+from support.traces.logs import DAY, DIALECTS, Run
 
 
 def lsf(*lines: str) -> list[Job | Skip]:

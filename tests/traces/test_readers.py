@@ -7,12 +7,12 @@ import random
 from pathlib import Path
 
 import pytest
-from logs import DAY, DIALECTS, IDLE, SCHEDULE, Dialect
 
 from bftrainer.errors import InputError
 from bftrainer.traces.readers.importing import Imported, import_trace
 from bftrainer.traces.readers.options import ImportOptions
 from bftrainer.traces.times import time_zone
+from support.traces.logs import DAY, DIALECTS, IDLE, SCHEDULE, Dialect
 
 every_dialect = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS.keys())
 

@@ -28,6 +28,8 @@ from bftrainer.traces.recorder.record import (
 )
 from bftrainer.traces.recorder.recording import read_journal
 from bftrainer.traces.recorder.states import NodeStates
+from support.processes import is_alive
+from support.waiting import wait_until
 
 DEADLINE_S = 60
 
@@ -72,13 +74,6 @@ def run(fake: FakeTime, journal: Journal, ask: Callable[[], NodeStates], duratio
 
 def all_idle() -> NodeStates:
     return NodeStates(("a", "b"), frozenset({"a", "b"}))
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {DEADLINE_S} s for {what}"
-        time.sleep(0.01)
 
 
 def test_polls_keep_to_the_schedule_however_long_they_take(fake: FakeTime, journal: Journal) -> None:
@@ -226,21 +221,13 @@ def test_a_poll_that_fails_names_the_command_and_the_reason(source: StateSource,
     assert caught.value.exit_code == 1
 
 
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
-
-
 def test_a_command_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     source = StateSource(f"sleep 1000 & echo $! > {pids}; echo $$ >> {pids}; wait", timeout_s=2)
     with pytest.raises(PollError, match="no answer within 2 s"):
         poll(source)
     for pid in map(int, pids.read_text().split()):
-        wait_for(lambda pid=pid: not is_running(pid), f"process {pid} to end")
+        wait_until(lambda pid=pid: not is_alive(pid), f"process {pid} to end")
 
 
 def test_a_child_that_keeps_the_output_open_is_a_timeout_and_no_hang(tmp_path: Path) -> None:
@@ -281,7 +268,7 @@ def test_a_killed_recorder_loses_at_most_one_poll_and_can_go_on(tmp_path: Path) 
     def record_and_kill(until: int) -> None:
         process = subprocess.Popen([sys.executable, "-c", RECORDER, script, str(path)])
         try:
-            wait_for(lambda: lines() >= until or process.poll() is not None, f"{until} lines in the journal")
+            wait_until(lambda: lines() >= until or process.poll() is not None, f"{until} lines in the journal")
             assert process.poll() is None
         finally:
             process.kill()

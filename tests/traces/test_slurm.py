@@ -1,13 +1,13 @@
 from pathlib import Path
 
 import pytest
-from logs import DAY, DIALECTS, IDLE, iso
 
 from bftrainer.errors import InputError
 from bftrainer.traces.readers.importing import import_trace
 from bftrainer.traces.readers.jobs import Job, ReaderOptions, Skip
 from bftrainer.traces.readers.options import ImportOptions
 from bftrainer.traces.readers.slurm import SacctReader
+from support.traces.logs import DAY, DIALECTS, IDLE, iso
 
 HEADER = "JobID|Start|End|Elapsed|State|NodeList"
 

@@ -1,11 +1,11 @@
 from pathlib import Path
 
 import pytest
-from logs import DAY
 
 from bftrainer.errors import InputError
 from bftrainer.traces.readers.importing import Imported, import_trace
 from bftrainer.traces.readers.options import ImportOptions
+from support.traces.logs import DAY
 
 
 def row(job: int, submit: int, wait: int, run: int, got: int, asked: int = -1, status: int = 1, more: str = "") -> str:

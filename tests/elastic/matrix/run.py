@@ -22,16 +22,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.path[:0] = map(str, Path(__file__).resolve().parents[1:3])  # of `matrix` and of `support`
 
 from bftrainer import errors
 from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Happening
 from bftrainer.elastic.protocol import Failed
 from bftrainer.processes.launch import Command, ProcessLauncher
 from bftrainer.processes.warm import WarmLauncher
-from jobs import PRELOAD
 from matrix.judge import faults, lines
 from matrix.registry import ROWS, Row
+from support.elastic.jobs import PRELOAD
 
 WORKER = str(Path(__file__).with_name("worker.py"))
 PAGE = Path(__file__).resolve().parents[3] / "docs/elastic.md"

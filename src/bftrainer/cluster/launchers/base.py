@@ -2,7 +2,7 @@
 
 The `Reconciler` decides which nodes a trainer has. The trainer's launcher decides which program runs there and how it
 learns about its peers. The *head* is the controller's machine; its agent is named `@head`, and no pool gives or takes
-it. Every launcher passes `tests/cluster/launcher_conformance.py`.
+it. Every launcher passes `tests/support/cluster/launcher_conformance.py`.
 """
 
 from __future__ import annotations

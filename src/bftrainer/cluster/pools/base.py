@@ -2,7 +2,7 @@
 
 A pool finds idle nodes and has an agent started on each. From then on the agent represents its node: the node is in the
 pool from the agent's `Join` until the agent ends. A pool that learns of a departure otherwise, or earlier, reports it
-to the `PoolHost`, the controller's interface for pools. Every pool passes `tests/cluster/pool_conformance.py`.
+to the `PoolHost`, the controller's interface for pools. Every pool passes `tests/support/cluster/pool_conformance.py`.
 """
 
 from __future__ import annotations

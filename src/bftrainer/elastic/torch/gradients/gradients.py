@@ -27,7 +27,7 @@ class Gradients:
         self._parts: dict[tuple[int, ...], Reducer] = {}  # for run.step(optimizer=…)
         self._trained: list[int] = []  # the parameters that `whole` sums, by id
         self._frozen: list[Tensor] = []  # parameters that `whole` leaves out
-        self._kept: list[tuple[Tensor, Tensor, int]] = []
+        self._accumulated: list[tuple[Tensor, Tensor, int]] = []
         self._alone = True
         self._check: Callable[[], None] = lambda: None
         self._wait: Callable[[dist.Work], object] = lambda work: work.wait()
@@ -86,7 +86,7 @@ class Gradients:
                 "a parameter was unfrozen in the midst of a batch; set requires_grad between two batches, so that all "
                 "ranks sum its gradient"
             )
-        if self._kept and self.whole.has_lost(self._kept):
+        if self._accumulated and self.whole.has_lost(self._accumulated):
             raise InputError(
                 "the gradients of the micro-batches before (`max_batch`) were cleared: remove zero_grad(), run.step() "
                 "clears the gradients when they were applied"
@@ -98,13 +98,19 @@ class Gradients:
                 "(param.register_hook); remove zero_grad() and scaler.unscale_()"
             )
 
-    def keep(self) -> None:
-        """Begin a micro-batch that is not the first: the gradients accumulated so far must stay."""
-        self._kept = self.whole.accumulated()
+    def begin(self, weight: float, *, first: bool, send: bool) -> None:
+        """Begin a batch whose gradient counts with `weight` in the sum.
 
-    def begin(self) -> None:
-        """Begin a batch: nothing is accumulated yet."""
-        self._kept = []
+        `first`: it is the first micro-batch of its step, so nothing is accumulated yet. `send`: it is the last one, so
+        full buckets are sent during its backward pass.
+        """
+        reducer = self.whole
+        reducer.forget_passes()
+        if not first and weight != reducer.weight:
+            # Micro-batches of one share can differ by a sample: rescale the sum so far to the weight of the next one.
+            reducer.rescale(reducer.weight / weight)
+        self._accumulated = [] if first else reducer.accumulated()
+        reducer.weight, reducer.active = weight, send
 
     def refuse_mixed_losses(self) -> None:
         """Refuse to train one network on the loss of another, as a single step for a whole GAN would."""

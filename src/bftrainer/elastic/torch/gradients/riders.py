@@ -84,9 +84,8 @@ class StepRiders:
 
     def riders(self, samples: int, loss: Tensor | float | None, *, knows: bool, device: torch.device) -> Tensor:
         """Return the numbers that are sent with the last micro-batch."""
-        counts = (
-            loss is not None and samples > 0
-        )  # the loss of a stand-in counts for nothing, even if it is not a number
+        # The loss of a stand-in counts for nothing, even if it is not a number.
+        counts = loss is not None and samples > 0
         waits = isinstance(loss, Tensor) and loss.device.type != "cpu"
         known = _number(loss) * samples if loss is not None and counts and not waits else 0.0
         weight = self._loss_samples + (samples if counts else 0)

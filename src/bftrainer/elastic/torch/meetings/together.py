@@ -39,9 +39,9 @@ class Together:
     `recover` forms the next group after a peer was lost.
     """
 
-    def __init__(self, standing: TrainingState, crew: Peers, recover: Callable[[GroupBroken], None]) -> None:
-        self._standing = standing
-        self._crew = crew
+    def __init__(self, state: TrainingState, peers: Peers, recover: Callable[[GroupBroken], None]) -> None:
+        self._state = state
+        self._peers = peers
         self._recover = recover
         self._at_top = True  # no step was made since the epoch began
         self._met = 0  # meetings since the epoch began, or since the last step
@@ -59,25 +59,25 @@ class Together:
 
         In mid-epoch the other ranks may have met since their last step.
         """
-        progress = self._standing.progress
+        progress = self._state.progress
         if self._at_top and (progress.cursor or progress.part):
-            self._at_top, self._met = False, self._standing.outcomes.count(after(progress.step))
+            self._at_top, self._met = False, self._state.outcomes.count(after(progress.step))
 
     def meet(self, what: str, offer: Callable[[], Any], note: Note | None = None) -> Any:
         """Meet the other ranks that hold the state. Return what `offer` returns on the first of them.
 
         With a `note`, each rank shows its note to the first rank, which computes the outcome from all of them.
         """
-        progress = self._standing.progress
+        progress = self._state.progress
         place, number = top_of(progress.epoch) if self._at_top else after(progress.step), self._met
         point = f"{what} number {number + 1} after step {progress.step}"
-        outcomes, raised = self._standing.outcomes, None
+        outcomes, raised = self._state.outcomes, None
         while not outcomes.has(place, number):
-            if self._standing.progress.key() != progress.key():  # ranks that are ahead would have the outcome
+            if self._state.progress.key() != progress.key():  # ranks that are ahead would have the outcome
                 raise InputError(f"{what} was not reached by all ranks; call it on all of them, in the same step")
-            self._standing.put_right()
-            progress = self._standing.progress
-            meetings = self._crew.meetings
+            self._state.put_right()
+            progress = self._state.progress
+            meetings = self._peers.meetings
             try:
                 if note is not None:
                     text = note.text()
@@ -111,12 +111,12 @@ class Together:
 
     def compare_data(self, signature: DataSignature, epoch: int) -> None:
         """Refuse to train on other data than the other ranks. The ranks meet only if the data is not known yet."""
-        outcomes, mine = self._standing.outcomes, list(signature.numbers())
+        outcomes, mine = self._state.outcomes, list(signature.numbers())
         known = outcomes.data_of(epoch)
         if known is not None and known != mine and outcomes.data_is_of(epoch):  # the other ranks already train on it
             refuse_different_data([DataSignature.of(known), signature])
         while outcomes.data_of(epoch) != mine:
-            meetings = self._crew.meetings
+            meetings = self._peers.meetings
             row = json.dumps(mine).encode()
             try:
                 rows = meetings.gather(row, "the start of its batches") if meetings is not None else [row]

@@ -56,7 +56,7 @@ class TrainingState:
     """The state of one rank's training, which comes from the start, a snapshot or a peer."""
 
     def __init__(
-        self, registry: Registry, stepper: Stepper, noted: ReportedMetrics, snapshots: Snapshots | None
+        self, registry: Registry, stepper: Stepper, metrics: ReportedMetrics, snapshots: Snapshots | None
     ) -> None:
         self.progress = Progress(saved_at=time.time())
         self.has_state = False
@@ -78,7 +78,7 @@ class TrainingState:
         self._before_batch: Callable[[], None] | None = None
         self._registry = registry
         self._stepper = stepper
-        self._noted = noted
+        self._metrics = metrics
         self._snapshots = snapshots
         self._saved = 0  # the step of the last snapshot that was begun
         self._resumed = 0  # the step of the snapshot that training resumed from
@@ -154,51 +154,51 @@ class TrainingState:
 
     # Peers.
 
-    def sync(self, place: Assignment, crew: Peers, *, inside: bool = False) -> None:
+    def sync(self, assignment: Assignment, peers: Peers, *, inside: bool = False) -> None:
         """Give every member of a new group the state of the most advanced one.
 
         `inside`: this rank is in a meeting, in the middle of the script's code. Then newcomers wait for the state until
         the ranks that have it reach a step boundary (`give_owed`).
         """
         self._round, self.owes = 0, False
-        if place.world == 1:
+        if assignment.world == 1:
             self.begin()
-            crew.meet_with((0,), "alone")
+            peers.meet_with((0,), "alone")
             return
-        while not self._exchange(place, crew, inside=inside):
+        while not self._exchange(assignment, peers, inside=inside):
             self._round += 1  # a newcomer gets the state at the others' next step boundary
 
-    def give_owed(self, place: Assignment, crew: Peers) -> None:
+    def give_owed(self, assignment: Assignment, peers: Peers) -> None:
         """Send the state, at a step boundary, to newcomers that had to wait for it."""
         self._round += 1
-        self._exchange(place, crew, inside=False)
+        self._exchange(assignment, peers, inside=False)
 
-    def _exchange(self, place: Assignment, crew: Peers, *, inside: bool) -> bool:
+    def _exchange(self, assignment: Assignment, peers: Peers, *, inside: bool) -> bool:
         """Compare all members and send what is missing. Return False if this rank has to wait for the state."""
         passed = self.outcomes.passed(self.progress.epoch, self.progress.step)
         mine = _Row(self.has_state, (*self.progress.key(), *passed), inside, self._signature(), self._size())
-        meetings = crew.meet_with(range(place.world), f"sync-{self._round}")
+        meetings = peers.meet_with(range(assignment.world), f"sync-{self._round}")
         rows = [_Row.read(text) for text in meetings.gather(mine.written())]
         holders = [rank for rank, row in enumerate(rows) if row.has_state]
         source = max(holders, key=lambda rank: (rows[rank].key, -rank)) if holders else 0
-        _refuse_other_models(mine, rows, source, place.rank)
+        _refuse_other_models(mine, rows, source, assignment.rank)
         later = any(row.inside for row in rows)
-        if not holders and place.rank == source:
+        if not holders and assignment.rank == source:
             self._resume()
         taking = [] if later else [rank for rank, row in enumerate(rows) if not row.has_state and rank != source]
         taking += [rank for rank in holders if rows[rank].key != rows[source].key]
-        self.took_over = bool(holders) and place.rank in taking
+        self.took_over = bool(holders) and assignment.rank in taking
         if taking:
-            self._take_over(source, place.rank, crew, wanted=place.rank in taking)
+            self._take_over(source, assignment.rank, peers, wanted=assignment.rank in taking)
         if later and not self.has_state:
             return False
         self.has_state = True
-        self.owes = later and len(holders) < place.world
-        crew.meet_with(holders if self.owes else range(place.world), f"round-{self._round}")
+        self.owes = later and len(holders) < assignment.world
+        peers.meet_with(holders if self.owes else range(assignment.world), f"round-{self._round}")
         return True
 
-    def _take_over(self, source: int, rank: int, crew: Peers, *, wanted: bool) -> None:
-        state = broadcast(self._capture() if rank == source else None, source, crew)
+    def _take_over(self, source: int, rank: int, peers: Peers, *, wanted: bool) -> None:
+        state = broadcast(self._capture() if rank == source else None, source, peers)
         if rank == source or not wanted:
             return
         if not self.has_state:
@@ -268,7 +268,7 @@ class TrainingState:
             "lr": self._stepper.state_dict(),
             "objects": self._registry.capture(),
             "hidden": self.hidden.capture(),
-            "reported": self._noted.as_state(),
+            "reported": self._metrics.as_state(),
             "mean": self.mean.as_state(),
             "outcomes": self.outcomes.as_state(),
             "separate": self.separate,
@@ -281,7 +281,7 @@ class TrainingState:
         self.hidden.load(hidden)
         self.progress = Progress(**state["progress"])
         self._stepper.load_state_dict(state["lr"])
-        self._noted.load(state.get("reported", {}))
+        self._metrics.load(state.get("reported", {}))
         self.mean.load(state.get("mean", {}))
         self.outcomes.load(state.get("outcomes", {}))
         self.separate = state.get("separate", False)

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Happening
 from bftrainer.elastic.protocol import Done, Failed, Hello, Report
-from jobs import SETTINGS, on, play, script
-from ledger import News, committed, same_as_alone
+from support.elastic.jobs import SETTINGS, on, play, script
+from support.elastic.ledger import News, committed, same_as_alone
 
 WORKER = script("chaos_worker.py")
 EVENTS = ["join"] * 16 + ["leave"] * 9 + ["kill"] * 11 + ["stop"] * 4

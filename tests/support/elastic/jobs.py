@@ -20,7 +20,7 @@ SETTINGS = CoordinatorSettings(silence_s=3.0, grace_s=20.0)
 
 def script(name: str) -> str:
     """The path of a training script beside the tests."""
-    return str(Path(__file__).with_name(name))
+    return str(Path(__file__).resolve().parents[2] / "elastic" / name)
 
 
 @cache

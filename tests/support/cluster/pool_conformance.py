@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bftrainer.cluster.pools.base import Pool
-from fake_office import FakeOffice, command_lines, eventually, processes_of
+from support.cluster.fake_office import FakeOffice, command_lines, processes_of
+from support.waiting import until
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Setting:
         await pool.open(office)
         try:
             if not office.observing:
-                await eventually(lambda: office.here == set(self.nodes), lambda: (office.here, office.said))
+                await until(lambda: office.here == set(self.nodes), lambda: (office.here, office.said))
             yield pool
         except BaseException:
             drain = True
@@ -52,11 +53,11 @@ async def nodes_come_their_secret_is_on_no_command_line_and_drain_leaves_no_proc
             assert processes_of(office.secret, setting.folder)
             assert office.secret not in command_lines()
             assert pool.describe()["kind"]
-        await eventually(
+        await until(
             lambda: not processes_of(office.secret, setting.folder),
             lambda: processes_of(office.secret, setting.folder),
         )
-        await eventually(lambda: not office.here, lambda: office.here)
+        await until(lambda: not office.here, lambda: office.here)
 
 
 async def closing_without_drain_leaves_the_agents_and_the_next_pool_finds_them(setting: Setting) -> None:
@@ -67,9 +68,9 @@ async def closing_without_drain_leaves_the_agents_and_the_next_pool_finds_them(s
     async with FakeOffice(follows=before) as after:
         async with setting.opened(after):
             assert after.pids == pids
-            await eventually(lambda: alive_and_settled(after, setting))
+            await until(lambda: alive_and_settled(after, setting))
             assert sorted(after.joins) == sorted(setting.nodes), "an agent was started twice"
-        await eventually(lambda: not processes_of(after.secret, setting.folder))
+        await until(lambda: not processes_of(after.secret, setting.folder))
 
 
 def alive_and_settled(office: FakeOffice, setting: Setting) -> bool:
@@ -81,8 +82,8 @@ async def a_killed_agent_is_noticed_and_replaced(setting: Setting) -> None:
         node = setting.nodes[0]
         pid = office.pids[node]
         os.kill(pid, signal.SIGKILL)
-        await eventually(lambda: node in office.words("gone"))
-        await eventually(lambda: office.here == set(setting.nodes), lambda: office.said)
+        await until(lambda: node in office.words("gone"))
+        await until(lambda: office.here == set(setting.nodes), lambda: office.said)
         assert office.pids[node] != pid
 
 
@@ -91,23 +92,23 @@ async def a_paused_pool_starts_nothing_and_a_resumed_one_does(setting: Setting) 
         await pool.pause()
         for node in setting.nodes:
             office.dismiss(node, "paused")
-        await eventually(lambda: set(office.words("gone")) == set(setting.nodes), lambda: office.said)
+        await until(lambda: set(office.words("gone")) == set(setting.nodes), lambda: office.said)
         joins = len(office.joins)
         await ticks(office)
         assert len(office.joins) == joins
         await pool.resume()
-        await eventually(lambda: office.here == set(setting.nodes), lambda: office.said)
+        await until(lambda: office.here == set(setting.nodes), lambda: office.said)
 
 
 async def ticks(office: FakeOffice) -> None:
     """Let the pool have two occasions to act, at each of which it asks who is here."""
     looked = office.looks
-    await eventually(lambda: office.looks >= looked + 2)
+    await until(lambda: office.looks >= looked + 2)
 
 
 async def a_dry_run_says_what_could_be_had_and_starts_nothing(setting: Setting) -> None:
     async with FakeOffice(observing=True) as office, setting.opened(office):
-        await eventually(lambda: sorted(office.words("available")) == sorted(setting.nodes), lambda: office.said)
+        await until(lambda: sorted(office.words("available")) == sorted(setting.nodes), lambda: office.said)
         started = "\n".join(processes_of(office.secret, setting.folder).values())
         assert "stub_agent" not in started
         assert "pools.host" not in started
@@ -121,7 +122,7 @@ async def closing_twice_or_unopened_is_harmless(setting: Setting) -> None:
         await pool.open(office)
         await pool.close(drain=True)  # perhaps before any agent has joined
         await pool.close(drain=True)
-        await eventually(lambda: not processes_of(office.secret, setting.folder))
+        await until(lambda: not processes_of(office.secret, setting.folder))
 
 
 CHECKS: tuple[Check, ...] = (

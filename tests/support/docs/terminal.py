@@ -13,10 +13,9 @@ from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from types import TracebackType
 
-from pages import Step
-
 from bftrainer.cli.main import run
-from live import Live
+from support.cluster.live import Live
+from support.docs.pages import Step
 
 
 class Terminal:
@@ -79,7 +78,7 @@ class Terminal:
             shlex.split(command), cwd=self.folder, env=env, capture_output=True, text=True, timeout=900, check=False
         )
         assert done.returncode == 0, f"{command}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
-        assert "building .venv" not in done.stderr, "tests/docs/clone.py and scripts/setup.sh differ in their stamp"
+        assert "building .venv" not in done.stderr, "clone.py and scripts/setup.sh differ in their stamp"
         return done.stdout
 
 

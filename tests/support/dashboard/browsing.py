@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dashboard import CHROMIUM
-from live import wait_until
+from support.waiting import wait_until
 
 needs_browser = pytest.mark.skipif(
     importlib.util.find_spec("playwright") is None or not Path(CHROMIUM).exists(),
@@ -51,4 +51,4 @@ class Watched:
 
 def until(page: Any, condition: str) -> None:
     """Wait for a condition. The browser's own waiting evaluates text in the page, which the page's policy forbids."""
-    wait_until(lambda: page.evaluate(condition), DEADLINE_MS / 1000, condition)
+    wait_until(lambda: page.evaluate(condition), condition, DEADLINE_MS / 1000)

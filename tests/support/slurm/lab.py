@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-CLUSTER = Path(__file__).with_name("cluster.sh")
+CLUSTER = Path(__file__).resolve().parents[2] / "slurm" / "cluster.sh"
 PATIENCE_S = 60.0
 
 

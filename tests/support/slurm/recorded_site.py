@@ -10,7 +10,7 @@ from bftrainer.slurm.ask import gather
 from bftrainer.slurm.check import SiteFinding, choose, examine
 from bftrainer.slurm.site import Site, SlurmError
 
-RECORDED = Path(__file__).with_name("recorded")
+RECORDED = Path(__file__).resolve().parents[2] / "slurm" / "recorded"
 NOW = 1_794_758_326.0  # the instant in recorded/config.txt
 
 Changes = Mapping[str, str]

@@ -6,28 +6,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from bftrainer.client.api import ApiClient, UnreachableError, find_controller
 from bftrainer.cluster.doctor.doctor import examine
+from support.processes import is_alive
+from support.waiting import wait_until
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-
-
-def wait_until(condition: Callable[[], Any], timeout_s: float = 60.0, what: str = "it") -> Any:
-    """Wait for something to become true; what it became."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        found = condition()
-        if found:
-            return found
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} did not happen within {timeout_s:g} s")
-        time.sleep(0.05)
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 class Live:
@@ -66,7 +55,7 @@ class Live:
                 start_new_session=True,
             )
         self._drop()
-        wait_until(self._answers, 60, "an answer of the controller")
+        wait_until(self._answers, "an answer of the controller", 60)
 
     def _answers(self) -> bool:
         assert self._process is not None
@@ -150,14 +139,14 @@ class Live:
             found = self.trainer(ref)
             return found if found["state"] in states else None
 
-        found: dict[str, Any] = wait_until(there, timeout_s, f"{ref} in state {' or '.join(states)}")
+        found: dict[str, Any] = wait_until(there, f"{ref} in state {' or '.join(states)}", timeout_s)
         return found
 
     def until_steps(self, ref: str, more: int = 1, timeout_s: float = 60.0) -> dict[str, Any]:
         """Wait until a trainer has made more steps than it has now."""
         before = self.trainer(ref)["step"]
         found: dict[str, Any] = wait_until(
-            lambda: (row := self.trainer(ref))["step"] >= before + more and row, timeout_s, f"steps of {ref}"
+            lambda: (row := self.trainer(ref))["step"] >= before + more and row, f"steps of {ref}", timeout_s
         )
         return found
 
@@ -170,13 +159,6 @@ def gone(pids: set[int], timeout_s: float = 10.0) -> None:
     """Wait until none of these processes is left (a zombie is no process)."""
 
     def left() -> list[int]:
-        return [pid for pid in pids if _alive(pid)]
+        return [pid for pid in pids if is_alive(pid)]
 
-    wait_until(lambda: not left(), timeout_s, "the end of all processes")
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (OSError, IndexError):
-        return False
+    wait_until(lambda: not left(), "the end of all processes", timeout_s)

@@ -1,4 +1,4 @@
-"""Pools of both kinds for tests, with agents that can do nothing but be there."""
+"""Pools of all kinds for tests, with agents that can do nothing but be there."""
 
 from __future__ import annotations
 
@@ -11,19 +11,12 @@ from typing import Any
 from bftrainer.cluster.pools.base import Pool
 from bftrainer.cluster.pools.local.pool import LocalPool, LocalSettings
 from bftrainer.cluster.pools.script.pool import ScriptPool, ScriptSettings
-from pool_conformance import Setting
+from bftrainer.cluster.pools.slurm.pool import SlurmPool
+from bftrainer.cluster.pools.slurm.settings import SlurmSettings
+from support.cluster.pool_conformance import Setting
 
-STUB = str(Path(__file__).with_name("stub_agent.py"))
+STUB = str(Path(__file__).resolve().parents[2] / "cluster" / "stub_agent.py")
 PRELOAD = ("websockets.sync.client", "bftrainer.cluster.wire.messages")
-
-
-class Clock:
-    """The time of a schedule, in the hands of a test."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def local(folder: Path, clock: Callable[[], float] = time.monotonic, **settings: Any) -> LocalPool:
@@ -48,6 +41,11 @@ def script(folder: Path, **settings: Any) -> ScriptPool:
     start = (shell, "{node}", sys.executable, STUB, "--environment-from-stdin", str(folder))
     chosen = {"command": (discover,), "start": start, "interval_s": 0.1, **settings}
     return ScriptPool(ScriptSettings(**chosen), folder)
+
+
+def slurm(folder: Path, **settings: Any) -> SlurmPool:
+    chosen: dict[str, Any] = {"partition": "scavenger", "interval_s": 0.25, "agent": (STUB, str(folder)), **settings}
+    return SlurmPool(SlurmSettings(**chosen), folder, retry_s=0.5)
 
 
 def settings_of(kind: str, folder: Path) -> Setting:

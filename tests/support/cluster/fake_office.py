@@ -6,8 +6,7 @@ import asyncio
 import json
 import os
 import secrets
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,8 +14,6 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 
 from bftrainer.cluster.wire import messages
 from bftrainer.processes import variables
-
-PATIENCE_S = 30.0
 
 
 class Life(Protocol):
@@ -119,14 +116,6 @@ class FakeOffice:
     def words(self, what: str) -> list[str]:
         """The nodes, or notes, of which the pool said `what`."""
         return [said[1] for said in self.said if said[0] == what]
-
-
-async def eventually(condition: Callable[[], Any], what: Callable[[], object] = lambda: "") -> None:
-    """Wait until something holds."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"it never came true: {what()}"
-        await asyncio.sleep(0.01)
 
 
 def processes_of(secret: str, folder: Path) -> dict[int, str]:

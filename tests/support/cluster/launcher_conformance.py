@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench import Bench
 from bftrainer.cluster.launchers import HEAD
+from support.cluster.bench import Bench
 
 
 class Seat:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import http
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -15,16 +13,9 @@ from websockets.http11 import Request, Response
 
 from bftrainer.cluster.wire import messages
 from bftrainer.cluster.wire.messages import Ended, Forget, FromAgent, FromController, Join, Log, Logged, Welcome
+from support.waiting import until
 
-DEADLINE_S = 30.0
 M = TypeVar("M")
-
-
-async def until(condition: Callable[[], object], what: str = "it") -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen in {DEADLINE_S:g} s"
-        await asyncio.sleep(0.005)
 
 
 @dataclass

@@ -25,10 +25,11 @@ from bftrainer.cluster.config.keys import Config
 from bftrainer.cluster.config.policy import policy_of
 from bftrainer.cluster.report.rerun import KINDS, check
 from bftrainer.cluster.store.store import FILE, Store
-from ledger import committed, same_as_alone
-from live import Live, gone, wait_until
+from support.cluster.live import Live, gone
+from support.elastic.ledger import committed, same_as_alone
+from support.waiting import wait_until
 
-WORKER = Path(__file__).resolve().parents[1] / "elastic" / "chaos_worker.py"
+WORKER = Path(__file__).resolve().parents[2] / "elastic" / "chaos_worker.py"
 NODES = 6
 
 
@@ -67,7 +68,7 @@ def chaos(folder: Path, seed: int, *, controller_kills: int, epochs: int, traine
         for home in homes:
             home.mkdir()
             refs.append(live.submit(WORKER, str(home), str(epochs), "0.1", nodes="1-4"))
-        wait_until(lambda: any(live.trainer(ref)["step"] > 2 for ref in refs), 60, "the first steps")
+        wait_until(lambda: any(live.trainer(ref)["step"] > 2 for ref in refs), "the first steps", 60)
         while tally.controller_kills < controller_kills:
             _strike(live, refs, rng, tally)
         for ref in refs:

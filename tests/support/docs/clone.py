@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from pages import ROOT
+from support.docs.pages import ROOT
 
 VENV = ROOT / ".venv"
 STAMP = ".bftrainer-setup"

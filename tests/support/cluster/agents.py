@@ -18,19 +18,12 @@ from bftrainer.cluster.agent.options import AgentOptions, ResolvedAgent, resolve
 from bftrainer.cluster.wire.messages import Say, Start
 from bftrainer.elastic.protocol import Generation, Go
 from bftrainer.processes import variables
-from fake_controller import FakeController, until
+from support.cluster.fake_controller import FakeController
+from support.waiting import until
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parents[2] / "cluster"
 TINY = str(HERE / "tiny_worker.py")
 SLEEPS = "import time; print('up', flush=True); time.sleep(1000)"
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
 
 
 def descendants(pid: int) -> set[int]:

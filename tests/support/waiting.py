@@ -1,0 +1,40 @@
+"""Waiting for a condition with a deadline, from a thread (`wait_until`) and from a coroutine (`until`)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+TIMEOUT_S = 60.0
+SHORTEST_S, LONGEST_S = 0.002, 0.05
+
+
+def wait_until(condition: Callable[[], Any], what: object = "it", timeout_s: float = TIMEOUT_S) -> Any:
+    """Wait until a condition holds; its value then. A function as `what` is called when the time is over."""
+    for pause_s in _pauses(what, timeout_s):
+        if value := condition():
+            return value
+        time.sleep(pause_s)
+    raise AssertionError("unreachable")
+
+
+async def until(condition: Callable[[], Any], what: object = "it", timeout_s: float = TIMEOUT_S) -> Any:
+    """Wait as `wait_until` does, while other coroutines go on."""
+    for pause_s in _pauses(what, timeout_s):
+        if value := condition():
+            return value
+        await asyncio.sleep(pause_s)
+    raise AssertionError("unreachable")
+
+
+def _pauses(what: object, timeout_s: float) -> Iterator[float]:
+    """How long to sleep between two looks: little at first. Ends with an error after one look past the deadline."""
+    deadline = time.monotonic() + timeout_s
+    for look in itertools.count():
+        late = time.monotonic() > deadline
+        yield min(SHORTEST_S * 1.3 ** min(look, 20), LONGEST_S)
+        if late:
+            raise TimeoutError(f"{what() if callable(what) else what} did not happen within {timeout_s:g} s")
