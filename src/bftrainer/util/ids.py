@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-_TRAINER = re.compile(r"t[1-9][0-9]{0,17}")
+_TRAINER = re.compile(r"t([1-9][0-9]{0,17})")
 
 
 def trainer_id(number: int) -> str:
@@ -15,9 +15,15 @@ def trainer_id(number: int) -> str:
     return f"t{number}"
 
 
+def trainer_number(trainer: str) -> int | None:
+    """Return the number of the trainer with this id; None if the text is not an id."""
+    match = _TRAINER.fullmatch(trainer)
+    return int(match[1]) if match is not None else None
+
+
 def is_trainer_id(text: str) -> bool:
     """Whether a text is the id of a trainer. Such a text is safe as a part of a path."""
-    return _TRAINER.fullmatch(text) is not None
+    return trainer_number(text) is not None
 
 
 def worker_id(trainer: str, number: int) -> str:

@@ -188,17 +188,24 @@ class Reconciler:
 
         A trainer's thirty workers may all send messages at the same time.
         """
-        effects, touched = Effects(), list[str]()
+        effects = Effects()
+        touched: list[str] = []
         for name, message in said:
             match message:
-                case Heard(worker) | Started(worker) | Ended(worker):
-                    live = self._trainer_of(worker)
-                    if live is not None:
-                        self._worker_said(live, message, now, effects)
+                case Heard(worker, words):
+                    if live := self._trainer_of(worker):
+                        self.jobs.heard(live, worker, words, now)
                         touched.append(live.id)
-                    if isinstance(message, Ended):
-                        effects.tell(name, Forget(worker))
-                        touched += self._freed(name, now, effects)
+                case Started(worker):
+                    if live := self._trainer_of(worker):
+                        self.jobs.started(live, message, now)
+                        touched.append(live.id)
+                case Ended(worker):
+                    if live := self._trainer_of(worker):
+                        self.jobs.ended(live, message, now, effects)
+                        touched.append(live.id)
+                    effects.tell(name, Forget(worker))
+                    touched += self._freed(name, now, effects)
                 case Going(reason):
                     touched += self._lost(name, reason, now, effects)
                 case _:
@@ -208,22 +215,14 @@ class Reconciler:
 
     def reports(self, reports: Mapping[str, Mapping[str, Any]], now: float) -> Effects:
         """Handle the reports of a node's workers since the last heartbeat."""
-        effects, failed = Effects(), list[str]()
+        effects = Effects()
+        failed: list[str] = []
         for worker, report in reports.items():
             live = self._trainer_of(worker)
             if live is not None and not self.jobs.reported(live, worker, report, now, effects):
                 failed.append(live.id)
         self._reconcile(failed, now, effects)
         return effects
-
-    def _worker_said(self, live: ActiveTrainer, message: Heard | Started | Ended, now: float, effects: Effects) -> None:
-        match message:
-            case Heard(worker, words):
-                self.jobs.heard(live, worker, words, now)
-            case Started():
-                self.jobs.started(live, message, now)
-            case Ended():
-                self.jobs.ended(live, message, now, effects)
 
     def _freed(self, name: str, now: float, effects: Effects) -> list[str]:
         """Handle a node whose worker has ended. Returns the trainer that can use the node now, if there is one."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from bftrainer.cluster.jobs.bad_nodes import NodeFailure
 from bftrainer.cluster.jobs.progress import Rescale, TrainerProgress
@@ -61,8 +61,7 @@ class JobNews:
     failures: tuple[NodeFailure, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class JobRecord:
+class JobRecord(NamedTuple):
     """The part of a job that is stored, besides its progress, so that a restarted controller can resume it."""
 
     generation: Generation
@@ -91,7 +90,10 @@ class TrainerJob(Protocol):
     error: str
     traceback: str
     reason: str
-    failures_in_all: int
+
+    @property
+    def failures_in_all(self) -> int:
+        """How often the script failed, on any node."""
 
     @property
     def record(self) -> JobRecord:

@@ -11,13 +11,13 @@ import secrets
 from collections.abc import Collection
 from functools import partial
 
-from bftrainer.cluster.jobs.bad_nodes import BadNodes, NodeFailure
 from bftrainer.cluster.jobs.base import Intent, JobNews, JobRecord, StartWorker, StopWorker, TellWorker
+from bftrainer.cluster.jobs.failures import FailureJudge, Verdict, WorkerEnd
+from bftrainer.cluster.jobs.finish import Finish
 from bftrainer.cluster.jobs.formation import Formation
 from bftrainer.cluster.jobs.progress import Rescale, TrainerProgress
 from bftrainer.cluster.jobs.reattach import take_up, then
-from bftrainer.cluster.jobs.same_end import SameEnd
-from bftrainer.cluster.jobs.worker import JobSettings, JobWorkers, Worker, end_in_words, was_taken
+from bftrainer.cluster.jobs.worker import JobSettings, JobWorkers, Worker
 from bftrainer.cluster.spec.states import TrainerState
 from bftrainer.cluster.wire.messages import WorkerStatus
 from bftrainer.elastic import protocol
@@ -25,12 +25,7 @@ from bftrainer.elastic.breaks import Breaks
 from bftrainer.elastic.manager.workers import ManagedWorkers
 from bftrainer.elastic.protocol import Done, Failed, Formed, Generation, Ready, Report
 from bftrainer.elastic.roster import Roster
-from bftrainer.processes.unguided import NEVER_CALLED
 from bftrainer.util import ids
-from bftrainer.util.text import last_line
-
-_LONG_WAIT = 600
-"""The factor on the usual wait before a node is tried again where a worker failed right after it had joined."""
 
 
 class ElasticJob:
@@ -48,25 +43,15 @@ class ElasticJob:
         self.progress = TrainerProgress()
         self.outcome: TrainerState | None = None
         self.error = self.traceback = self.reason = ""
-        self.finishing = False
-        """Training is complete, and the job waits for the script to end."""
         self.ever_ran = False
-        self._said_last_words = self._words_lost = False
-        self.failures = self.restarts = 0
-        """Failures of the script, and losses of workers, both in a row without progress in between."""
-        self.failures_in_all = 0
         self._rescales: list[Rescale] = []
-        self._node_failures: list[NodeFailure] = []
         self._formation = Formation()
-        self._not_before = 0.0
+        self._finish = Finish(settings.finish_grace_s)
+        self._managed = ManagedWorkers(self.workers, self.roster, Breaks(settings.most_breaks))
+        self._judge = FailureJudge(settings, self._managed)
         self._announce_at: float | None = None
         self._cut_at: float | None = None
         """When the survivors were first told of a lost member, if they have not formed a new generation since."""
-        self._breaks = Breaks(settings.most_breaks)
-        self._managed = ManagedWorkers(self.workers, self.roster, self._breaks)
-        self._bad_nodes = BadNodes(settings.restart_backoff_s)
-        self._samples_at_failure = 0
-        self._same_end = SameEnd()
         self._intents: list[Intent] = []
 
     # State.
@@ -76,6 +61,11 @@ class ElasticJob:
         """The part of the job to be stored."""
         shape = (self.roster.generation, self.trained_by, self.nodes)
         return JobRecord(*shape, self.next_worker, self.failures_in_all, self.reason, self.ever_ran)
+
+    @property
+    def failures_in_all(self) -> int:
+        """How often the script failed, on any node."""
+        return self._judge.in_all
 
     @property
     def world(self) -> int:
@@ -123,23 +113,21 @@ class ElasticJob:
             return
         if worker.status is not None:  # the roster is not complete yet: other workers are awaited
             worker.status = then(worker.status, message)
-        if verdict := self._managed.heard(worker, message, now, self.settings.leave_grace_s):
-            self._broke(verdict, now)
+        if error := self._managed.heard(worker, message, now, self.settings.leave_grace_s):
+            self._obey(self._judge.broke(error, now))
         match message:
             case Ready():
                 worker.ready = True
                 self._gather(now)
             case Formed():
                 worker.formed = message.generation
-                self._bad_nodes.worked(worker.node)
-                if message.world > 1:  # neither the network nor the script is at fault
-                    self._bad_nodes.broke_alone.clear()
+                self._judge.formed(worker.node, message.world)
                 self._formed(self._formation.formed(worker_id, message, self.roster.going, self.workers, now))
             case Done():
                 worker.over = worker.said_done = True
                 self._complete(now)
-            case Failed(error, traceback, fresh):
-                self._raised(worker, error, traceback, now, fresh=fresh)
+            case Failed():
+                self._raised(worker, message, now)
             case Report():
                 self._reported(worker, message)
             case _:
@@ -158,20 +146,12 @@ class ElasticJob:
         self._take_up()
         if self.outcome is not None:
             return
-        if worker.said_done and status > 0:
-            self.fail(f"training was complete, but then the script ended with status {status}: {last_line(tail)}", tail)
-        elif worker.said_done and status == 0:
-            self._said_last_words = True
-        elif worker.said_done and worker.killed:
-            limit_s = self.settings.finish_grace_s
-            self.fail(f"training was complete, but the script did not end within {limit_s:g} s after it", tail)
-        elif worker.said_done:
-            self._words_lost = True
-        elif not expected and not self.finishing:
-            if status == 0 and (not spoke or self._managed.train_without(worker)):
-                self._ended_early(worker, spoke, tail, now)
-            else:
-                self._judge(worker, status, tail, error, now)
+        if worker.said_done:
+            if error_at_end := self._finish.ended(worker, status, tail):
+                self.fail(error_at_end, tail)
+        elif not expected and not self._finish.begun:
+            end = WorkerEnd(status, tail, error, spoke)
+            self._obey(self._judge.ended(worker, end, now, self.progress.samples, ever_ran=self.ever_ran))
         self._see_whether_done()
 
     def lost(self, node: str) -> None:
@@ -180,7 +160,7 @@ class ElasticJob:
         if worker is not None:
             self.workers.drop(worker.id)
             self._formation.lost(worker.id)
-            self._words_lost |= worker.said_done
+            self._finish.lost(worker)
             self._gone(worker)
             self._take_up()
             self._see_whether_done()
@@ -220,7 +200,7 @@ class ElasticJob:
         self.roster.resume(record.generation, whole=True)
         self._formation.members = record.trained_by
         self.nodes = record.nodes
-        self.next_worker, self.failures_in_all, self.reason = record.next_worker, record.failures, record.reason
+        self.next_worker, self._judge.in_all, self.reason = record.next_worker, record.failures, record.reason
         self.ever_ran = record.ever_ran or bool(record.trained_by)
         self._take_up()
 
@@ -238,14 +218,14 @@ class ElasticJob:
         if worker.killed and status.status is None:
             self._kill(worker)  # the order was lost: its agent was not connected
         if status.failed:
-            self._raised(worker, status.failed, status.traceback, now, fresh=False)
+            self._raised(worker, Failed(status.failed, status.traceback), now)
         elif status.done:
             self._complete(now)
 
     def _take_up(self) -> None:
         """Once all workers are back or given up, continue with the roster."""
         if not self.workers.awaited and any(worker.status for worker in self.workers.values()):
-            self._formation.keep(take_up(self.roster, self.workers.values(), finishing=self.finishing))
+            self._formation.keep(take_up(self.roster, self.workers.values(), finishing=self._finish.begun))
 
     # Reconciliation.
 
@@ -256,14 +236,14 @@ class ElasticJob:
         """
         if self.workers.awaited:
             return self._flush()
-        if self.outcome is None and not self.finishing:
+        if self.outcome is None and not self._finish.begun:
             self._start_missing(now, free)
             self._end_unwanted(now)
         self._settle(now)
         for worker in self.workers.values():
             if worker.leave_by is None or worker.killed:
                 continue
-            if not self.finishing and worker.id not in self.roster.members:  # it was told to leave
+            if not self._finish.begun and worker.id not in self.roster.members:  # it was told to leave
                 worker.leave_by = min(worker.leave_by, now + self.settings.leave_grace_s)
         for worker in self._managed.overdue(now):
             self._kill(worker)
@@ -277,17 +257,14 @@ class ElasticJob:
             times.append(self._announce_at)
         if self._cut_at is not None and self.settings.stuck_after_s and self.roster.missing():
             times.append(self._cut_at + self.settings.stuck_after_s)
-        if self.outcome is None and not self.finishing:
-            times += self._bad_nodes.deadlines(node for node in self.nodes if self.worker_on(node) is None)
-        if self._not_before and self.outcome is None and any(self.worker_on(node) is None for node in self.nodes):
-            times.append(self._not_before)
+        if self.outcome is None and not self._finish.begun:
+            times += self._judge.deadlines(node for node in self.nodes if self.worker_on(node) is None)
         return min(times, default=None)
 
     def take_news(self) -> JobNews:
         """Return the rescales and failures since the last call."""
-        news = JobNews(tuple(self._rescales), tuple(self._node_failures))
+        news = JobNews(tuple(self._rescales), self._judge.take_news())
         self._rescales.clear()
-        self._node_failures.clear()
         return news
 
     def shift(self, seconds: float) -> None:
@@ -295,15 +272,11 @@ class ElasticJob:
         self.workers.shift(seconds)
         self._announce_at = None if self._announce_at is None else self._announce_at + seconds
         self._cut_at = None if self._cut_at is None else self._cut_at + seconds
-        self._breaks.shift(seconds)
-        self._bad_nodes.shift(seconds)
-        self._not_before += seconds if self._not_before else 0.0
+        self._judge.shift(seconds)
 
     def _start_missing(self, now: float, free: Collection[str]) -> None:
-        if now < self._not_before:
-            return
         for node in self.nodes:
-            if node in free and self.worker_on(node) is None and self._bad_nodes.may_start(node, now):
+            if node in free and self.worker_on(node) is None and self._judge.may_start(node, now):
                 worker = Worker(ids.worker_id(self.id, self.next_worker), node, now)
                 self.next_worker += 1
                 self.workers.add(worker)
@@ -369,32 +342,18 @@ class ElasticJob:
         if rescale is not None:
             self._rescales.append(rescale)
             self.ever_ran = True
-            self.reason = self._bad_nodes.reason
+            self.reason = self._judge.reason
 
     def _reported(self, worker: Worker, report: Report) -> None:
         self.progress.redone += max(report.redone - worker.redone, 0)
         worker.redone = max(report.redone, worker.redone)
         self.progress.take(report)
 
-    def _broke(self, verdict: str, now: float) -> None:
-        """Handle a group that keeps breaking. Its newcomers are blamed, if the others can do without them."""
-        members = [self.workers[name] for name in self.roster.going.members if name in self.workers]
-        newcomers = [worker for worker in members if not worker.joined]
-        if len(newcomers) == 1:
-            self._bad_nodes.broke_alone.add(newcomers[0].node)
-        if not newcomers or len(newcomers) == len(members) or len(self._bad_nodes.broke_alone) > 1:
-            self.fail(verdict)
-            return
-        for turn, worker in enumerate(newcomers, 1):
-            self._leave_out(worker, verdict, now, turn=turn)
-            self._kill(worker)
-        self._breaks.lost()
-
     def _complete(self, now: float) -> None:
         """Finish the training, which is complete and stored. Workers that never joined are killed; the others end."""
-        if self.finishing or self.outcome is not None:
+        if self._finish.begun or self.outcome is not None:
             return
-        self.finishing = True
+        self._finish.begin()
         for worker in self.workers.values():
             if worker.id not in self.roster.going.members:
                 self._kill(worker)
@@ -402,103 +361,30 @@ class ElasticJob:
                 worker.leave_by = now + self.settings.finish_grace_s
 
     def _see_whether_done(self) -> None:
-        if not self.finishing or self.outcome is not None:
-            return
-        whole = self._said_last_words and not self._words_lost
-        if whole and all(worker.killed for worker in self.workers.values()):
+        result = self._finish.result(self.workers.values()) if self.outcome is None else None
+        if result == "done":
             self._end("done", "")
-        elif not whole and not any(worker.said_done for worker in self.workers.values()):
-            # Some workers were lost after they had said `Done`, perhaps rank 0, which saves the model. The remaining or
-            # new workers continue from the last snapshot and say `Done` again.
-            self.finishing = self._said_last_words = self._words_lost = False
+        elif result == "again":
             for worker in self.workers.values():
                 worker.leave_by = None
 
-    def _leave_out(self, worker: Worker, reason: str, now: float, *, turn: int = 1) -> None:
-        """Continue without a newcomer that failed. Its node is tried again later."""
-        failure = self._bad_nodes.failed(worker.node, worker.id, reason, now, turn=turn)
-        self._node_failures.append(failure)
-        self.failures_in_all += 1
-        self.reason = self._bad_nodes.reason
+    def _raised(self, worker: Worker, failed: Failed, now: float) -> None:
+        """Handle an exception of the script on one node."""
+        self._obey(self._judge.raised(worker, failed, now, ever_ran=self.ever_ran, finishing=self._finish.begun))
 
-    def _raised(self, worker: Worker, error: str, traceback: str, now: float, *, fresh: bool) -> None:
-        """Handle an exception of the script on one node. If the worker is a newcomer, the node may be at fault.
-
-        A `fresh` worker has joined, which cost the others a rescale. Its node is not tried again for long.
-        """
-        words = f"{error} (on {worker.node})"
-        if fresh and self._managed.others_joined(worker) and not self.finishing:
-            worker.failed = True
-            worker.leave_by = now + self.settings.leave_grace_s
-            self._leave_out(worker, words, now, turn=_LONG_WAIT)
-            return
-        first = not self.ever_ran and (len(self.workers) == 1 or worker.id in self.roster.going.members)
-        if worker.joined or first or self.finishing:
-            worker.over = True
-            self.fail(words, traceback)
-            return
-        worker.failed = True
-        worker.leave_by = now + self.settings.leave_grace_s  # a thread of the script may keep the process alive
-        if self._managed.train_without(worker):
-            self._leave_out(worker, words, now)
-            return
-        hopeless = self._will_not_mend(worker, error, "")
-        if hopeless or now >= self._not_before:
-            self._count_failure(words, traceback, now, hopeless=hopeless)
-
-    def _ended_early(self, worker: Worker, spoke: bool, tail: str, now: float) -> None:
-        """Handle a worker that ended with status 0 but cannot have trained."""
-        if self._managed.train_without(worker):
-            why = "ended with status 0 before it joined" if spoke else NEVER_CALLED
-            self._leave_out(worker, f"{why} (on {worker.node})", now)
-        else:
-            self.fail(NEVER_CALLED, tail)
-
-    def _judge(self, worker: Worker, status: int, tail: str, error: str, now: float) -> None:
-        """Handle the unexpected end of a worker."""
-        if status == 0:
+    def _obey(self, verdict: Verdict) -> None:
+        """Carry out a verdict on a failure."""
+        self.reason = verdict.reason or self.reason
+        for worker in verdict.kill:
+            self._kill(worker)
+        if verdict.done:
             self._end("done", "")
-            return
-        if self.progress.samples > self._samples_at_failure:
-            self._samples_at_failure = self.progress.samples
-            self.failures = self.restarts = 0
-        if was_taken(status, error):
-            self.restarts += 1
-            if self.restarts > self.settings.most_restarts:
-                self.fail(f"workers were lost {self.restarts} times in a row without progress", tail)
-            return
-        last = last_line(tail)
-        words = end_in_words(worker, status, error, last)
-        if self._managed.train_without(worker):
-            self._leave_out(worker, words, now)
-            return
-        if now < self._not_before:
-            return  # one of several workers that failed together
-        self._count_failure(words, tail, now, hopeless=self._will_not_mend(worker, last, error))
-
-    def _count_failure(self, reason: str, tail: str, now: float, *, hopeless: bool) -> None:
-        """Count a failure of the script. It is tried again later, unless it is `hopeless` or has failed too often."""
-        self.reason = reason
-        self.failures += 1
-        self.failures_in_all += 1
-        if hopeless:
-            self.fail(f"{self.reason} ({self.failures} times, before it joined the training)", tail)
-            return
-        if self.failures >= self.settings.most_failures:
-            self.fail(f"{self.reason} ({self.failures} times in a row)", tail)
-            return
-        self._not_before = now + self.settings.backoff_s(self.failures)
-
-    def _will_not_mend(self, worker: Worker, last: str, error: str) -> bool:
-        """Whether the script ended in the same way as before, and the trainer never trained."""
-        if not last or error or worker.ready or self.ever_ran:
-            self._same_end.forget()
-            return False
-        return self._same_end.again(worker.node, last)
+        elif verdict.error:
+            self.fail(verdict.error, verdict.traceback)
 
     def _end(self, outcome: TrainerState, reason: str) -> None:
         self.outcome, self.reason = outcome, reason
-        self.finishing = False
+        self._finish.stop()
         self.nodes = ()
         for worker in self.workers.values():
             if not worker.killed:

@@ -12,8 +12,8 @@ import math
 from collections.abc import Collection
 
 from bftrainer.cluster.jobs.base import Intent, JobNews, JobRecord, StartWorker, StopWorker
+from bftrainer.cluster.jobs.failures import SameEnd
 from bftrainer.cluster.jobs.progress import Rescale, TrainerProgress
-from bftrainer.cluster.jobs.same_end import SameEnd
 from bftrainer.cluster.jobs.worker import JobSettings, JobWorkers, Worker, end_in_words, was_taken
 from bftrainer.cluster.launchers.base import HEAD, Launcher
 from bftrainer.cluster.spec.states import TrainerState

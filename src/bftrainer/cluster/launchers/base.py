@@ -17,6 +17,7 @@ from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.wire.messages import Start
 from bftrainer.elastic import protocol
 from bftrainer.processes import variables
+from bftrainer.util import ids
 
 HEAD = "@head"
 """The name of the agent on the controller's machine. It is not a node: it is never assigned to a trainer, and it runs
@@ -101,8 +102,8 @@ class StateLayout:
 
     def last_number(self) -> int:
         """Return the highest trainer number that has a folder here, even if the database does not know the trainer."""
-        names = (path.name for path in (self.state / "trainers").glob("t*"))
-        return max((int(name[1:]) for name in names if name[1:].isdecimal() and name.isascii()), default=0)
+        numbers = (ids.trainer_number(path.name) for path in (self.state / "trainers").glob("t*"))
+        return max((number for number in numbers if number is not None), default=0)
 
     def prepare(self, trainer: str) -> None:
         """Make the folders of a trainer."""
