@@ -56,9 +56,9 @@ class ManagedWorkers(Generic[W]):
     """The workers of one job, by id, with their roster. The manager adds them to `workers` and removes them."""
 
     def __init__(self, workers: Mapping[str, W], roster: Roster, breaks: Breaks) -> None:
-        self._workers = workers
-        self._roster = roster
-        self._breaks = breaks
+        self.workers = workers
+        self.roster = roster
+        self.breaks = breaks
 
     def heard(self, worker: W, message: object, now: float, grace_s: float) -> str:
         """Apply a worker's message. A worker that asks to leave is killed after `grace_s`.
@@ -66,24 +66,24 @@ class ManagedWorkers(Generic[W]):
         Returns why the job cannot go on, if its group has broken too often.
         """
         verdict = ""
-        if isinstance(message, Broken) and self._roster.in_use(message.generation):
-            self._breaks.broke(message.generation, message.reason, now)
-            verdict = self._breaks.verdict(now)
-        self._roster.heard(worker.id, message)
+        if isinstance(message, Broken) and self.roster.in_use(message.generation):
+            self.breaks.broke(message.generation, message.reason, now)
+            verdict = self.breaks.verdict(now)
+        self.roster.heard(worker.id, message)
         match message:
             case Leaving():
                 worker.leave_by = now + grace_s
             case Left():
                 worker.over = True
             case Report():
-                self._breaks.reported(message.step, message.samples)
+                self.breaks.reported(message.step, message.samples)
         return verdict
 
     def lost(self, worker_id: str) -> None:
         """Record that a worker is lost. Its peers do not wait for it."""
-        if worker_id in self._roster:
-            self._roster.lost(worker_id)
-            self._breaks.lost()
+        if worker_id in self.roster:
+            self.roster.lost(worker_id)
+            self.breaks.lost()
 
     def gone(self, worker: W, *, left: bool) -> bool:
         """Record the end of a worker, which has `left` at a step boundary or is lost. Returns whether it was expected.
@@ -91,9 +91,9 @@ class ManagedWorkers(Generic[W]):
         Only an unexpected end can be a failure, or the end of the job.
         """
         expected = worker.over or worker.failed or worker.killed or worker.leave_by is not None
-        expected = expected or self._roster.is_leaving(worker.id)
+        expected = expected or self.roster.is_leaving(worker.id)
         if left:
-            self._roster.left(worker.id)
+            self.roster.left(worker.id)
         else:
             self.lost(worker.id)
         return expected
@@ -104,9 +104,9 @@ class ManagedWorkers(Generic[W]):
 
     def others_joined(self, worker: W) -> bool:
         """Return whether any other worker has trained."""
-        return any(other.joined for other in self._workers.values() if other is not worker)
+        return any(other.joined for other in self.workers.values() if other is not worker)
 
     def overdue(self, now: float) -> list[W]:
         """Return the workers that should have left by now."""
-        late = (worker for worker in self._workers.values() if worker.leave_by is not None and now >= worker.leave_by)
+        late = (worker for worker in self.workers.values() if worker.leave_by is not None and now >= worker.leave_by)
         return [worker for worker in late if not worker.killed]
