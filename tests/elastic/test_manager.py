@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bftrainer.elastic.breaks import LEAST_S, Breaks
-from bftrainer.elastic.local.console import Story
+from bftrainer.elastic.local.console import RunHistory
 from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Happening, Outcome
 from bftrainer.processes.launch import ColdLauncher
 from support.elastic import jobs
@@ -26,7 +26,7 @@ def play(
     settings: CoordinatorSettings = SETTINGS,
 ) -> tuple[Outcome, list[str]]:
     """Run a job of workers that only talk; its outcome, and what a person sees of it."""
-    story, lines = Story(), list[str]()
+    story, lines = RunHistory(), list[str]()
 
     def watch(happening: Happening) -> None:
         if line := story.heard(happening):

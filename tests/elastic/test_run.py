@@ -192,7 +192,7 @@ def test_a_rescale_takes_as_long_as_the_slowest_of_those_that_trained_before() -
 
 
 def test_the_story_tells_what_is_of_interest() -> None:
-    story = console.Story()
+    story = console.RunHistory()
 
     def heard(node: str, what: str, message: Any = None) -> str | None:
         return story.heard(Happening(1.0, node, what, message))
@@ -220,7 +220,7 @@ def test_the_story_tells_what_is_of_interest() -> None:
 
 
 def test_a_kill_is_a_loss_after_another_has_left_but_not_when_the_job_is_done() -> None:
-    story = console.Story()
+    story = console.RunHistory()
     for node in "abc":
         story.heard(Happening(0.0, node, "started"))
     assert story.heard(Happening(1.0, "a", "left", protocol.Left(3))) == "a left at step 3"
@@ -232,7 +232,7 @@ def test_a_kill_is_a_loss_after_another_has_left_but_not_when_the_job_is_done() 
 
 
 def test_the_story_says_when_no_node_is_left() -> None:
-    story = console.Story()
+    story = console.RunHistory()
     for node, what in [("a", "started"), ("b", "started"), ("a", "ended with status -9")]:
         assert "no node is left" not in (story.heard(Happening(0.0, node, what)) or "")
     assert story.heard(Happening(0.0, "b", "ended with status -9")) == (

@@ -2,8 +2,8 @@
 
 A peer that dies breaks a group once, and the next generation no longer contains that peer. A group that breaks several
 times in a row, with all members alive and no step in between, will never work: the network does not connect its nodes,
-or a backend cannot start. `ElasticJob` and the local `Coordinator` report events to `Breaks` and fail the job when
-`verdict` returns a reason.
+or a backend cannot start. `manager/workers.py` reports events to `Breaks`; the manager fails the job when `verdict`
+returns a reason.
 """
 
 from __future__ import annotations

@@ -190,10 +190,10 @@ def _resolved(command: Command) -> list[str]:
     program = command.argv[0]
     if os.sep in program:
         program = str(Path(command.cwd, program))
-    found = shutil.which(program, path=command.env.get("PATH", os.defpath))
-    if found is None:
+    path = shutil.which(program, path=command.env.get("PATH", os.defpath))
+    if path is None:
         raise InputError(f"cannot start {' '.join(command.argv)}: there is no program {command.argv[0]}")
-    return [found, *command.argv[1:]]
+    return [path, *command.argv[1:]]
 
 
 def wait_for_end(pid: int, options: int = 0) -> bool:
@@ -247,14 +247,14 @@ def foreground() -> None:
     if not hasattr(os, "SCHED_IDLE"):
         return
     tasks = Path("/proc/self/task")
-    found = True
-    while found:  # a thread at idle priority may start another one during a pass
-        found = False
+    found_idle = True
+    while found_idle:  # a thread at idle priority may start another one during a pass
+        found_idle = False
         for tid in [int(task.name) for task in tasks.iterdir()]:
             with suppress(ProcessLookupError, PermissionError):  # we put no thread there that cannot come back
                 if os.sched_getscheduler(tid) == os.SCHED_IDLE:
                     os.sched_setscheduler(tid, os.SCHED_OTHER, os.sched_param(0))
-                    found = True
+                    found_idle = True
 
 
 @cache

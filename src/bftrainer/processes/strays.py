@@ -49,10 +49,10 @@ def end_marked(mark: str) -> None:
 
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
-        found = [pid for pid in _processes() if pid != os.getpid() and is_marked(pid)]
-        if not found:
+        marked = [pid for pid in _processes() if pid != os.getpid() and is_marked(pid)]
+        if not marked:
             return
-        for pid in found:
+        for pid in marked:
             _kill_if(pid, is_marked)
         time.sleep(0.01)
 
@@ -87,12 +87,12 @@ def _processes() -> list[int]:
 
 def _parents() -> dict[int, int]:
     """Return the parent of each process."""
-    found = {}
+    parents = {}
     for pid in _processes():
         with suppress(OSError, ValueError, IndexError):
             # The name in parentheses may contain any character, including spaces and parentheses.
-            found[pid] = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-    return found
+            parents[pid] = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    return parents
 
 
 def _kill_if(pid: int, condition: Callable[[int], bool]) -> None:

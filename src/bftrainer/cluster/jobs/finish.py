@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Literal
 
 from bftrainer.cluster.jobs.worker import Worker
-from bftrainer.cluster.launchers.base import last_line
+from bftrainer.util.text import last_line
 
 
 class Finish:

@@ -56,7 +56,7 @@ def rescale(generation: int, at_s: float, members: Sequence[tuple[Formed, bool]]
     )
 
 
-class Story:
+class RunHistory:
     """History of the job so far: a line for each event of interest, and the figures at the end."""
 
     def __init__(self) -> None:
@@ -107,13 +107,13 @@ class Story:
     def _has_formed(self, node: str, at_s: float, formed: Formed) -> str | None:
         members = self._formed.setdefault(formed.generation, {})
         members[node] = formed, node in self._trained
-        found = self.rescales[formed.generation] = rescale(formed.generation, at_s, list(members.values()))
+        formation = self.rescales[formed.generation] = rescale(formed.generation, at_s, list(members.values()))
         self._trained.add(node)
         if len(members) < formed.world:
             return None
         new = [name for name, (_, trained) in members.items() if not trained]
         joined = f"{', '.join(new)} joined: " if new else ""
-        took = f", rescale took {found.pause_s:.2f} s" if len(new) < len(members) else ""
+        took = f", rescale took {formation.pause_s:.2f} s" if len(new) < len(members) else ""
         return f"{joined}world size now {formed.world}{took}"
 
     def _has_ended(self, node: str, status: int) -> str | None:
@@ -176,7 +176,7 @@ class Console:
     """Output of a local run on the terminal."""
 
     def __init__(self, folder: Path, *, quiet: bool, as_json: bool) -> None:
-        self.story = Story()
+        self.history = RunHistory()
         self._quiet = quiet
         self._json = as_json
         self._recent: dict[str, deque[str]] = {}
@@ -186,7 +186,7 @@ class Console:
 
     def watch(self, happening: Happening) -> None:
         """Print a line for an event, if it is of interest."""
-        if line := self.story.heard(happening):
+        if line := self.history.heard(happening):
             say(line)
 
     def show(self, logs: Mapping[str, Path], *, last: bool = False) -> None:
@@ -215,4 +215,4 @@ class Console:
                 print(traceback, file=sys.stderr)
             say(f"failed: {outcome.error}")
         if self._json:
-            print(json.dumps(self.story.summary(outcome, time.monotonic() - self._began)), flush=True)
+            print(json.dumps(self.history.summary(outcome, time.monotonic() - self._began)), flush=True)

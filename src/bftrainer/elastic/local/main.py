@@ -88,39 +88,39 @@ def parse_args(argv: Sequence[str]) -> RunOptions:
     add("--json", action="store_true", help="at the end write figures to stdout, and all else to stderr")
     add("script", metavar="SCRIPT")
     add("args", nargs=argparse.REMAINDER, metavar="ARGS")
-    found = parser.parse_args(argv)
-    nodes, torchrun = parse_nodes(found.nodes), found.launcher == "torchrun"
-    start = nodes[1] if found.start is None else found.start
-    silence_s = found.silence if found.silence is not None else 5.0 if torchrun else defaults.SILENCE_S
+    given = parser.parse_args(argv)
+    nodes, torchrun = parse_nodes(given.nodes), given.launcher == "torchrun"
+    start = nodes[1] if given.start is None else given.start
+    silence_s = given.silence if given.silence is not None else 5.0 if torchrun else defaults.SILENCE_S
     if not 1 <= start <= nodes[1]:
         raise InputError(f"`--start` must be from 1 to {nodes[1]}, the most nodes, but got {start}")
     if not (3 if torchrun else 0.5) <= silence_s < math.inf:
         raise InputError(f"`--silence` must be at least {3 if torchrun else 0.5}, but got {silence_s:g}")
-    if not 0 <= found.grace < math.inf:
-        raise InputError(f"`--grace` must be 0 or more, but got {found.grace:g}")
-    if found.threads < 1:
-        raise InputError(f"`--threads` must be 1 or more, but got {found.threads}")
+    if not 0 <= given.grace < math.inf:
+        raise InputError(f"`--grace` must be 0 or more, but got {given.grace:g}")
+    if given.threads < 1:
+        raise InputError(f"`--threads` must be 1 or more, but got {given.threads}")
     return RunOptions(
-        script=(found.script, *found.args),
+        script=(given.script, *given.args),
         nodes=nodes,
         start=start,
-        folder=found.folder,
-        snapshots=found.snapshots,
-        output=found.output,
+        folder=given.folder,
+        snapshots=given.snapshots,
+        output=given.output,
         silence_s=silence_s,
-        grace_s=found.grace,
-        threads=found.threads,
-        warm=not found.no_warm,
+        grace_s=given.grace,
+        threads=given.threads,
+        warm=not given.no_warm,
         torchrun=torchrun,
-        quiet=found.quiet,
-        json=found.json,
+        quiet=given.quiet,
+        json=given.json,
     )
 
 
 def parse_nodes(text: str) -> tuple[int, int]:
     """Return the fewest and the most nodes of "1-8", or of "4" for exactly that many."""
-    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
-    least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
+    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= least <= most:
         raise InputError(f"`--nodes` must be MIN-MAX with 1 ≤ MIN ≤ MAX, or a number, but got {text!r}")
     return least, most
@@ -159,14 +159,14 @@ async def run_job(options: RunOptions) -> int:
     at_once: asyncio.Future[None] = loop.create_future()  # set by an error or a second interrupt
 
     def interrupted() -> None:
-        if desk.quit():
+        if runner.quit():
             say("all shall leave; once more to end at once")
         elif not at_once.done():
             at_once.set_result(None)
 
     def failed(task: asyncio.Task[Any]) -> None:
         problem = None if task.cancelled() else task.exception()
-        if problem is not None and desk.quitting is None and not at_once.done():
+        if problem is not None and runner.quitting is None and not at_once.done():
             at_once.set_exception(problem)
 
     async with contextlib.AsyncExitStack() as stack:
@@ -181,14 +181,14 @@ async def run_job(options: RunOptions) -> int:
                 watch=console.watch,
             )
         )
-        desk = CommandRunner(job, console.story.expect_end, torchrun=options.torchrun)
-        await stack.enter_async_context(commands.serving(folder, desk.obey))
+        runner = CommandRunner(job, console.history.expect_end, torchrun=options.torchrun)
+        await stack.enter_async_context(commands.serving(folder, runner.obey))
         say(f"logs and commands in {folder}")
         for signum in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(signum, interrupted)
-        stack.callback(_hear_terminal(loop, desk))
+        stack.callback(_hear_terminal(loop, runner))
         ended = asyncio.create_task(job.wait())
-        starting = asyncio.create_task(desk.obey(Order("add", count=options.start)))
+        starting = asyncio.create_task(runner.obey(Order("add", count=options.start)))
         showing = asyncio.create_task(console.keep_showing(job))
         starting.add_done_callback(failed)
         showing.add_done_callback(failed)
@@ -218,7 +218,7 @@ def _settings(options: RunOptions, output: Path) -> CoordinatorSettings:
     )
 
 
-def _hear_terminal(loop: asyncio.AbstractEventLoop, desk: CommandRunner) -> Callable[[], None]:
+def _hear_terminal(loop: asyncio.AbstractEventLoop, runner: CommandRunner) -> Callable[[], None]:
     """Accept commands from the terminal if there is one in the foreground. Return a function that ends that."""
     if sys.stdin is None or not sys.stdin.isatty():
         return lambda: None
@@ -229,7 +229,7 @@ def _hear_terminal(loop: asyncio.AbstractEventLoop, desk: CommandRunner) -> Call
 
     async def obey(words: list[str]) -> None:
         try:
-            print(await desk.obey(commands.parse(words)), file=sys.stderr, flush=True)
+            print(await runner.obey(commands.parse(words)), file=sys.stderr, flush=True)
         except BFTrainerError as problem:
             say(str(problem))
 
