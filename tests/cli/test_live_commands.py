@@ -128,7 +128,7 @@ def test_submit_sends_every_option(
         (["--curve", "no.csv", "train.py"], "no.csv: No such file"),
         (["broken.py"], "broken.py:1: script must be Python"),
         (["--spec", "job.toml"], "job.toml: unknown key 'nodez': did you mean 'nodes'?"),
-        (["--spec", "job.toml", "--nodes", "4"], "--nodes belongs into job.toml"),
+        (["--spec", "job.toml", "--nodes", "4"], "--nodes cannot be combined with --spec: set it in job.toml"),
         (["--spec", "job.toml", "train.py"], "either a script or --spec FILE"),
         ([], "either a script or --spec FILE"),
         (["--nodse", "4", "train.py"], "No such option"),
@@ -242,7 +242,7 @@ def test_a_controller_that_is_gone_is_named_with_the_file_that_named_it(call: Ca
     refused(call("status"), f"no controller answers at http://127.0.0.1:{port} (from {client}): start one with", 1)
     refused(call("watch", "--json"), "start one with `bftrainer serve`", 1)
     client.write_text('{"url": 3')
-    refused(call("status"), f"{client}: is damaged", 1)
+    refused(call("status"), f"{client} is damaged", 1)
 
 
 def test_a_wrong_token_is_one_line(book: Book, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +257,7 @@ def test_the_token_of_the_state_folder_goes_to_no_other_controller(
 ) -> None:
     url = json.loads((tmp_path / "state" / "client.json").read_text())["url"]
     assert call("status", "--url", url + "/").status == 0
-    refused(call("status", "--url", url.replace("127.0.0.1", "localhost")), "wants a token")
+    refused(call("status", "--url", url.replace("127.0.0.1", "localhost")), "requires a token")
     monkeypatch.setenv("BFTRAINER_URL", url)
     monkeypatch.setenv("BFTRAINER_TOKEN", TOKEN)
     assert call("status", "--state", "nowhere").status == 0

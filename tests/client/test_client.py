@@ -353,7 +353,7 @@ def test_a_wait_ends_in_time_though_the_controller_is_away() -> None:
             else:
                 step = talk.throw(UnreachableError("nobody answers"))
 
-    with pytest.raises(TimeoutError, match="the controller is away: nobody answers"):
+    with pytest.raises(TimeoutError, match="the controller does not answer: nobody answers"):
         nobody_answers()
     assert now[0] == 3.0
 

@@ -148,7 +148,10 @@ def test_nothing_of_an_array_is_queued_if_all_of_it_may_not_be(book: Book, call:
     book.max_trainers = 5
     answer = call("submit", "--array", "grid.yaml")
     assert answer.status == 2
-    assert answer.err == "bftrainer: alice may have 5 trainers that are not finished, and has 0: 6 are too many\n"
+    assert answer.err == (
+        "bftrainer: alice may have 5 unfinished trainers and has 0, so 6 more are too many: wait until some are "
+        "finished, or cancel some\n"
+    )
     assert book.specs == []
     book.max_trainers = None
     book.add(name="grid-3", owner="bob")  # an admin sees it, and it is in nobody's way
@@ -192,7 +195,7 @@ def test_none_of_a_sweep_is_queued_if_a_name_is_taken(book: Book, call: Call) ->
     book.add(name="grid-4", state="running")
     answer = call("submit", "--array", "grid.yaml")
     assert (answer.status, answer.out) == (2, "")
-    assert "1 of 6 names are those of trainers that are not finished, such as 'grid-4'" in answer.err
+    assert "1 of 6 names are those of unfinished trainers, such as 'grid-4'" in answer.err
     assert "--group" in answer.err
     assert book.specs == []
     book.trainers["t1"]["state"] = "done"
@@ -203,7 +206,7 @@ def test_a_group_holds_one_sweep(book: Book, call: Call) -> None:
     book.add(name="grid-1", group="grid", state="done", old=True)
     answer = call("submit", "--array", "grid.yaml")
     assert (answer.status, book.specs) == (2, [])
-    assert "1 trainers of a group 'grid' are there already" in answer.err
+    assert "the group 'grid' exists already, with 1 trainers" in answer.err
     assert call("submit", "--array", "grid.yaml", "--group", "grid-again").status == 0
 
 

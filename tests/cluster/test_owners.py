@@ -387,7 +387,7 @@ def test_the_command_sets_lists_and_removes(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        ((), "say what to set"),
+        ((), "give at least one limit"),
         (("--max-nodes", "-1"), "--max-nodes must be"),
         (("--max-nodes", "1e3"), "--max-nodes must be"),
         (("--max-trainers", "9999999"), "max trainers must be from 0"),

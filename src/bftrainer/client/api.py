@@ -89,8 +89,7 @@ def find_controller(
     except FileNotFoundError:
         if not chosen:
             raise UnreachableError(
-                f"no controller is known in {state}: start one with `bftrainer serve`, or say where it is with --url "
-                f"or --state"
+                f"no controller is known in {state}: start one with `bftrainer serve`, or name it with --url or --state"
             ) from None
         return Address(_checked(chosen, source), token, source, authority)
     except OSError as problem:
@@ -100,7 +99,7 @@ def find_controller(
     except (ValueError, KeyError, TypeError, AttributeError):
         if chosen and token:
             return Address(_checked(chosen, source), token, source, authority)
-        raise BFTrainerError(f"{path}: is damaged: remove it and restart `bftrainer serve`, which writes it") from None
+        raise BFTrainerError(f"{path} is damaged: remove it and restart `bftrainer serve`, which writes it") from None
     if not chosen or chosen.rstrip("/") == file_url.rstrip("/"):
         return Address(_checked(file_url, str(path)), token or file_token, str(path), authority or file_authority)
     return Address(_checked(chosen, source), token, source, authority)
@@ -222,18 +221,18 @@ class ApiClient:
             answer = self._http.request(method, path, params=params, json=body)
         except httpx.TimeoutException:
             raise UnreachableError(
-                f"the controller at {self._where()} does not answer in time: is it overloaded?"
+                f"the controller at {self._where()} does not answer in time: try again; if it lasts, see its serve.log"
             ) from None
         except httpx.TransportError as problem:
             raise self._nobody(problem) from None
         except UnicodeEncodeError:
-            raise InputError("what is sent must be valid Unicode") from None
+            raise InputError("the request must be valid Unicode") from None
         return self._read(answer)
 
     def _nobody(self, problem: httpx.TransportError) -> BFTrainerError:
         if wrong := tls.untrusted(problem):
             return UntrustedError(
-                f"the certificate of the controller at {self._where()} is not to be trusted: {wrong}; set {tls.CA} to "
+                f"the certificate of the controller at {self._where()} cannot be verified: {wrong}; set {tls.CA} to "
                 "the file of its authority (api.authority)"
             )
         what = "" if isinstance(problem, httpx.ConnectError) else f" ({one_line(problem)[:120]})"
@@ -250,7 +249,7 @@ class ApiClient:
             found = None
         if answer.status_code == 401:
             hint = f"set {TOKEN} to one from `bftrainer token create`"
-            what = "does not know this token" if self.address.token else "wants a token"
+            what = "does not know this token" if self.address.token else "requires a token"
             raise RefusedError(401, f"the controller at {self._where()} {what}: {hint}")
         if answer.status_code >= 500 and not isinstance(found, dict):
             raise RefusedError(
@@ -258,7 +257,7 @@ class ApiClient:
                 f"the controller at {self._where()} failed (HTTP status {answer.status_code}): see its serve.log",
             )
         if not isinstance(found, dict):
-            raise RefusedError(502, f"what answers at {self._where()} is not a BFTrainer controller")
+            raise RefusedError(502, f"the server at {self._where()} is not a BFTrainer controller")
         if answer.is_success:
             return cast(dict[str, Any], found)
         said = found.get("error") or found.get("detail") or f"HTTP status {answer.status_code}"

@@ -135,7 +135,7 @@ def patiently(question: Callable[[ApiClient], T], patience: RetryPolicy, until: 
             if left <= 0:
                 raise
             if patience.clock() >= until:
-                raise TimeoutError(f"the controller is away: {problem}") from None
+                raise TimeoutError(f"the controller does not answer: {problem}") from None
             failures += 1
             yield Sleep(min(_BACKOFF.wait_s(failures), left, max(0.0, until - patience.clock())))
         else:
@@ -155,7 +155,7 @@ def members(group: str, patience: RetryPolicy, until: float = math.inf) -> Steps
 
 def unknown_group(group: str) -> InputError:
     """The error that a group has no trainers."""
-    return InputError(f"there is no group {group!r:.80}: `bftrainer status` lists those there are")
+    return InputError(f"there is no group {group!r:.80}: `bftrainer status` lists all groups")
 
 
 def cancelling(group: str, patience: RetryPolicy) -> Steps[list[Row]]:

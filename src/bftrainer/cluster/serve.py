@@ -19,11 +19,12 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from bftrainer.cluster.config.keys import Config
 from bftrainer.cluster.config.load import CLIENT_FILE
@@ -46,7 +47,7 @@ from bftrainer.cluster.launchers import make_launchers
 from bftrainer.cluster.launchers.base import StateLayout
 from bftrainer.cluster.pools.registry import make_pool
 from bftrainer.cluster.store import event_logging
-from bftrainer.cluster.store.state_folder import LOCK_FILE, SECRET_FILE, STATE_ID_KEY
+from bftrainer.cluster.store.state_folder import LOCK_FILE, SECRET_FILE
 from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.cluster.store.tokens import LOCAL_TOKEN
 from bftrainer.cluster.wire import tls
@@ -80,84 +81,134 @@ async def serve(
     the controller runs.
     """
     folder = prepare_folder(config.state)
-    with _locked(folder), event_logging.to_file(config.log, folder), Store.open(folder / FILE) as store:
-        listening = _listen(config, store)
-        with listening:
-            host, port = listening.getsockname()[:2]
-            name = config.api.name or _in_url(host)
-            identity = tls.identity_of(config.api.certificate, config.api.key, config.api.authority, name)
-            if identity is None and not is_loopback(host):
-                complain(f"without TLS, tokens can be read on the way to {host}: set api.certificate and api.key")
-            url = f"{'http' if identity is None else 'https'}://{name}:{port}"
-            secret = _secret(folder / SECRET_FILE)
-            authority = identity.authority if identity is not None else ""
-            token = _make_client_file(folder, store, url, authority)
-            event_logging.hidden.hide(secret, token)
-            store.keep("port", port)
-            state_id = store.kept(STATE_ID_KEY) or secrets.token_hex(8)
-            store.keep(STATE_ID_KEY, state_id)
-            store.number_after(StateLayout(folder, state_id).last_number())
-            every_s = config.trainers.snapshot_every_s
-            launchers = make_launchers(folder, state_id, _in_url(host).strip("[]"), store.keep, store.kept, every_s)
-            settings = ControllerSettings(
-                reattach_s=config.agents.reattach_s,
-                silence_s=config.agents.silence_s,
-                default_up_s=config.trainers.default_up_s,
-                default_down_s=config.trainers.default_down_s,
-                dry_run=dry_run,
-                job=JobSettings(
-                    leave_grace_s=config.agents.leave_grace_s,
-                    finish_grace_s=config.trainers.finish_grace_s,
-                    stuck_after_s=config.trainers.stuck_after_s,
-                    most_breaks=config.trainers.max_broken_groups,
-                    restart_backoff_s=config.trainers.restart_backoff_s,
-                ),
-            )
-            cluster = Reconciler(store, Scheduler(policy_of(config)), settings, launchers)
-            pool = make_pool(config.pool.kind, config.pool.settings, folder)
+    with (
+        _locked(folder),
+        event_logging.to_file(config.log, folder),
+        Store.open(folder / FILE) as store,
+        _listen(config, store) as listening,
+    ):
+        prepared = _prepare(config, folder, store, listening)
+        controller = _build(config, prepared, store, dry_run=dry_run)
+        give_back = config.pool.kind == "local" if drain is None else drain
+        await _run(controller, prepared, listening, give_back=give_back, up=up)
 
-            def logbook(trainer: str) -> Logbook:
-                return Logbook(StateLayout(folder, state_id).folder(trainer), config.trainers.max_log_mb << 20)
 
-            agents = {variables.URL: url, variables.SECRET: secret, variables.STATE_ID: state_id}
-            agents |= {tls.CA: authority} if authority else {}
-            controller = Controller(cluster, pool, config, logbook, agents)
-            app = build(controller, secret)
-            server = TimedServer(
-                uvicorn.Config(
-                    app,
-                    ssl_certfile=identity.certificate if identity is not None else None,
-                    ssl_keyfile=identity.key if identity is not None else None,
-                    log_config=None,
-                    access_log=False,
-                    lifespan="off",
-                    ws="websockets-sansio",
-                    ws_ping_interval=None,
-                    ws_max_size=16 << 20,
-                    http=TimedH11Protocol,
-                    timeout_keep_alive=KEEP_ALIVE_S,
-                    h11_max_incomplete_event_size=MOST_HEADER_BYTES,
-                    timeout_graceful_shutdown=1,
-                )
-            )
-            listening.set_inheritable(False)
-            listening.most = most_connections()
-            web = asyncio.create_task(server.serve(sockets=[listening]))
-            stop = _on_signals()
-            try:
-                await controller.start()
-                app.state.api.mark_open()
-                up(Running(url, config.pool.kind, folder))
-                await _until(stop, controller, web)
-                store.trim_events(config.trainers.keep_events)
-            finally:
-                app.state.api.mark_ending()
-                wants = controller.draining or (config.pool.kind == "local" if drain is None else drain)
-                await controller.stop(drain=wants and not controller.failed.done())
-                server.should_exit = True
-                await asyncio.gather(web, return_exceptions=True)
-            if controller.failed.done() and (problem := controller.failed.exception()) is not None:
-                raise problem
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """Where a controller runs: its folder, its address and its credentials."""
+
+    folder: Path
+    host: str
+    url: str
+    identity: tls.Identity | None
+    secret: str = field(repr=False)
+    """Agents join with it."""
+    state_id: str
+
+    @property
+    def authority(self) -> str:
+        """File of certificates by which agents and commands verify the controller; empty: the system's."""
+        return self.identity.authority if self.identity is not None else ""
+
+
+def _prepare(config: Config, folder: Path, store: Store, listening: LimitedListener) -> _Prepared:
+    """Find out the controller's address, and read or make its secrets and its `client.json`."""
+    host, port = listening.getsockname()[:2]
+    name = config.api.name or _in_url(host)
+    identity = tls.identity_of(config.api.certificate, config.api.key, config.api.authority, name)
+    if identity is None and not is_loopback(host):
+        complain(f"without TLS, tokens can be read on the way to {host}: set api.certificate and api.key")
+    url = f"{'http' if identity is None else 'https'}://{name}:{port}"
+    state_id = store.kept(STATE_ID_KEY) or secrets.token_hex(8)
+    prepared = _Prepared(folder, host, url, identity, _secret(folder / SECRET_FILE), state_id)
+    token = _make_client_file(folder, store, url, prepared.authority)
+    event_logging.hidden.hide(prepared.secret, token)
+    store.keep("port", port)
+    store.keep(STATE_ID_KEY, state_id)
+    store.number_after(StateLayout(folder, state_id).last_number())
+    return prepared
+
+
+def _build(config: Config, prepared: _Prepared, store: Store, *, dry_run: bool) -> Controller:
+    """Build the controller with its pool, its launchers and its scheduler."""
+    folder, state_id = prepared.folder, prepared.state_id
+    every_s = config.trainers.snapshot_every_s
+    launchers = make_launchers(folder, state_id, _in_url(prepared.host).strip("[]"), store.keep, store.kept, every_s)
+    settings = ControllerSettings(
+        reattach_s=config.agents.reattach_s,
+        silence_s=config.agents.silence_s,
+        default_up_s=config.trainers.default_up_s,
+        default_down_s=config.trainers.default_down_s,
+        dry_run=dry_run,
+        job=JobSettings(
+            leave_grace_s=config.agents.leave_grace_s,
+            finish_grace_s=config.trainers.finish_grace_s,
+            stuck_after_s=config.trainers.stuck_after_s,
+            most_breaks=config.trainers.max_broken_groups,
+            restart_backoff_s=config.trainers.restart_backoff_s,
+        ),
+    )
+    cluster = Reconciler(store, Scheduler(policy_of(config)), settings, launchers)
+    pool = make_pool(config.pool.kind, config.pool.settings, folder)
+
+    def logbook(trainer: str) -> Logbook:
+        return Logbook(StateLayout(folder, state_id).folder(trainer), config.trainers.max_log_mb << 20)
+
+    agents = {variables.URL: prepared.url, variables.SECRET: prepared.secret, variables.STATE_ID: state_id}
+    agents |= {tls.CA: prepared.authority} if prepared.authority else {}
+    return Controller(cluster, pool, config, logbook, agents)
+
+
+async def _run(
+    controller: Controller,
+    prepared: _Prepared,
+    listening: LimitedListener,
+    *,
+    give_back: bool,
+    up: Callable[[Running], None],
+) -> None:
+    """Run the controller and its web server until there is a reason to end."""
+    config = controller.config
+    app = build(controller, prepared.secret)
+    server = _web_server(app, prepared.identity)
+    listening.set_inheritable(False)
+    listening.most = most_connections()
+    web = asyncio.create_task(server.serve(sockets=[listening]))
+    stop = _on_signals()
+    try:
+        await controller.start()
+        app.state.api.mark_open()
+        up(Running(prepared.url, config.pool.kind, prepared.folder))
+        await _until(stop, controller, web)
+        controller.cluster.store.trim_events(config.trainers.keep_events)
+    finally:
+        app.state.api.mark_ending()
+        drain = controller.draining or give_back
+        await controller.stop(drain=drain and not controller.failed.done())
+        server.should_exit = True
+        await asyncio.gather(web, return_exceptions=True)
+    if controller.failed.done() and (problem := controller.failed.exception()) is not None:
+        raise problem
+
+
+def _web_server(app: FastAPI, identity: tls.Identity | None) -> TimedServer:
+    return TimedServer(
+        uvicorn.Config(
+            app,
+            ssl_certfile=identity.certificate if identity is not None else None,
+            ssl_keyfile=identity.key if identity is not None else None,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="websockets-sansio",
+            ws_ping_interval=None,
+            ws_max_size=16 << 20,
+            http=TimedH11Protocol,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+            timeout_graceful_shutdown=1,
+        )
+    )
 
 
 async def _until(stop: asyncio.Event, controller: Controller, web: asyncio.Task[None]) -> None:

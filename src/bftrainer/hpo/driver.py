@@ -108,7 +108,7 @@ class Driver:
             with stoppable(self._study) as stopped:
                 self._search(status, watch, stopped)
         except KeyboardInterrupt:
-            _log.warning("interrupted: trainers of group %s go on; started again, so does this search", self._group)
+            _log.warning("interrupted: trainers of group %s keep running; start again to go on", self._group)
             raise
         finally:
             watch.close()

@@ -25,7 +25,7 @@ def backup(
         from bftrainer.cluster.store.store import FILE, Store
     source = state_of(state) / FILE
     if not source.is_file():
-        raise InputError(f"{source}: there is no database; say where with --state")
+        raise InputError(f"{source}: there is no database: name the state folder with --state")
     with Store.open(source, read_only=True) as store:
         store.backup(file)
     size = file.stat().st_size

@@ -45,7 +45,7 @@ def set_(
 ) -> None:
     """Set an owner's limits. Limits that are not named stay as they are; `none` lifts a limit."""
     if max_nodes is None and max_trainers is None and share is None:
-        raise InputError("say what to set: --max-nodes, --max-trainers or --share")
+        raise InputError("give at least one limit to set: --max-nodes, --max-trainers or --share")
     with live_packages():
         from bftrainer.cluster.controller.owners import check_row, read_share
         from bftrainer.cluster.store.rows import OwnerRow
@@ -97,7 +97,7 @@ def remove(name: Name, state: State = None, as_json: Json = False) -> None:
     """Lift all limits of an owner. Their trainers and tokens stay."""
     with open_store(state_of(state), make=False) as store:
         if not store.remove_owner(name):
-            raise InputError(f"nothing is set for an owner {name!r}: see `bftrainer owner list`")
+            raise InputError(f"the owner {name!r} has no limits: see `bftrainer owner list`")
     if as_json:
         print_json({"removed": name})
     else:

@@ -24,5 +24,5 @@ def open_store(folder: Path, *, make: bool) -> Store:
         except OSError as problem:
             raise BFTrainerError(f"{folder}: {problem.strerror}; choose another folder with --state") from None
     elif not path.is_file():
-        raise InputError(f"{path}: there is no database: start `bftrainer serve` first, or say where with --state")
+        raise InputError(f"{path}: there is no database: start `bftrainer serve` first, or name the folder by --state")
     return Store.open(path)

@@ -28,7 +28,7 @@ def some_window(trace: Trace, start: float | None, end: float | None) -> Window:
     """The requested window, cut to what the trace covers."""
     covered = trace.window
     if (start is not None and start >= covered.end) or (end is not None and end <= covered.start):
-        raise InputError(f"the trace covers {covered}, nothing of the window asked for")
+        raise InputError(f"the window must overlap what the trace covers: {covered}")
     wanted = Window(covered.start if start is None else start, covered.end if end is None else end)
     window = Window(max(wanted.start, covered.start), min(wanted.end, covered.end))
     if window != wanted:

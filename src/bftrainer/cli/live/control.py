@@ -32,8 +32,11 @@ def cancel(
     """Cancel trainers permanently. Their nodes go to others."""
     ways = (bool(refs), all_, group is not None)
     if sum(ways) != 1:
-        what = "give trainers or --all or --group" if any(ways) else "cancel needs the trainers to cancel, or --all"
-        raise InputError(what if any(ways) else f"{what}, or --group NAME")
+        raise InputError(
+            "give trainers or --all or --group, only one of them"
+            if any(ways)
+            else "cancel needs the trainers to cancel, or --all, or --group NAME"
+        )
     rows = []
     with connect(url, state) as client:
         for row in _cancelled(client, refs or (), all_, group):
@@ -93,7 +96,7 @@ def wait(
     """Wait until trainers are finished. Exit status 0: all are done; 1: one failed or was cancelled."""
     if bool(refs) == (group is not None):
         what = "wait needs the trainers to wait for, by id or name, or --group NAME"
-        raise InputError("give trainers or --group" if refs else what)
+        raise InputError("give trainers or --group, not both" if refs else what)
     with connect(url, state) as client:
         rows = wait_for(client, refs, group=group, quiet=as_json)
     if as_json:
@@ -116,7 +119,7 @@ def wait_for(client: Client, refs: Sequence[str] | None, *, group: str | None = 
     except KeyboardInterrupt:
         going = [row["id"] for row in last.values() if row["state"] not in FINISHED]
         if going:
-            print(f"bftrainer: {', '.join(going)} go on; end them with `bftrainer cancel`", file=sys.stderr)
+            print(f"bftrainer: {', '.join(going)} keep running; end them with `bftrainer cancel`", file=sys.stderr)
         raise
 
 

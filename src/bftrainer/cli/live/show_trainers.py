@@ -255,7 +255,7 @@ def _workers(rows: Sequence[WorkerView]) -> Table:
 def nodes_table(rows: Sequence[NodeView], now: float) -> RenderableType:
     """A table with one line per node."""
     if not rows:
-        return Text("no nodes are here", style="dim")
+        return Text("the pool has no nodes", style="dim")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("node", "host", "state", "trainer", "worker"):
         table.add_column(title, no_wrap=True, overflow="ellipsis")

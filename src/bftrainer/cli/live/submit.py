@@ -117,7 +117,7 @@ def submit(
     elif spec is not None:
         if said:
             option = next(iter(said)).replace("_", "-")
-            raise InputError(f"--{option} belongs into {spec}: beside --spec there are only --wait and --json")
+            raise InputError(f"--{option} cannot be combined with --spec: set it in {spec}")
         specs = load_spec(spec)
     else:
         specs = [_from_options(script or [], said)]
@@ -152,7 +152,7 @@ def _from_array(path: Path, spec: Path | None, words: Sequence[str], said: dict[
     from bftrainer.cluster.spec.sweep import load_sweep
 
     if spec is not None:
-        raise InputError("--spec and --array both describe all that is submitted: give one of them")
+        raise InputError("--spec and --array cannot be combined: give one of them")
     if "name" in said:
         raise InputError("--name is for one trainer: name a sweep with --group")
     return load_sweep(path, _values(words, said), Path.cwd())
@@ -221,19 +221,20 @@ def _check_free(client: Client, specs: Sequence[TrainerSpec]) -> None:
     most, have = me["limits"]["max_trainers"], me["use"]["trainers"]
     if most is not None and have + len(specs) > most:
         raise InputError(
-            f"{me['owner']} may have {most} trainers that are not finished, and has {have}: {len(specs)} are too many"
+            f"{me['owner']} may have {most} unfinished trainers and has {have}, so {len(specs)} more are too many: "
+            "wait until some are finished, or cancel some"
         )
     mine = [row for row in client.trainers(all=True) if row["owner"] == me["owner"]]
     group = specs[0].group
     if earlier := sum(row.get("group") == group for row in mine):
         raise InputError(
-            f"{earlier} trainers of a group {group!r} are there already, of an earlier sweep: give this one a name of "
-            f"its own, such as --group {group}-again"
+            f"the group {group!r} exists already, with {earlier} trainers of an earlier sweep: choose another name, "
+            f"such as --group {group}-again"
         )
     taken = {row["name"] for row in mine if row["state"] not in FINISHED}
     clash = [spec for spec in specs if spec.name in taken]
     if clash:
-        what = f"{len(clash)} of {len(specs)} names are those of trainers that are not finished"
+        what = f"{len(clash)} of {len(specs)} names are those of unfinished trainers"
         how = "give this sweep another --group, or end those with `bftrainer cancel`"
         raise InputError(f"{what}, such as {clash[0].name!r}: {how}")
 

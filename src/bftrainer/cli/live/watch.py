@@ -144,7 +144,7 @@ def pool_bar(nodes: Sequence[NodeView], colours: Mapping[str, str], console: Con
         shown.append(marks.get(row.get("state", ""), "□" if utf else "."), style=style)
     if len(ordered) > room:
         shown.append(f" and {len(ordered) - room:,} more", style="dim")
-    return shown if ordered else Text("no nodes are here", style="dim")
+    return shown if ordered else Text("the pool has no nodes", style="dim")
 
 
 def line(scene: Scene) -> str:

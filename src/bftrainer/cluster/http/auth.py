@@ -41,7 +41,7 @@ async def current_user(token: Token) -> TokenRow:
     if token is None:
         raise HTTPException(401, NO_TOKEN)
     if token.role == "monitor":
-        raise HTTPException(403, "this token may read /metrics and nothing else")
+        raise HTTPException(403, "this token has the role monitor: it may read /metrics only")
     return token
 
 
@@ -51,7 +51,10 @@ Caller = Annotated[TokenRow, Depends(current_user)]
 async def current_admin(caller: Caller) -> TokenRow:
     """Return the token of the caller. Refuses callers that are not admins."""
     if caller.role != "admin":
-        raise HTTPException(403, f"only an admin may do this, and {caller.owner} is none")
+        raise HTTPException(
+            403,
+            f"only an admin may do this, and {caller.owner} is a {caller.role}: use an admin's token",
+        )
     return caller
 
 

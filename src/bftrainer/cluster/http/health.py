@@ -34,7 +34,7 @@ async def healthz(api: Api) -> JSONResponse:
 
 @router.get("/readyz")
 async def readyz(api: Api, request: Request) -> JSONResponse:
-    """Whether it can do what it is for: 200 or 503; why not is for those with a token."""
+    """Whether the controller can do its work: 200 or 503. Callers with a token also get the reasons."""
     problems = api.readiness.problems()
     ready = not any(problems.values())
     explain = not ready and await token_row(request, api) is not None
@@ -48,7 +48,7 @@ async def figures(api: Api, request: Request) -> Response:
     token = await token_row(request, api)
     open_to_all = api.controller.config.api.open_metrics and "authorization" not in request.headers
     if token is None and not open_to_all:
-        raise HTTPException(401, "the token is missing, wrong or revoked; or set api.open_metrics")
+        raise HTTPException(401, "the token is missing, wrong or revoked (or set api.open_metrics)")
 
     def may_see(owner: str) -> bool:
         return token is not None and (token.role in ("admin", "monitor") or token.owner == owner)

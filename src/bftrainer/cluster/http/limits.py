@@ -99,7 +99,7 @@ class RequestLimits:
 
 
 NO_TOKEN = "the token is missing, wrong or revoked (BFTRAINER_TOKEN or client.json)"  # noqa: S105 - a message
-_TOO_LARGE = f"a request may have {MOST_BODY_BYTES:,} bytes"
+_TOO_LARGE = f"the request is too large: at most {MOST_BODY_BYTES:,} bytes are allowed"
 
 
 def bearer(header: str | None) -> str:
@@ -127,7 +127,7 @@ class _Body:
             async with asyncio.timeout_at(self._until):
                 message = await self._receive()
         except TimeoutError:
-            raise HTTPException(408, f"the request was not here within {BODY_S:g} s", _CLOSE) from None
+            raise HTTPException(408, f"the body of the request did not arrive within {BODY_S:g} s", _CLOSE) from None
         self._size += len(message.get("body", b""))
         if self._size > MOST_BODY_BYTES:
             raise HTTPException(413, _TOO_LARGE, _CLOSE)

@@ -15,7 +15,7 @@ router = APIRouter()
 
 @router.get("/v1/me")
 async def me(api: Api, caller: Caller) -> dict[str, Any]:
-    """Who asks, what they may have and what they have."""
+    """The caller: owner, role, limits and current use."""
     api.cluster.planner.limits.read()
     mine = owners.as_json(caller.owner, api.cluster, api.store.past_use(caller.owner), time.time())
     return {**mine, "role": caller.role, "token": caller.name}
@@ -23,7 +23,7 @@ async def me(api: Api, caller: Caller) -> dict[str, Any]:
 
 @router.get("/v1/owners")
 async def all_owners(api: Api, caller: Admin) -> dict[str, Any]:
-    """All who have trainers or of whom something was said, what they may have and what they have."""
+    """All owners that have trainers or limits, with their limits and current use."""
     cluster = api.cluster
     cluster.planner.limits.read()
     past = api.store.past_use()

@@ -22,7 +22,7 @@ async def status(api: Api, caller: Caller) -> StatusView:
 
 @router.get("/v1/nodes")
 async def nodes(api: Api, caller: Caller) -> dict[str, Any]:
-    """The nodes that are here."""
+    """The nodes in the pool."""
     rows = [views.node(node, api.cluster, time.time()) for node in api.cluster.nodes.values()]
     for row in rows:
         if caller.role != "admin" and row["owner"] != caller.owner:
@@ -39,9 +39,9 @@ async def events(
     trainer: Annotated[str, Query(max_length=64)] = "",
     kind: Annotated[str, Query(max_length=64)] = "",
 ) -> dict[str, Any]:
-    """What happened."""
+    """Events: the newest, or those after a sequence number."""
     if caller.role != "admin" and not trainer:
-        raise HTTPException(403, "only an admin may see all events; name one of your trainers")
+        raise HTTPException(403, "only an admin may see all events: name one of your trainers")
     about = find_trainer(api, trainer, caller).id if trainer else ""
     rows = [views.event(row) for row in api.store.events(after=after, limit=limit, trainer=about, kind=kind)]
     return {"events": rows, "last": rows[-1]["seq"] if rows else after or 0}
@@ -56,7 +56,7 @@ async def pause(api: Api, caller: Admin) -> dict[str, Any]:
 
 @router.post("/v1/resume")
 async def resume(api: Api, caller: Admin) -> dict[str, Any]:
-    """Harvest again."""
+    """Harvest again after a pause."""
     await api.controller.resume()
     return {"paused": False}
 

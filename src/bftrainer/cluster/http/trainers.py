@@ -37,10 +37,10 @@ async def trainers(
 async def submit(api: Api, caller: Caller, given: Annotated[Any, Body()]) -> TrainerView:
     """Queue a trainer."""
     if api.controller.draining:
-        raise HTTPException(409, "the controller is ending and takes no more trainers")
+        raise HTTPException(409, "the controller is ending and accepts no more trainers: submit again later")
     spec = parse_spec(given)
     if spec.name is not None and api.cluster.is_taken(spec.name, caller.owner):
-        raise HTTPException(409, f"there is a trainer {spec.name!r} already, and it is not finished")
+        raise HTTPException(409, f"an unfinished trainer has the name {spec.name!r}: choose another name, or cancel it")
     row = api.store.trainer(api.controller.submit(spec, caller.owner))
     assert row is not None
     return api.status.trainer(row)
@@ -76,7 +76,7 @@ async def logs(
     limit: Annotated[int, Query(ge=1, le=1 << 20)] = 1 << 18,
     tail: Annotated[int | None, Query(ge=0, le=100_000)] = None,
 ) -> dict[str, Any]:
-    """What a trainer's workers printed, from a byte on or the last lines."""
+    """Output of a trainer's workers: from a byte offset on, or the last lines."""
     row = find_trainer(api, ref, caller)
     logbook = api.controller.logbook(row.id)
     lines, after = logbook.tail(tail) if tail is not None else logbook.read(offset, limit)
