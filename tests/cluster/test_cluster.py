@@ -15,6 +15,7 @@ from bftrainer.cluster.wire.messages import Heard
 from bftrainer.elastic.protocol import Broken, Done, Failed, Formed, Leaving
 from bftrainer.errors import InputError
 from support.cluster.bench import Bench
+from support.examples import examples
 
 
 @pytest.fixture
@@ -549,7 +550,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.lists(STEPS, max_size=40))
 def test_whatever_happens_every_trainer_that_can_run_does_and_no_node_serves_two(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, object]]

@@ -17,6 +17,8 @@ from bftrainer.cluster.report.rerun import KINDS, check
 from bftrainer.cluster.store.events import OtherEvent
 from bftrainer.cluster.store.store import FILE, Store
 
+pytestmark = pytest.mark.waits
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "controller.py"
 PARALLEL = 8
 
