@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 class LocalSettings:
     """Settings of the `local` pool."""
 
-    nodes: int = field(default=4, metadata={"doc": "how many virtual nodes there are, node-1, node-2, …"})
+    nodes: int = field(default=4, metadata={"doc": "how many virtual nodes there are: node-1, node-2, …"})
     churn: str | tuple[Any, ...] = field(
         default="fixed",
         metadata={
@@ -51,14 +51,16 @@ class LocalSettings:
         },
     )
     speed: float = field(default=1.0, metadata={"doc": "how many times as fast the trace or the actions pass"})
-    hours: float = field(default=24.0, metadata={"doc": "how many hours of a profile there are, before `speed`"})
+    hours: float = field(default=24.0, metadata={"doc": "length of a profile in hours, before `speed`"})
     loop: bool = field(default=False, metadata={"doc": "whether the trace or the actions begin again at their end"})
     seed: int = field(default=0, metadata={"doc": "chooses nodes of the trace and which leaves are abrupt"})
     abrupt: float = field(default=0.0, metadata={"doc": "share of a trace's leaves that come without warning, 0 to 1"})
     grace_s: float = field(default=2.0, metadata={"doc": "how long before it goes a leaving node is announced"})
     pace: str = field(default="", metadata={"doc": "how long steps take, such as 0.05 or 1:0.05,8:0.07; empty: free"})
-    threads: int = field(default=1, metadata={"doc": "threads of each virtual node; 0: as the libraries like"})
-    orphan_s: float = field(default=60.0, metadata={"doc": "virtual nodes end when no controller was here for so long"})
+    threads: int = field(default=1, metadata={"doc": "threads of each virtual node; 0: the libraries' default"})
+    orphan_s: float = field(
+        default=60.0, metadata={"doc": "virtual nodes end when there was no controller for this long"}
+    )
 
     def __post_init__(self) -> None:
         checks = (

@@ -45,7 +45,7 @@ class ScriptSettings:
     """Settings of the `script` pool."""
 
     command: tuple[str, ...] = field(
-        default=(), metadata={"doc": "the executable, with its arguments, that prints NAME or NAME:SLOTS a line"}
+        default=(), metadata={"doc": "the executable, with its arguments, that prints one NAME or NAME:SLOTS per line"}
     )
     start: tuple[str, ...] = field(
         default=START,
@@ -59,7 +59,9 @@ class ScriptSettings:
     grace_s: float = field(default=0.0, metadata={"doc": "how long a node that is no longer listed may stay"})
     max_nodes: int = field(default=0, metadata={"doc": "how many nodes to use at most; 0: all"})
     exclude: tuple[str, ...] = field(default=(), metadata={"doc": "names of nodes never to use"})
-    join_s: float = field(default=120.0, metadata={"doc": "an agent that has not joined for so long is started anew"})
+    join_s: float = field(
+        default=120.0, metadata={"doc": "an agent that has not joined for this long is started again"}
+    )
     reattach_s: float = field(
         default=15.0, metadata={"doc": "after a restart, how long to wait for agents to come back by themselves"}
     )
