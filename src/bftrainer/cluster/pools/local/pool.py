@@ -219,11 +219,11 @@ class LocalPool:
 
     def _act(self, action: Action) -> None:
         node = action.node
-        if action.what == "join":
+        if action.kind == "join":
             self._wanted.add(node)
             return
         self._wanted.discard(node)
-        if action.what == "kill" and node in self._keeper.running and self._link is not None:
+        if action.kind == "kill" and node in self._keeper.running and self._link is not None:
             self._keeper.killed(node, time.monotonic())
             self._link.send(kill=node)
             self._to.note("killed", node=node)

@@ -104,10 +104,10 @@ def read_duration(text: str) -> float:
 
     Forms: `minutes`, `minutes:seconds`, `hours:minutes:seconds`; after `days-` the hours come first.
     """
-    found = _TIME.fullmatch(text)
-    if found is None:
+    match = _TIME.fullmatch(text)
+    if match is None:
         raise ValueError(f"not a time limit: {text[:60]!r}")
-    days, *rest = found.groups()
+    days, *rest = match.groups()
     numbers = [int(number) for number in rest if number is not None]
     if days is not None:
         hours, minutes, seconds = [*numbers, 0, 0][:3]
