@@ -26,10 +26,10 @@ from bftrainer.cluster.config.load import CLIENT_FILE
 from bftrainer.cluster.config.policy import policy_of
 from bftrainer.cluster.report.efficiency import LiveEfficiency, judge
 from bftrainer.cluster.store.store import FILE, Store
+from bftrainer.elastic import protocol
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes.launch import dying_with
 
-PACE = "BFTRAINER_PACE"
 HORIZON_S = 20.0
 
 
@@ -83,7 +83,7 @@ def specs(folder: Path) -> list[dict[str, Any]]:
             "min_nodes": 1,
             "max_nodes": 8,
             "cwd": str(folder),
-            "env": {PACE: part.pace},
+            "env": {protocol.PACE: part.pace},
         }
         for part in PARTS
     ]

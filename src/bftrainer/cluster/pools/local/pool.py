@@ -22,12 +22,11 @@ from bftrainer.cluster.pools.desk import Desk
 from bftrainer.cluster.pools.keeper import Keeper, Timeouts, fingerprint
 from bftrainer.cluster.pools.local.churn import Action, make_schedule
 from bftrainer.cluster.pools.local.host import PRELOAD, HostLink
+from bftrainer.elastic import protocol
 from bftrainer.errors import InputError
 from bftrainer.processes import variables
 
 AGENT = ("-m", "bftrainer.cluster.agent")
-PACE = "BFTRAINER_PACE"
-"""Environment variable of agents and workers: least duration of a step, so that virtual nodes scale like real ones."""
 MOST_NODES = 10_000
 _TICK_S = 1.0
 _JUMP_S = 60.0
@@ -254,7 +253,7 @@ class LocalPool:
         if self.settings.threads:
             env |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self.settings.threads))
         if self.settings.pace:
-            env[PACE] = self.settings.pace
+            env[protocol.PACE] = self.settings.pace
         return env
 
     # The host.

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bftrainer.cluster.config.keys import DEFAULTS
 from bftrainer.cluster.pools.base import PoolHost
 from bftrainer.cluster.pools.desk import Desk
 from bftrainer.cluster.pools.keeper import Keeper, Timeouts
@@ -63,7 +64,8 @@ class ScriptSettings:
         default=120.0, metadata={"doc": "an agent that has not joined for this long is started again"}
     )
     reattach_s: float = field(
-        default=15.0, metadata={"doc": "after a restart, how long to wait for agents to come back by themselves"}
+        default=DEFAULTS.agents.reattach_s,
+        metadata={"doc": "after a restart, how long to wait for agents to come back by themselves"},
     )
 
     def __post_init__(self) -> None:
