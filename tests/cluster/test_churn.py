@@ -25,8 +25,8 @@ def replayed(schedule: Schedule, until_s: float) -> frozenset[str]:
     """Who is there if one follows the actions from the start."""
     there = set(schedule.present(0.0))
     for action in schedule.between(0.0, until_s):
-        assert (action.node in there) != (action.what == "join"), action
-        (there.add if action.what == "join" else there.discard)(action.node)
+        assert (action.node in there) != (action.kind == "join"), action
+        (there.add if action.kind == "join" else there.discard)(action.node)
     return frozenset(there)
 
 
@@ -151,11 +151,11 @@ def test_of_eight_virtual_nodes_the_number_present_varies(profile: str) -> None:
 
 
 def test_the_share_of_abrupt_leaves_is_as_asked() -> None:
-    kinds = [a.what for a in make_schedule("summit", 64, hours=24, seed=3, abrupt=0.25).actions if a.what != "join"]
+    kinds = [a.kind for a in make_schedule("summit", 64, hours=24, seed=3, abrupt=0.25).actions if a.kind != "join"]
     assert len(kinds) > 200
     assert 0.15 < kinds.count("kill") / len(kinds) < 0.35
     calm = make_schedule("summit", 8, hours=24, seed=3)
-    assert not any(action.what == "kill" for action in calm.actions)
+    assert not any(action.kind == "kill" for action in calm.actions)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

@@ -338,7 +338,7 @@ def test_the_script_becomes_the_agent_and_takes_the_secret_from_a_private_file(t
 
 def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(BFTrainerError, match="cannot write what pilots need to .*file.*: Not a directory"):
+    with pytest.raises(BFTrainerError, match="cannot write the files of pilots to .*file.*: Not a directory"):
         write_files(SlurmSettings(partition="p"), tmp_path / "file" / "slurm", {})
 
 
@@ -358,7 +358,7 @@ def test_neither_defaults_of_the_user_nor_secrets_reach_slurms_commands() -> Non
         ("echo Unable to contact slurm controller >&2; exit 1", "sinfo: it failed with exit status 1: Unable to"),
         ("echo n1 foo bar", "sinfo: no line of the sinfo output ends with a node state"),
         ("exit 0", "sinfo: sinfo printed no node"),
-        ("printf '\\377'", "sinfo printed what cannot be understood"),
+        ("printf '\\377'", "sinfo: its output cannot be read"),
         ("yes 'n1 idle'", "sinfo: it prints more than 16 MiB"),
     ],
 )

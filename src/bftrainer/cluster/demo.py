@@ -28,11 +28,11 @@ from bftrainer.cluster.report.efficiency import LiveEfficiency, judge
 from bftrainer.cluster.store.events import Decided, NodeJoined, NodeLeft, Rescaled, kinds_of
 from bftrainer.cluster.store.replay import PoolReplay
 from bftrainer.cluster.store.store import FILE, Store
+from bftrainer.elastic import protocol
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes.launch import dying_with
 from bftrainer.util.text import last_line
 
-PACE = "BFTRAINER_PACE"
 HORIZON_S = 20.0
 
 
@@ -86,7 +86,7 @@ def specs(folder: Path) -> list[dict[str, Any]]:
             "min_nodes": 1,
             "max_nodes": 8,
             "cwd": str(folder),
-            "env": {PACE: part.pace},
+            "env": {protocol.PACE: part.pace},
         }
         for part in PARTS
     ]

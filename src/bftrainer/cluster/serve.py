@@ -47,7 +47,7 @@ from bftrainer.cluster.launchers import make_launchers
 from bftrainer.cluster.launchers.base import StateLayout
 from bftrainer.cluster.pools.registry import make_pool
 from bftrainer.cluster.store import event_logging
-from bftrainer.cluster.store.state_folder import LOCK_FILE, SECRET_FILE
+from bftrainer.cluster.store.state_folder import LOCK_FILE, SECRET_FILE, STATE_ID_KEY
 from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.cluster.store.tokens import LOCAL_TOKEN
 from bftrainer.cluster.wire import tls

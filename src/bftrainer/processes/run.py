@@ -81,7 +81,7 @@ def run(
 
     With `until_closed`, processes that the command left behind count as part of it while they keep its stdout open.
     """
-    command = _RunningCommand(argv, env, most)
+    command = _BoundedCommand(argv, env, most)
     deadline = time.monotonic() + timeout_s
     try:
         with selectors.DefaultSelector() as selector:
@@ -107,7 +107,7 @@ async def run_async(
     """Run a command and return its result, as `run` does. The command dies with this process."""
     if shutil.which(argv[0]) is None:
         raise CommandNotStartedError(argv[0], "there is no such program")
-    command = _RunningCommand(dying_with(os.getpid(), argv), env, most)
+    command = _BoundedCommand(dying_with(os.getpid(), argv), env, most)
     loop = asyncio.get_running_loop()
     over, exited = loop.create_future(), asyncio.Event()
 
@@ -142,7 +142,7 @@ async def run_async(
         command.close()
 
 
-class _RunningCommand:
+class _BoundedCommand:
     """A command, the descriptors that tell of it, and its output so far."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None, most: int) -> None:

@@ -73,7 +73,9 @@ def run(argv: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
         raise SlurmError(f"{' '.join(argv[:3])}: {problem}") from None
     if result.status != 0:
         lines = result.complaints
-        raise SlurmError(f"{' '.join(argv[:3])}: {lines[-1] if lines else f'{result.failure}, not a word'}")
+        raise SlurmError(
+            f"{' '.join(argv[:3])}: {lines[-1] if lines else f'{result.failure} without an error message'}"
+        )
     output = result.out.decode(errors="replace")
     return output if output.strip() else result.err.decode(errors="replace")  # sbatch --test-only answers on stderr
 

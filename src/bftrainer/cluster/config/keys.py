@@ -119,13 +119,14 @@ class Api:
     ] = ""
     key: Annotated[FilePath, Doc("the certificate's private key, PEM, not encrypted")] = ""
     authority: Annotated[
-        FilePath, Doc("certificates by which to know api.certificate; empty: the system's; nodes see it")
+        FilePath,
+        Doc("certificates that clients verify api.certificate with; empty: the system's; nodes must see the file"),
     ] = ""
     name: Annotated[
         str,
         PlainValidator(_name),
         Field(description="the name of a host, or empty"),
-        Doc("host name in the controller's URL; empty: that of server.host"),
+        Doc("host name in the controller's URL; empty: taken from server.host"),
     ] = ""
     open_metrics: Annotated[
         bool, Field(strict=True, description="true or false"), Doc("/metrics needs no token, and names no trainer")
@@ -134,7 +135,7 @@ class Api:
         int,
         _NUMBER,
         Field(ge=0, le=100_000, description="a whole number from 0"),
-        Doc("trainers that /metrics has series for, the oldest"),
+        Doc("how many trainers /metrics has series for, the oldest first"),
     ] = 100
 
 
@@ -142,24 +143,29 @@ class Api:
 class LogSettings:
     """The controller's own log."""
 
-    format: Annotated[Literal["text", "json"], Doc("a line of text, or a JSON object a line")] = "text"
-    level: Annotated[Literal["debug", "info", "warning", "error"], Doc("what goes to the file: this and worse")] = (
-        "info"
+    format: Annotated[Literal["text", "json"], Doc("text: a line of text per event; json: a JSON object per line")] = (
+        "text"
     )
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"], Doc("least severe level that is written to the file")
+    ] = "info"
     file: Annotated[
         str,
         PlainValidator(_log_file),
         Field(description="the path of a file, empty or none"),
-        Doc("file of the log; empty: serve.log in the state folder; none: none"),
+        Doc("file of the log; empty: serve.log in the state folder; none: no file"),
     ] = ""
     max_mb: Annotated[
-        float, _NUMBER, Field(gt=0, le=1e6, description="a number of MB above 0"), Doc("size that begins another")
+        float,
+        _NUMBER,
+        Field(gt=0, le=1e6, description="a number of MB above 0"),
+        Doc("size in MB at which a new file is begun"),
     ] = 10.0
     keep: Annotated[
         int,
         _NUMBER,
         Field(ge=1, le=1000, description="a whole number from 1 to 1000"),
-        Doc("older files kept: serve.log.1, .2, …"),
+        Doc("how many older files are kept: serve.log.1, .2, …"),
     ] = 5
 
 
@@ -171,7 +177,7 @@ class PolicySettings:
         str,
         PlainValidator(_allocator),
         Field(description="one of exact, milp, milp-nodes, equal, or module:name"),
-        Doc("who decides: exact, milp, milp-nodes, equal or module:name"),
+        Doc("the allocator: exact, milp, milp-nodes, equal or module:name"),
     ] = "exact"
     objective: Annotated[
         str,
@@ -189,13 +195,13 @@ class PolicySettings:
         Annotated[int, Field(ge=1, le=1_000_000)] | None,
         _AUTO,
         Field(description="a whole number from 1, or auto"),
-        Doc("trainers considered at once, first come first served; or auto"),
+        Doc("how many trainers are considered at once, first come first served; or auto"),
     ] = 10
     placement: Annotated[
         str,
         PlainValidator(_placement),
         Field(description="stable, compact or the path of a Slurm topology.conf"),
-        Doc("which nodes: stable, or near each other by Slurm's switches"),
+        Doc("which nodes a trainer gets: stable, compact (near each other by Slurm's switches), or a topology.conf"),
     ] = "stable"
 
 
@@ -204,12 +210,14 @@ class AgentSettings:
     """Timeouts for agents and workers."""
 
     beat_s: Annotated[PositiveSeconds, Doc("time between two heartbeats of an agent")] = BEAT_S
-    silence_s: Annotated[PositiveSeconds, Doc("an agent that is silent for so long is lost, and its node with it")] = (
-        10.0
-    )
-    worker_silence_s: Annotated[PositiveSeconds, Doc("a worker that is silent for so long is killed")] = SILENCE_S
+    silence_s: Annotated[
+        PositiveSeconds, Doc("an agent that sends nothing for this long is lost, and its node with it")
+    ] = 10.0
+    worker_silence_s: Annotated[PositiveSeconds, Doc("a worker that sends nothing for this long is killed")] = SILENCE_S
     reattach_s: Annotated[Seconds, Doc("after a restart, time for agents to come back before they are lost")] = 15.0
-    give_up_s: Annotated[PositiveSeconds, Doc("an agent without a controller for so long ends its workers")] = GIVE_UP_S
+    give_up_s: Annotated[PositiveSeconds, Doc("an agent that finds no controller for this long ends its workers")] = (
+        GIVE_UP_S
+    )
     pause_grace_s: Annotated[
         Seconds, Doc("on `pause`, time for workers to leave before their nodes are given back")
     ] = 2.0
@@ -217,7 +225,10 @@ class AgentSettings:
         LEAVE_GRACE_S
     )
     last_save_s: Annotated[
-        Seconds, Doc("on a node that is taken at once, time to save a training's state; a main job waits for it")
+        Seconds,
+        Doc(
+            "on a node that is taken at once, time to save the training state; the job that takes the node waits for it"
+        ),
     ] = 1.0
 
 
@@ -225,30 +236,33 @@ class AgentSettings:
 class TrainerSettings:
     """Settings for all trainers."""
 
-    default_up_s: Annotated[Seconds, Doc("cost of growing until one was measured")] = UNMEASURED_S
-    default_down_s: Annotated[Seconds, Doc("cost of shrinking until one was measured")] = UNMEASURED_S
-    snapshot_every_s: Annotated[PositiveSeconds, Doc("time between snapshots, where a script does not say")] = 30.0
-    finish_grace_s: Annotated[Seconds, Doc("time for a script's last words, after its training is complete")] = (
-        FINISH_GRACE_S
-    )
+    default_up_s: Annotated[Seconds, Doc("assumed cost of growing, until one was measured")] = UNMEASURED_S
+    default_down_s: Annotated[Seconds, Doc("assumed cost of shrinking, until one was measured")] = UNMEASURED_S
+    snapshot_every_s: Annotated[PositiveSeconds, Doc("time between snapshots of scripts that set none")] = 30.0
+    finish_grace_s: Annotated[Seconds, Doc("time for a script to end after its training is complete")] = FINISH_GRACE_S
     stuck_after_s: Annotated[
-        Seconds, Doc("after a loss, a survivor that reports but does not rejoin for so long is killed; 0: never")
+        Seconds, Doc("after a loss, a survivor that reports but does not rejoin for this long is killed; 0: never")
     ] = 0.0
     max_broken_groups: Annotated[
         int,
         _NUMBER,
         Field(ge=1, le=1000, description="a whole number from 1"),
-        Doc("a group that breaks so often in a row, with no member lost, fails"),
+        Doc("a group that breaks this often in a row, with no member lost, fails"),
     ] = MOST_BROKEN_GROUPS
-    restart_backoff_s: Annotated[Seconds, Doc("first wait before a script that failed is started again; doubles")] = 1.0
+    restart_backoff_s: Annotated[
+        Seconds, Doc("first wait before a failed script is started again; it doubles each time")
+    ] = 1.0
     max_log_mb: Annotated[
-        int, _NUMBER, Field(ge=1, le=1_000_000, description="a whole number of MB from 1"), Doc("log kept of a trainer")
+        int,
+        _NUMBER,
+        Field(ge=1, le=1_000_000, description="a whole number of MB from 1"),
+        Doc("size in MB of the log that is kept per trainer"),
     ] = 64
     keep_events: Annotated[
         int,
         _NUMBER,
         Field(ge=1000, le=10**12, description="a whole number from 1000"),
-        Doc("events kept in the database"),
+        Doc("how many events are kept in the database"),
     ] = 1_000_000
 
 

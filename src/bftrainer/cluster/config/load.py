@@ -95,12 +95,12 @@ def _built(values: Mapping[str, Any], sources: Mapping[str, str], file: Path | N
         )
     parts: dict[str, Any] = {}
     for section, kind in SECTIONS.items():
-        found = {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"{section}.")}
+        own = {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"{section}.")}
         if section == "pool":
-            name = found.pop("kind", PoolSettings().kind)
-            parts[section] = PoolSettings(name, MappingProxyType(found))
+            name = own.pop("kind", PoolSettings().kind)
+            parts[section] = PoolSettings(name, MappingProxyType(own))
         else:
-            parts[section] = kind(**found)
+            parts[section] = kind(**own)
     return Config(**parts, file=file, sources=MappingProxyType(dict(sources)))
 
 

@@ -73,15 +73,15 @@ def make_pool(kind: str, settings: Mapping[str, Any], folder: Path) -> Pool:
         pool: Pool = _POOLS[kind](read, folder)
         return pool
     try:
-        theirs: Pool = find_named(kind, "pool")(read, folder)
+        custom: Pool = find_named(kind, "pool")(read, folder)
     except BFTrainerError:
         raise
     except Exception as problem:  # a user's class may raise anything
         raise InputError(f"pool {kind!r} cannot be made: {said(problem)}") from problem
-    missing = [name for name in _METHODS if not callable(getattr(theirs, name, None))]
+    missing = [name for name in _METHODS if not callable(getattr(custom, name, None))]
     if missing:
         raise InputError(f"pool {kind!r} must have a method {missing[0]}, as all pools have (see pools/base.py)")
-    return theirs
+    return custom
 
 
 def settings_of(kind: str) -> type[Any]:
@@ -90,10 +90,10 @@ def settings_of(kind: str) -> type[Any]:
         return SETTINGS[kind]
     if not is_named(kind):
         raise InputError(unknown("kind of pool", kind, SETTINGS))
-    found = getattr(find_named(kind, "pool"), "Settings", None)
-    if not isinstance(found, type) or not is_dataclass(found):
+    settings = getattr(find_named(kind, "pool"), "Settings", None)
+    if not isinstance(settings, type) or not is_dataclass(settings):
         raise InputError(f"pool {kind!r} must have a dataclass of its settings as its attribute Settings")
-    return found
+    return settings
 
 
 def read_settings(kind: str, settings: Mapping[str, Any]) -> Any:

@@ -78,6 +78,6 @@ def first_problem(error: ValidationError) -> str:
     kind, context = finding["type"], finding.get("ctx", {})
     rule = _CLASSES.get(context.get("class", "")) if kind == "is_instance_of" else _RULES.get(kind)
     field = ".".join(map(str, finding["loc"])) or "the message"
-    said = (rule or "is invalid").format(**context)
+    demand = (rule or "is invalid").format(**context)
     got = "" if kind == "missing" else f", but got {reprlib.repr(finding['input'])}"
-    return text(f"`{field}` {said}{got}")
+    return text(f"`{field}` {demand}{got}")

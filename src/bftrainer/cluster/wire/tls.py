@@ -89,7 +89,9 @@ def _server_context(identity: Identity) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 
     def no_password() -> str:
-        raise InputError(f"api.key: {identity.key} is encrypted, and nobody is there to type its password: decrypt it")
+        raise InputError(
+            f"api.key: {identity.key} is encrypted, and the controller cannot ask for its password: decrypt it"
+        )
 
     for what, path in (("certificate", identity.certificate), ("key", identity.key)):
         try:

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import numpy as np
 
@@ -24,8 +24,7 @@ from bftrainer.traces.source import opened
 from bftrainer.traces.synthetic.synth import PROFILES, synthesise
 from bftrainer.util.suggest import closest
 
-What = Literal["join", "leave", "kill"]
-WHATS: tuple[What, ...] = ("join", "leave", "kill")
+ActionKind = Literal["join", "leave", "kill"]
 DRAWS = 32
 """Number of random choices of trace nodes that are compared."""
 MOST_ACTIONS = 100_000
@@ -36,8 +35,15 @@ class Action:
     """A node joins, leaves after a warning, or is killed without one."""
 
     time_s: float
-    what: What
+    kind: ActionKind
     node: str
+
+    def apply(self, nodes: set[str]) -> None:
+        """Add the node to the present `nodes`, or remove it."""
+        if self.kind == "join":
+            nodes.add(self.node)
+        else:
+            nodes.discard(self.node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +61,10 @@ class Schedule:
     def present(self, time_s: float) -> frozenset[str]:
         """Return the nodes that should be present at a time."""
         _, within = self._lap(time_s)
-        there = set(self.start)
+        nodes = set(self.start)
         for action in self.actions[: bisect_right(self.actions, within, key=lambda action: action.time_s)]:
-            (there.add if action.what == "join" else there.discard)(action.node)
-        return frozenset(there)
+            action.apply(nodes)
+        return frozenset(nodes)
 
     def between(self, after_s: float, until_s: float) -> Iterator[Action]:
         """Yield the actions after one time up to and including another, in order."""
@@ -87,7 +93,7 @@ class Schedule:
             begin = lap * self.period_s if self.period_s is not None else 0.0
             for action in self.actions:
                 if begin + action.time_s > after_s:
-                    yield Action(begin + action.time_s, action.what, action.node)
+                    yield Action(begin + action.time_s, action.kind, action.node)
             if self.period_s is None:
                 return
             lap += 1
@@ -140,17 +146,16 @@ def scripted(
     placed.sort(key=lambda pair: pair[1].time_s)
     if len(placed) > MOST_ACTIONS:
         raise InputError(f"`churn` must have at most {MOST_ACTIONS} actions, but got {len(placed)}")
-    start = set(names)
-    for _, action in reversed(placed):  # in reverse, so that the first action of a node decides
-        (start.discard if action.what == "join" else start.add)(action.node)
-    there, seen = set(start), set[str]()
+    first = {action.node: action.kind for _, action in reversed(placed)}
+    start = {node for node in (*names, *first) if first.get(node) != "join"}
+    present, seen = set(start), set[str]()
     for where, action in placed:
-        stranger = action.node not in seen and action.node not in names and action.what != "join"
-        if stranger or (action.what == "join") == (action.node in there):
-            state = "there already" if action.what == "join" else "not there"
-            raise InputError(f"{where}: {action.node} cannot {action.what} at {action.time_s:g} s: it is {state} then")
+        stranger = action.node not in seen and action.node not in names and action.kind != "join"
+        if stranger or (action.kind == "join") == (action.node in present):
+            state = "there already" if action.kind == "join" else "not there"
+            raise InputError(f"{where}: {action.node} cannot {action.kind} at {action.time_s:g} s: it is {state} then")
         seen.add(action.node)
-        (there.add if action.what == "join" else there.discard)(action.node)
+        action.apply(present)
     actions = tuple(action for _, action in placed)
     every = tuple(dict.fromkeys((*names, *(action.node for action in actions))))
     return _looped(Schedule(every, frozenset(start), actions), actions[-1].time_s if actions else 0.0, loop)
@@ -161,7 +166,7 @@ def _action(where: str, row: object, speed: float) -> Action:
     wrong = InputError(
         f"{where}: an action must be like `12.5 leave node-3` (join, leave or kill), but got {row!r:.200}"
     )
-    if len(words) != 3 or isinstance(words[0], bool) or words[1] not in WHATS:
+    if len(words) != 3 or isinstance(words[0], bool) or words[1] not in get_args(ActionKind):
         raise wrong
     try:
         time_s = float(words[0])
@@ -169,7 +174,7 @@ def _action(where: str, row: object, speed: float) -> Action:
         raise wrong from None
     if not (math.isfinite(time_s) and time_s >= 0) or not NODE_NAME.fullmatch(str(words[2])):
         raise wrong
-    return Action(time_s / speed, cast(What, words[1]), str(words[2]))
+    return Action(time_s / speed, cast(ActionKind, words[1]), str(words[2]))
 
 
 def after_trace(
@@ -197,7 +202,7 @@ def after_trace(
         if not trace.open[row]:
             actions.append(Action(float(trace.end[row] - begin) / speed, "kill" if sudden else "leave", node))
     # A fragment may begin when the previous one ends: leaves come first.
-    actions.sort(key=lambda action: (action.time_s, action.what == "join"))
+    actions.sort(key=lambda action: (action.time_s, action.kind == "join"))
     if len(actions) > MOST_ACTIONS:
         raise InputError(f"the trace has {len(actions)} changes of {len(names)} nodes: take a shorter one")
     return _looped(Schedule(names, frozenset(start), tuple(actions)), trace.window.seconds / speed, loop)

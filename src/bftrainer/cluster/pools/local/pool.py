@@ -21,12 +21,11 @@ from bftrainer.cluster.pools.base import PoolHost, PoolHostLink
 from bftrainer.cluster.pools.keeper import Keeper, Timeouts, fingerprint
 from bftrainer.cluster.pools.local.churn import Action, make_schedule
 from bftrainer.cluster.pools.local.host import PRELOAD, HostLink
+from bftrainer.elastic import protocol
 from bftrainer.errors import InputError
 from bftrainer.processes import variables
 
 AGENT = ("-m", "bftrainer.cluster.agent")
-PACE = "BFTRAINER_PACE"
-"""Environment variable of agents and workers: least duration of a step, so that virtual nodes scale like real ones."""
 MOST_NODES = 10_000
 _TICK_S = 1.0
 _JUMP_S = 60.0
@@ -41,7 +40,7 @@ _log = logging.getLogger(__name__)
 class LocalSettings:
     """Settings of the `local` pool."""
 
-    nodes: int = field(default=4, metadata={"doc": "how many virtual nodes there are, node-1, node-2, …"})
+    nodes: int = field(default=4, metadata={"doc": "how many virtual nodes there are: node-1, node-2, …"})
     churn: str | tuple[Any, ...] = field(
         default="fixed",
         metadata={
@@ -50,14 +49,16 @@ class LocalSettings:
         },
     )
     speed: float = field(default=1.0, metadata={"doc": "how many times as fast the trace or the actions pass"})
-    hours: float = field(default=24.0, metadata={"doc": "how many hours of a profile there are, before `speed`"})
+    hours: float = field(default=24.0, metadata={"doc": "length of a profile in hours, before `speed`"})
     loop: bool = field(default=False, metadata={"doc": "whether the trace or the actions begin again at their end"})
     seed: int = field(default=0, metadata={"doc": "chooses nodes of the trace and which leaves are abrupt"})
     abrupt: float = field(default=0.0, metadata={"doc": "share of a trace's leaves that come without warning, 0 to 1"})
     grace_s: float = field(default=2.0, metadata={"doc": "how long before it goes a leaving node is announced"})
     pace: str = field(default="", metadata={"doc": "how long steps take, such as 0.05 or 1:0.05,8:0.07; empty: free"})
-    threads: int = field(default=1, metadata={"doc": "threads of each virtual node; 0: as the libraries like"})
-    orphan_s: float = field(default=60.0, metadata={"doc": "virtual nodes end when no controller was here for so long"})
+    threads: int = field(default=1, metadata={"doc": "threads of each virtual node; 0: the libraries' default"})
+    orphan_s: float = field(
+        default=60.0, metadata={"doc": "virtual nodes end when there was no controller for this long"}
+    )
 
     def __post_init__(self) -> None:
         checks = (
@@ -216,11 +217,11 @@ class LocalPool:
 
     def _act(self, action: Action) -> None:
         node = action.node
-        if action.what == "join":
+        if action.kind == "join":
             self._wanted.add(node)
             return
         self._wanted.discard(node)
-        if action.what == "kill" and node in self._keeper.running and self._link is not None:
+        if action.kind == "kill" and node in self._keeper.running and self._link is not None:
             self._keeper.killed(node, time.monotonic())
             self._link.send(kill=node)
             self._to.note("killed", node=node)
@@ -251,7 +252,7 @@ class LocalPool:
         if self.settings.threads:
             env |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self.settings.threads))
         if self.settings.pace:
-            env[PACE] = self.settings.pace
+            env[protocol.PACE] = self.settings.pace
         return env
 
     # The host.

@@ -54,9 +54,9 @@ def read_nodes(output: bytes) -> tuple[str, ...]:
         text = line.partition("#")[0].strip()
         if not text:
             continue
-        found = _LINE.fullmatch(text)
-        if found is None:
+        match = _LINE.fullmatch(text)
+        if match is None:
             raise DiscoveryError(f"line {number} must be NAME or NAME:SLOTS, but got {text[:60]!r}")
-        if found[2] is None or int(found[2]) >= 1:
-            nodes[found[1]] = None
+        if match[2] is None or int(match[2]) >= 1:
+            nodes[match[1]] = None
     return tuple(nodes)

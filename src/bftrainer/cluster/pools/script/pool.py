@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bftrainer.cluster.config.keys import DEFAULTS
 from bftrainer.cluster.pools.base import PoolHost, PoolHostLink
 from bftrainer.cluster.pools.keeper import Keeper, Timeouts
 from bftrainer.cluster.pools.script.commands import RunningCommand
@@ -45,7 +46,7 @@ class ScriptSettings:
     """Settings of the `script` pool."""
 
     command: tuple[str, ...] = field(
-        default=(), metadata={"doc": "the executable, with its arguments, that prints NAME or NAME:SLOTS a line"}
+        default=(), metadata={"doc": "the executable, with its arguments, that prints one NAME or NAME:SLOTS per line"}
     )
     start: tuple[str, ...] = field(
         default=START,
@@ -59,9 +60,12 @@ class ScriptSettings:
     grace_s: float = field(default=0.0, metadata={"doc": "how long a node that is no longer listed may stay"})
     max_nodes: int = field(default=0, metadata={"doc": "how many nodes to use at most; 0: all"})
     exclude: tuple[str, ...] = field(default=(), metadata={"doc": "names of nodes never to use"})
-    join_s: float = field(default=120.0, metadata={"doc": "an agent that has not joined for so long is started anew"})
+    join_s: float = field(
+        default=120.0, metadata={"doc": "an agent that has not joined for this long is started again"}
+    )
     reattach_s: float = field(
-        default=15.0, metadata={"doc": "after a restart, how long to wait for agents to come back by themselves"}
+        default=DEFAULTS.agents.reattach_s,
+        metadata={"doc": "after a restart, how long to wait for agents to come back by themselves"},
     )
 
     def __post_init__(self) -> None:

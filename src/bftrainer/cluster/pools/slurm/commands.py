@@ -131,7 +131,7 @@ class Slurm:
         except (DiscoveryError, InputError, OSError) as problem:
             raise SlurmCommandError(f"{argv[0]}: {problem}") from None
         except ValueError as problem:  # this includes output that is not text
-            raise SlurmCommandError(f"{argv[0]} printed what cannot be understood: {str(problem)[:200]}") from None
+            raise SlurmCommandError(f"{argv[0]}: its output cannot be read: {str(problem)[:200]}") from None
 
 
 def missing_programs() -> tuple[str, ...]:
@@ -208,4 +208,4 @@ def write_files(settings: SlurmSettings, folder: Path, agent_environment: Mappin
         replace_file(folder / ENVIRONMENT_FILE, lines)
         replace_file(folder / SCRIPT_FILE, pilot_script(settings, folder))
     except OSError as problem:
-        raise BFTrainerError(f"cannot write what pilots need to {folder}: {problem.strerror}") from None
+        raise BFTrainerError(f"cannot write the files of pilots to {folder}: {problem.strerror}") from None

@@ -104,7 +104,10 @@ class SlurmPool:
         """See `base.Pool`."""
         missing = missing_programs()
         if missing:
-            raise InputError(f"the pool slurm needs Slurm's commands, but {', '.join(missing)} is not on the PATH")
+            raise InputError(
+                f"the pool slurm needs Slurm's commands, but {', '.join(missing)} is not on the PATH: "
+                "start the controller where they are, such as on a login node"
+            )
         self._host_link.open(host)
         state_id = host.agent_environment.get(variables.STATE_ID) or host.recall(_STATE_ID)
         if not state_id:

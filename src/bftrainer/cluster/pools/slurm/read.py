@@ -55,8 +55,8 @@ class SlurmNode:
     @property
     def may_stay(self) -> bool:
         """Whether a pilot that runs there may go on: the node has not been asked to become empty."""
-        said = " ".join(self.words)
-        return _ASKED_BACK.isdisjoint(_STATE_WORD.findall(said.upper())) and _ASKED_BACK_BY.isdisjoint(said)
+        words = " ".join(self.words)
+        return _ASKED_BACK.isdisjoint(_STATE_WORD.findall(words.upper())) and _ASKED_BACK_BY.isdisjoint(words)
 
 
 @dataclass(frozen=True, slots=True)

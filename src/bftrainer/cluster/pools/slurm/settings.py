@@ -36,15 +36,15 @@ class SlurmSettings:
     reserve: int = _key(0, "how many idle nodes are always left alone")
     max_pilots: int = _key(0, "how many pilots there are at most, pending and running; 0: no limit")
     max_pending: int = _key(50, "how many pilots are pending at most")
-    submit_rate: float = _key(10.0, "how many pilots are submitted a second at most")
+    submit_rate: float = _key(10.0, "how many pilots are submitted per second at most")
     time_limit: str = _key("4:00:00", "time limit of a pilot, as sbatch takes it")
     time_min: str = _key("0:05:00", "a pilot that Slurm cannot start at once may be cut down to this; empty: never")
     planned: bool = _key(False, "also ask for nodes that are planned for a later job, for as long as they are free")
     interval_s: float = _key(2.0, "how often Slurm is asked")
     command_timeout_s: float = _key(5.0, "how long a command of Slurm may take; then it is killed")
-    renew_s: float = _key(60.0, "so long before its time limit a pilot makes room for the next one")
+    renew_s: float = _key(60.0, "how long before its time limit a pilot makes room for the next one")
     grace_s: float = _key(20.0, "how long a worker then has to leave at a step boundary")
-    join_s: float = _key(180.0, "a pilot whose agent has not joined for so long is cancelled")
+    join_s: float = _key(180.0, "a pilot whose agent has not joined for this long is cancelled")
     watch_partition: tuple[str, ...] = _key((), "partitions whose waiting jobs go first; empty: all of them")
     options: tuple[str, ...] = _key((), "more options for sbatch, such as --gres=gpu:4")
     python: str = _key("", "the Python that runs agents, on the nodes; empty: the one that runs the controller")
@@ -104,10 +104,10 @@ def read_duration(text: str) -> float:
 
     Forms: `minutes`, `minutes:seconds`, `hours:minutes:seconds`; after `days-` the hours come first.
     """
-    found = _TIME.fullmatch(text)
-    if found is None:
+    match = _TIME.fullmatch(text)
+    if match is None:
         raise ValueError(f"not a time limit: {text[:60]!r}")
-    days, *rest = found.groups()
+    days, *rest = match.groups()
     numbers = [int(number) for number in rest if number is not None]
     if days is not None:
         hours, minutes, seconds = [*numbers, 0, 0][:3]
