@@ -1,21 +1,31 @@
 # make demo   set up, then train three models on virtual nodes that come and go, on this machine, in two minutes
-# make test   set up, then lint, types, import rules and all tests
+# make test   set up, then all tests, and beside them lint, types and import rules: what every change must pass
+# make test-fast  only the tests that need no other process: two minutes
+# make test-deep  the same with many more examples of each property
+# make check  only lint, types and import rules
 # make setup  build .venv only
 # make soak   set up, then disturb elastic jobs for half an hour (MINUTES=30), or by so many faults (FAULTS=2000)
 # make soak-live  the same for the whole live system: nodes, agents, workers and the controller are killed
 # make soak-gpu   disturb two trainings on one GPU, NCCL between their ranks; with the torch of $PYTHON, sets nothing up
 # make matrix set up, then run what users write on nodes that come and go, and put the verdicts into docs/elastic.md
 # make docs   set up, then build the documentation into site/, to be read offline
+# make durations  run all tests and note how long they take: the longest are started first
 # make format rewrite the code in the project's style
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 export PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= auto
+# Many tests wait for processes or for time to pass: more of them run at once than there are cores.
+OVERLAP ?= $(shell expr $$(nproc) + 2)
+FAST := not (slurm or browser or waits or docs)
+PYTEST := $(BIN)/pytest -n $(OVERLAP) --dist loadgroup --no-loadscope-reorder
+# What runs beside the tests.
+export CHECK ?= $(MAKE) --no-print-directory check
 
 MINUTES ?= 30
 
-.PHONY: help setup demo test check soak soak-live soak-gpu matrix docs format clean
+.PHONY: help setup demo test test-fast test-deep durations check soak soak-live soak-gpu matrix docs format clean
 
 help:
 	@sed -n 's/^# make /make /p' Makefile
@@ -25,7 +35,7 @@ setup:
 
 demo:
 	@bash scripts/setup.sh demo
-	@$(BIN)/bftrainer demo
+	@$(BIN)/bftrainer demo $(DEMO)
 
 check: setup
 	$(BIN)/ruff check .
@@ -34,8 +44,18 @@ check: setup
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python scripts/house.py
 
-test: check
-	$(BIN)/pytest -n $(JOBS) --dist worksteal
+test: setup
+	@bash scripts/test.sh "$(CHECK)" $(PYTEST)
+
+test-fast: setup
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m "$(FAST)"
+
+test-deep: setup
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m "$(FAST)" --hypothesis-profile deep
+
+durations: setup
+	$(PYTEST) --junitxml build/tests.xml
+	$(BIN)/python scripts/durations.py build/tests.xml
 
 soak: setup
 	PYTHONPATH=tests $(BIN)/python tests/elastic/soak.py --jobs $(JOBS) $(if $(FAULTS),--faults $(FAULTS),--minutes $(MINUTES)) $(SOAK)

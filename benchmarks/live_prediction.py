@@ -5,7 +5,7 @@
 The run is real: a controller, agents, PyTorch workers, a node that leaves and one that is killed. Steps are paced, so
 that virtual nodes scale as real ones do. Then the simulator replays the run's own events with the curves and pauses
 that were measured in it, and the two are compared: how long it took (or, if the simulated one was not done by the end
-of the events, how much it made).
+of the events, how much it made). The exit status is 1 if they differ by more than a tenth.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ WORKER = Path(__file__).resolve().parent / "workers" / "paced.py"
 CHURN = ("4 join node-3", "4 join node-4", "9 leave node-1", "16 kill node-4", "22 join node-1", "29 leave node-3")
 PACES = ({1: 0.3, 2: 0.16, 4: 0.1}, {1: 0.2, 2: 0.12, 4: 0.09})
 HORIZON_S = 20.0
+GOAL = 0.1
 BATCH, SAMPLES, EPOCHS = 48, 600, 14
 
 
@@ -46,6 +47,7 @@ def main() -> None:
     else:
         for name, value in found.items():
             print(f"{name:>20}  {value}")
+    sys.exit(abs(found["ratio"] - 1.0) > GOAL)
 
 
 def measure(folder: Path) -> dict[str, Any]:

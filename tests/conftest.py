@@ -1,17 +1,31 @@
-"""What several test files share."""
+"""What all tests share: hypothesis profiles, the check of markers, the order of tests, and real data."""
 
 from __future__ import annotations
 
+import json
+import os
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-# Examples are the same in every run; no example fails for being slow on a busy machine.
-settings.register_profile("bftrainer", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("bftrainer")
+from support.examples import register_profiles
 
-SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+register_profiles()
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # many small trainings share few cores; threads would wait for each other
+
+pytest_plugins = ["support.process_guard"]
+
+HERE = Path(__file__).resolve().parent
+SHARED_DATA = HERE.parents[1] / "shared" / "data"
+SECONDS: dict[str, float] = json.loads((HERE / "durations.json").read_text())
+"""How long tests took that took long. `make durations` writes it."""
+TOGETHER = {
+    *("test_browser.py", "test_page.py", "test_paper.py", "test_site.py"),
+    *("test_slurm_pool.py", "test_synth.py", "test_tls.py"),
+}
+"""Modules whose fixtures take long to make: one process of a run makes them, not each."""
 
 
 @pytest.fixture(scope="session")
@@ -22,9 +36,14 @@ def shared_data() -> Path:
     return SHARED_DATA
 
 
-LONGEST = ("test_first_pages.py", "test_slurm_live.py", "test_live_chaos.py", "test_chaos.py")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first: nobody shall have minutes to go when all others are done."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    """The longest first: when all others are done no test has minutes to go."""
+    seconds: dict[str, float] = defaultdict(float)
+    units = {}
+    for item in items:
+        units[item] = item.nodeid
+        if item.path.name in TOGETHER:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+            units[item] = item.path.stem
+        seconds[units[item]] += SECONDS.get(item.nodeid, 0.0)
+    items.sort(key=lambda item: -seconds[units[item]])

@@ -13,6 +13,8 @@ import pytest
 from bftrainer.cli.main import COMMANDS as COMMAND_NAMES
 from bftrainer.cli.main import run
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 RUN_IN_ORDER = ("README.md", "docs/quickstart.md", "docs/extend.md")  # by tests/docs

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 
 def modules_after(code: str) -> set[str]:
     """What a fresh interpreter has loaded after running some code."""
@@ -13,6 +15,7 @@ def modules_after(code: str) -> set[str]:
     return set(done.stdout.split("\n")[-2].split())
 
 
+@pytest.mark.waits
 def test_the_command_line_loads_neither_torch_nor_numba() -> None:
     loaded = modules_after(
         "from bftrainer.cli.main import run\n"
@@ -24,11 +27,13 @@ def test_the_command_line_loads_neither_torch_nor_numba() -> None:
     assert not loaded & {"torch", "numba", "highspy"}
 
 
+@pytest.mark.waits
 def test_a_trainer_that_is_not_pytorch_needs_nothing_but_python() -> None:
     loaded = modules_after("import bftrainer.elastic.membership, bftrainer.elastic.run, bftrainer.elastic.control")
     assert not loaded & {"torch", "numpy", "numba", "polars"}
 
 
+@pytest.mark.waits
 def test_what_a_script_imports_is_light_until_it_begins() -> None:
     assert not modules_after("from bftrainer import elastic") & {"torch", "numpy"}
 

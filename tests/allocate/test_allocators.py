@@ -18,6 +18,7 @@ from bftrainer.core.curve import Curve
 from bftrainer.errors import InputError
 from support.allocate.brute import brute_force, lacking, same, within_limits
 from support.allocate.strategies import problems
+from support.examples import examples
 
 every_allocator = pytest.mark.parametrize("name", ALLOCATORS)
 LINE = Curve.through([0, 10], [0.0, 100.0])
@@ -109,7 +110,7 @@ def test_limits_are_refused_where_they_cannot_be_held(name: str, limits: Limits)
         make_allocator(name).allocate(problem)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(problem=problems(max_claims=4, max_pool=8, with_limits=True))
 def test_exact_keeps_to_the_limits_of_owners_and_finds_the_best_within_them(problem: Problem) -> None:
     problem = replace(problem, limits=replace(problem.limits, exclusive=()))
@@ -155,13 +156,13 @@ def test_exact_shares_a_large_pool_out() -> None:
     assert held["cat"] <= 250
 
 
-@settings(max_examples=520)
+@settings(max_examples=examples(520))
 @given(problem=problems(5, 16))
 def test_exact_finds_what_trying_everything_finds(problem: Problem) -> None:
     assert same(problem, ExactAllocator().allocate(problem).objective, brute_force(problem)[0])
 
 
-@settings(max_examples=520)
+@settings(max_examples=examples(520))
 @given(problem=problems(5, 16))
 def test_exact_finds_the_same_in_its_way_for_large_problems(problem: Problem) -> None:
     usual = ExactAllocator().allocate(problem)
@@ -172,7 +173,7 @@ def test_exact_finds_the_same_in_its_way_for_large_problems(problem: Problem) ->
     assert problem.feasible(by_runs.counts)
 
 
-@settings(max_examples=520)
+@settings(max_examples=examples(520))
 @given(problem=problems(5, 16))
 def test_compiled_code_decides_as_numpy_does(problem: Problem) -> None:
     pytest.importorskip("numba")
@@ -210,7 +211,7 @@ def test_without_numba_nobody_gets_compiled_code(monkeypatch: pytest.MonkeyPatch
         ExactAllocator(compiled=True)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(problem=problems(4, 10))
 def test_exact_and_the_node_level_model_of_the_paper_agree(problem: Problem) -> None:
     nodes = make_allocator("milp-nodes").allocate(problem)
@@ -218,7 +219,7 @@ def test_exact_and_the_node_level_model_of_the_paper_agree(problem: Problem) -> 
     assert same(problem, ExactAllocator().allocate(problem).objective, nodes.objective)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(problem=problems(12, 60))
 def test_exact_and_the_count_model_agree_on_larger_problems(problem: Problem) -> None:
     counts = make_allocator("milp").allocate(problem)
@@ -249,7 +250,7 @@ def test_rescaling_happens_only_when_it_pays_within_the_horizon() -> None:
     assert (grown(17.0), grown(19.0)) == (4, 8)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(problem=problems(6, 25))
 def test_equal_serves_in_order_and_differs_by_one_node_where_nothing_else_binds(problem: Problem) -> None:
     counts = make_allocator("equal").allocate(problem).counts

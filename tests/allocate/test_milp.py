@@ -14,9 +14,10 @@ from bftrainer.errors import InputError
 from support.allocate.brute import brute_force, lacking, same, within_limits
 from support.allocate.problems import LINE, claim, large_problem, solves
 from support.allocate.strategies import problems
+from support.examples import examples
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(problems(max_claims=5, max_pool=20))
 def test_it_finds_what_brute_force_finds(problem: Problem) -> None:
     best, _ = brute_force(problem)
@@ -27,7 +28,7 @@ def test_it_finds_what_brute_force_finds(problem: Problem) -> None:
     assert same(problem, decision.objective, best)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(problems(max_claims=4, max_pool=7, with_limits=True))
 def test_it_keeps_to_limits_and_finds_the_best_within_them(problem: Problem) -> None:
     best, counts = brute_force(problem)

@@ -14,9 +14,10 @@ from bftrainer.errors import InputError
 from support.allocate.brute import brute_force, same
 from support.allocate.problems import claim, large_problem, solves
 from support.allocate.strategies import problems
+from support.examples import examples
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(problems(max_claims=4, max_pool=10))
 def test_it_finds_what_brute_force_finds(problem: Problem) -> None:
     best, _ = brute_force(problem)

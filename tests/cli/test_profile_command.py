@@ -17,6 +17,8 @@ from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes.launch import ColdLauncher
 from bftrainer.simulate.workload import load_curves
 
+pytestmark = pytest.mark.waits
+
 Call = Callable[..., tuple[int, str, str]]
 
 TRAINER = """

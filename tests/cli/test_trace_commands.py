@@ -204,6 +204,7 @@ def test_the_version_is_printed(call: Callable[..., Outcome]) -> None:
     assert call("--version").out == f"bftrainer {__version__}\n"
 
 
+@pytest.mark.waits
 def test_a_recording_ends_on_sigterm_with_a_trace_and_goes_on_from_its_journal(tmp_path: Path) -> None:
     (tmp_path / "idle").write_text("n1\nn2\n")
     words = ["trace", "record", "--source", "script", "--command", "cat idle", "--interval", "0.05", "-o", "r.parquet"]
@@ -222,6 +223,7 @@ def test_a_recording_ends_on_sigterm_with_a_trace_and_goes_on_from_its_journal(t
     assert trace.open.any()
 
 
+@pytest.mark.waits
 def test_a_recording_of_a_missing_tool_fails_at_once_and_leaves_nothing(
     call: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -232,6 +234,7 @@ def test_a_recording_of_a_missing_tool_fails_at_once_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.waits
 def test_output_cut_short_by_its_reader_is_no_error(trace: Path) -> None:
     line = f"{sys.executable} -m bftrainer trace stats {trace} --json | head -c 10"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120, check=False)

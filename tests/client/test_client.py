@@ -73,6 +73,7 @@ def progressing(book: Book, *, end: str = "done", reason: str = "") -> None:
     book.on_ask = on_ask
 
 
+@pytest.mark.waits
 def test_importing_the_package_loads_no_client_until_one_is_asked_for() -> None:
     code = "import bftrainer, sys; assert 'bftrainer.client' not in sys.modules; assert 'httpx' not in sys.modules\n"
     code += "assert {'Client', 'AsyncClient'} <= set(dir(bftrainer)); bftrainer.Client; assert 'httpx' in sys.modules"
@@ -83,6 +84,7 @@ def test_importing_the_package_loads_no_client_until_one_is_asked_for() -> None:
         bftrainer.Cleint  # type: ignore[attr-defined] # noqa: B018
 
 
+@pytest.mark.waits
 def test_without_the_packages_of_the_live_system_it_says_what_to_install() -> None:
     code = "import sys; sys.modules['httpx'] = None\nimport bftrainer\n"
     code += "try: bftrainer.Client\nexcept ImportError as problem: print(problem)"

@@ -30,6 +30,8 @@ from support.cluster.fake_controller import FakeController
 from support.processes import is_alive
 from support.waiting import until
 
+pytestmark = pytest.mark.waits
+
 # The end of the agent.
 
 

@@ -7,11 +7,15 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from bftrainer.cluster.wire.messages import Ended, Going, Join, Started
 from support.cluster.agents import SLEEPS, TINY, agent_process, descendants, ended, parent_of, script, start
 from support.cluster.fake_controller import FakeController
 from support.processes import is_alive
 from support.waiting import until
+
+pytestmark = pytest.mark.waits
 
 LONG = 1000.0
 """A time to save that no test waits for."""

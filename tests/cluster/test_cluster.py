@@ -14,6 +14,7 @@ from bftrainer.cluster.report.rerun import KINDS, check
 from bftrainer.elastic.protocol import Broken, Done, Failed, Formed, Leaving
 from bftrainer.errors import InputError
 from support.cluster.bench import Bench
+from support.examples import examples
 
 
 @pytest.fixture
@@ -551,7 +552,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.lists(STEPS, max_size=40))
 def test_whatever_happens_every_trainer_that_can_run_does_and_no_node_serves_two(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, object]]

@@ -287,6 +287,7 @@ def process(*argv: str, output: Path | None = None, **env: str) -> Iterator[int]
             running.communicate()
 
 
+@pytest.mark.waits
 def test_a_process_of_a_worker_that_is_not_known_to_run_is_found(folder: Path) -> None:
     with controller(folder), process(BFTRAINER_STATE_ID=THIS, BFTRAINER_WORKER="t1-1") as pid:
         ((level, what),) = worse(examine(folder))
@@ -295,6 +296,7 @@ def test_a_process_of_a_worker_that_is_not_known_to_run_is_found(folder: Path) -
         assert worse(examine(folder)) == []
 
 
+@pytest.mark.waits
 def test_a_process_of_a_running_worker_or_of_another_state_is_left_in_peace(folder: Path) -> None:
     with (
         controller(folder),
@@ -305,6 +307,7 @@ def test_a_process_of_a_running_worker_or_of_another_state_is_left_in_peace(fold
         assert worse(examine(folder)) == []
 
 
+@pytest.mark.waits
 def test_a_running_worker_without_controller_and_agent_is_an_orphan(folder: Path) -> None:
     def left_over() -> list[str]:
         return [what for _, what in worse(examine(folder)) if what.startswith("process")]
@@ -320,6 +323,7 @@ def test_a_running_worker_without_controller_and_agent_is_an_orphan(folder: Path
             assert left_over() == []
 
 
+@pytest.mark.waits
 def test_a_forked_worker_is_known_by_its_output(folder: Path, tmp_path: Path) -> None:
     # Such a process shows the environment and the command line of the warm parent it was forked from.
     mark = "import sys  # bftrainer.processes.forker\nsys.stdin.read()"

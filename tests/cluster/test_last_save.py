@@ -14,6 +14,8 @@ torch = pytest.importorskip("torch")
 
 from support.cluster.live import Live, gone, wait_until  # noqa: E402
 
+pytestmark = pytest.mark.waits
+
 WORKER = Path(__file__).parent / "taken_worker.py"
 STEPS = 60
 

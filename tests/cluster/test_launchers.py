@@ -127,6 +127,7 @@ def test_when_one_torchrun_agent_is_done_the_others_get_time_and_the_store_stays
     assert (row.samples, row.total) == (1000, 1000)
 
 
+@pytest.mark.waits
 def test_the_list_of_hosts_has_a_slot_for_each_node_and_the_executable_prints_it(tmp_path: Path) -> None:
     folder = tmp_path / "it's $HOME"
     folder.mkdir()
@@ -292,6 +293,7 @@ def do(bench: Bench, what: str, value: Any) -> None:
         bench.pass_time(float(value))
 
 
+@pytest.mark.waits
 def test_there_is_one_head_whoever_started_it_and_one_that_does_not_come_is_replaced(tmp_path: Path) -> None:
     environment = {variables.URL: "http://127.0.0.1:9", variables.SECRET: "nobody-listens-there"}
 
@@ -347,6 +349,7 @@ print("all done")
 """
 
 
+@pytest.mark.waits
 def test_a_driver_on_the_head_sees_its_hosts_change_and_outlives_the_controller(tmp_path: Path) -> None:
     (tmp_path / "driver.py").write_text(DRIVER)
     seen = tmp_path / "seen"
@@ -406,6 +409,7 @@ print("all done")
 """
 
 
+@pytest.mark.waits
 def test_an_ordinary_torch_script_goes_on_through_the_loss_of_a_node_and_of_the_controller(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ORDINARY)
     record = tmp_path / "steps"

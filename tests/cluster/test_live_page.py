@@ -17,6 +17,8 @@ from support.cluster.live import Live
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "live.md").read_text()
 

@@ -16,6 +16,8 @@ from bftrainer.cluster.doctor import invariants
 from bftrainer.cluster.report.rerun import KINDS, check
 from bftrainer.cluster.store.store import FILE, Store
 
+pytestmark = pytest.mark.waits
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "controller.py"
 PARALLEL = 8
 

@@ -23,6 +23,8 @@ from support.cluster.made_pools import local, settings_of
 from support.processes import is_alive
 from support.waiting import until
 
+pytestmark = pytest.mark.waits
+
 
 def environment(pid: int) -> dict[str, str]:
     entries = Path(f"/proc/{pid}/environ").read_text().split("\0")

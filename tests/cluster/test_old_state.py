@@ -17,6 +17,8 @@ from bftrainer.cluster.store.store import FILE, Store
 from support.cluster.live import Live
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.waits
+
 HERE = Path(__file__).parent
 SAMPLES = 20 * 400
 

@@ -276,6 +276,7 @@ def test_a_controller_is_ready_while_its_store_and_its_pool_are(
     play(tmp_path, scene)
 
 
+@pytest.mark.waits
 def test_a_running_controller_is_ready_keeps_a_log_and_can_be_reported_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,6 +23,8 @@ from support.cluster.fake_office import FakeOffice, processes_of
 from support.cluster.made_pools import STUB, executable, script, settings_of
 from support.waiting import until
 
+pytestmark = pytest.mark.waits
+
 
 def test_what_is_no_longer_listed_leaves_and_what_is_listed_anew_comes(tmp_path: Path) -> None:
     async def play() -> FakeOffice:

@@ -305,6 +305,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path, monkeypatch
 # The whole of it.
 
 
+@pytest.mark.waits
 def test_secrets_stay_secret_and_slow_clients_stop_nobody(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     folder.mkdir(mode=0o700)

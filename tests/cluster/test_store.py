@@ -468,6 +468,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", folder], check=True)
 
 
+@pytest.mark.waits
 def test_a_disk_that_is_really_full_is_named_and_work_goes_on_once_there_is_room(small_disk: Path) -> None:
     path = small_disk / "bftrainer.db"
     ballast = small_disk / "ballast"
@@ -497,6 +498,7 @@ def test_a_disk_that_is_really_full_is_named_and_work_goes_on_once_there_is_room
         assert store.problems() == []
 
 
+@pytest.mark.waits
 def test_a_read_only_file_system_is_said_clearly(small_disk: Path) -> None:
     path = small_disk / "bftrainer.db"
     with Store.open(path) as store:
@@ -574,6 +576,7 @@ for n in range(begin + 1, begin + 1_000_000):
 """
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize("kills", [(3, 40, 14, 101, 7, 260)])
 def test_killed_at_any_instant_the_state_and_the_log_agree_and_nothing_told_is_lost(
     path: Path, kills: tuple[int, ...]
@@ -622,6 +625,7 @@ step(5)
 """
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize("step", range(1, 6))
 def test_a_kill_within_a_transaction_takes_all_of_it_back_and_one_after_it_nothing(path: Path, step: int) -> None:
     with Store.open(path) as store:

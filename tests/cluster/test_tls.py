@@ -21,7 +21,10 @@ from support.cluster.live import Live
 from support.cluster.served import a_door, echo, served
 from support.waiting import wait_until
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+pytestmark = [
+    pytest.mark.waits,
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates"),
+]
 
 
 def openssl(*words: str | Path) -> None:

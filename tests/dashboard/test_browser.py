@@ -21,7 +21,11 @@ from support.cluster.live import EXAMPLES, Live
 from support.dashboard.browsing import Watched, needs_browser, until
 from support.waiting import wait_until
 
-pytestmark = [needs_browser, pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")]
+pytestmark = [
+    pytest.mark.browser,
+    needs_browser,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch"),
+]
 
 PACE = {"BFTRAINER_PACE": "1:0.05,4:0.06"}
 

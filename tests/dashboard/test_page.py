@@ -11,7 +11,7 @@ import pytest
 from support.dashboard.browsing import Watched, needs_browser, until
 from support.dashboard.stage import NOW, TOKEN, Stage, status, trainer
 
-pytestmark = needs_browser
+pytestmark = [pytest.mark.browser, needs_browser]
 
 
 @pytest.fixture(scope="module")

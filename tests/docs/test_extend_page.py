@@ -27,6 +27,8 @@ from support.cluster.pool_conformance import CHECKS, Check, Setting
 from support.docs.pages import DOCS, blocks, steps, write_files
 from support.waiting import until, wait_until
 
+pytestmark = pytest.mark.docs
+
 PAGE = DOCS / "extend.md"
 
 

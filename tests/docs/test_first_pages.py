@@ -14,6 +14,8 @@ from support.docs.terminal import Terminal, known
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
+pytestmark = pytest.mark.docs
+
 SACCT = """JobID|Start|End|State|NodeList
 1|2026-01-02T00:00:00|2026-01-02T01:00:00|COMPLETED|n[1-4]
 2|2026-01-08T02:00:00|2026-01-08T03:00:00|COMPLETED|n[1-4],login1

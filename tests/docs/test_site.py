@@ -16,6 +16,8 @@ import pytest
 from bftrainer.cli.main import COMMANDS
 from support.docs.pages import DOCS, ROOT
 
+pytestmark = pytest.mark.docs
+
 
 def reference() -> ModuleType:
     """The script that fills the reference."""

@@ -224,6 +224,7 @@ def test_a_rule_for_the_learning_rate_needs_batches() -> None:
         next(run.steps(1))
 
 
+@pytest.mark.waits
 def test_a_process_that_the_script_forks_is_not_a_worker(tmp_path: Path) -> None:
     script = tmp_path / "forks.py"
     script.write_text(

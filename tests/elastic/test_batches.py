@@ -96,6 +96,7 @@ def test_a_data_loader_gives_its_dataset_and_its_settings(run: elastic.Run, shuf
     assert batches.signature == plain.signature
 
 
+@pytest.mark.waits
 def test_the_workers_of_a_data_loader_load_the_batches_and_survive_epochs(run: elastic.Run) -> None:
     data, found = numbers(), []
     for _ in run.epochs(2):
@@ -221,6 +222,7 @@ def test_wrong_options_are_refused_before_training(run: elastic.Run, options: di
         run.batches(numbers(), **options)
 
 
+@pytest.mark.waits
 def test_persistent_workers_are_what_there_is_anyway(run: elastic.Run) -> None:
     batches = run.batches(numbers(), batch_size=10, num_workers=1, persistent_workers=True)
     for _ in run.epochs(1):
@@ -239,6 +241,7 @@ class Shifted(Dataset):  # type: ignore[type-arg]
         return torch.tensor([float(index + self.shift)])
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}], ids=repr)
 def test_a_change_of_the_dataset_between_epochs_is_seen_when_torch_sees_it(
     run: elastic.Run, options: dict[str, Any]

@@ -14,6 +14,8 @@ pytest.importorskip("torch")
 from bftrainer.elastic.local.coordinator import Coordinator
 from support.elastic.jobs import on, play, script
 
+pytestmark = pytest.mark.waits
+
 WORKER = script("counting_worker.py")
 PER_EPOCH = 6
 """Steps of an epoch; there is an evaluation after every third step."""

@@ -13,6 +13,8 @@ from bftrainer.elastic.local.coordinator import Coordinator, Happening
 from bftrainer.processes.launch import Command, Process
 from support.elastic.jobs import script, warm
 
+pytestmark = pytest.mark.waits
+
 
 class SlowToAnswer:
     """Starts processes at once, and says so only when they have connected to the coordinator."""

@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+pytestmark = pytest.mark.docs
+
 PAGE = (Path(__file__).resolve().parents[2] / "docs/elastic.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 (DIFF,) = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)

@@ -93,6 +93,7 @@ def test_only_a_loss_that_was_given_has_a_mean() -> None:
         run.mean("loss")
 
 
+@pytest.mark.waits
 def test_a_newcomer_has_the_mean_and_the_values_of_the_others(tmp_path: Path) -> None:
     async def scenario(job: Coordinator) -> None:
         await job.add(2)

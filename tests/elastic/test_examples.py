@@ -20,6 +20,8 @@ from bftrainer.processes.warm import WarmLauncher
 
 pytest.importorskip("torch")
 
+pytestmark = pytest.mark.waits
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DEADLINE_S = 240
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.waits
+
 WATCH = """
 import atexit, sys
 from bftrainer.processes import exits

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,8 @@ from bftrainer.elastic.protocol import Done, Formed, Left, Report
 from support.elastic.jobs import play, script
 
 pytest.importorskip("torch")
+
+pytestmark = pytest.mark.waits
 
 WORKER = script("failing_worker.py")
 
@@ -55,19 +56,22 @@ def test_a_bug_on_one_rank_ends_the_job_at_once_with_its_traceback(mode: str, sa
     play(scenario, tmp_path, [WORKER, str(tmp_path), mode])
 
 
+LIVES = 6
+
+
 def test_killing_all_workers_again_and_again_costs_at_most_the_interval_of_snapshots(tmp_path: Path) -> None:
-    kills: list[float] = []
+    saved: list[int] = []
     resumed: list[int] = []
 
     def newest() -> int:
         return max((int(path.stem.partition("-")[2]) for path in tmp_path.glob("snapshots/*.bft")), default=0)
 
     async def scenario(job: Coordinator) -> None:
-        for life in range(20):
+        for life in range(LIVES):
             nodes = await job.add(1 + life % 2)
             before = newest()
             await job.until(lambda before=before: newest() > before, 60, "a new snapshot")
-            kills.append(time.monotonic())
+            saved.append(newest())
             for node in job.nodes:
                 job.signal(node, signal.SIGKILL)
             await job.until(lambda: not job.nodes, 30, "the end of all workers")
@@ -77,28 +81,22 @@ def test_killing_all_workers_again_and_again_costs_at_most_the_interval_of_snaps
         await job.add(1)
 
     assert play(scenario, tmp_path, [WORKER, str(tmp_path), ""]).status == "done"
+    assert len(resumed) == LIVES
+    # Each life goes on from the newest snapshot there was, or from one that was being written at the kill.
     assert resumed[0] == 0
-    assert len(resumed) == 20
-    commits: dict[int, list[float]] = {}
-    for log in tmp_path.glob("times-*"):
-        for line in log.read_text().splitlines():
-            step, at = line.split()
-            commits.setdefault(int(step), []).append(float(at))
-    for life in range(19):
-        begin, end = kills[life - 1] if life else 0.0, kills[life]
-        assert resumed[life + 1] > resumed[life]
-        # What the next life resumed from had been the state until this one committed the following step.
-        followed = min((at for at in commits.get(resumed[life + 1] + 1, []) if begin < at <= end), default=end)
-        assert end - followed < 0.5 + 1.0  # the interval, and writing on a busy machine
+    for life in range(LIVES - 1):
+        assert resumed[life + 1] >= saved[life] > resumed[life]
 
 
 def test_sigterm_makes_a_worker_leave_at_a_step_boundary(tmp_path: Path) -> None:
     happened: list[Happening] = []
+    told: list[str] = []
 
     async def scenario(job: Coordinator) -> None:
         await job.add(3)
         await trains(job, 3)
         first = job.members[0]
+        told.append(first)
         job.signal(first, signal.SIGTERM)
         await job.until(lambda: first not in job.nodes, 30, "the leaver's end")
         await trains(job, 2)
@@ -107,8 +105,7 @@ def test_sigterm_makes_a_worker_leave_at_a_step_boundary(tmp_path: Path) -> None
         (tmp_path / "end").touch()
 
     assert play(scenario, tmp_path, [WORKER, str(tmp_path), ""], watch=happened.append).status == "done"
-    left = [h.node for h in happened if isinstance(h.message, Left)]
-    assert left == ["node-1"] or len(left) == 1
+    assert [h.node for h in happened if isinstance(h.message, Left)] == told
 
 
 def test_a_newcomer_that_dies_before_it_joins_disturbs_nobody(tmp_path: Path) -> None:

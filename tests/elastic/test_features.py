@@ -13,6 +13,8 @@ from support.elastic.jobs import on, play, script
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.waits
+
 WORKER = script("features_worker.py")
 
 

@@ -96,6 +96,7 @@ def test_an_attempt_whose_peer_never_comes_ends_when_it_is_given_up(before: tupl
     assert comes_back_to(before)
 
 
+@pytest.mark.waits
 def test_an_attempt_whose_peer_died_in_it_ends_when_it_is_given_up(before: tuple[int, int]) -> None:
     # Who of two calls the other depends on their ports: the survivor waits for the call in about half of the attempts.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -27,6 +27,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Leftovers:
     return Leftovers(tmp_path / "tmp")
 
 
+@pytest.mark.waits
 def test_a_process_that_outlives_its_parent_is_found(watched: Leftovers) -> None:
     program = "import subprocess as s; n = s.DEVNULL; "
     program += "print(s.Popen(['sleep', '60'], stdout=n, stderr=n, start_new_session=True).pid)"

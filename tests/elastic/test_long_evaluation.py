@@ -11,6 +11,8 @@ from support.elastic.jobs import warm
 
 pytest.importorskip("torch")
 
+pytestmark = pytest.mark.waits
+
 
 def test_nobody_is_killed_while_rank_0_evaluates_and_newcomers_join_afterwards(
     tmp_path: Path,

@@ -16,6 +16,8 @@ from bftrainer.processes.launch import ColdLauncher
 from support.elastic import jobs
 from support.elastic.jobs import script
 
+pytestmark = pytest.mark.waits
+
 SETTINGS = CoordinatorSettings()
 
 

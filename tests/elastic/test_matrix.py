@@ -25,6 +25,7 @@ RUN = (
 )
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize("name", RUN)
 def test_a_row_is_what_the_page_says(name: str, tmp_path: Path) -> None:
     (row,) = (row for row in ROWS if row.name == name)

@@ -14,6 +14,8 @@ torch = pytest.importorskip("torch")
 from bftrainer.elastic.local.coordinator import Coordinator  # noqa: E402
 from support.elastic.jobs import on, play, script  # noqa: E402
 
+pytestmark = pytest.mark.waits
+
 WORKER = script("meeting_worker.py")
 
 

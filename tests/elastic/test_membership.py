@@ -212,6 +212,7 @@ def test_every_message_survives_its_encoding() -> None:
     assert json.loads(protocol.encode(Ready())) == {"type": "ready"}
 
 
+@pytest.mark.waits
 def test_a_worker_whose_manager_is_gone_ends(tmp_path: Path) -> None:
     manager = Manager(tmp_path / "channel")
     code = (

@@ -164,6 +164,7 @@ def test_a_script_with_a_bad_pace_is_told_so(monkeypatch: pytest.MonkeyPatch) ->
         elastic.init()
 
 
+@pytest.mark.waits
 def test_a_lost_peer_ends_the_wait_and_what_it_spoilt_is_counted(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from support.elastic.jobs import play
@@ -190,6 +191,7 @@ def test_a_lost_peer_ends_the_wait_and_what_it_spoilt_is_counted(tmp_path: Path)
     assert play(scenario, tmp_path, [str(script)], settings).status == "stopped"
 
 
+@pytest.mark.waits
 def test_nodes_that_are_paced_scale_as_they_are_told(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from bftrainer.profiling import profile

@@ -16,6 +16,8 @@ from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings
 from bftrainer.elastic.protocol import Formed, Report
 from bftrainer.processes.launch import ColdLauncher
 
+pytestmark = pytest.mark.waits
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "power_iteration.py"
 EXPECTED = np.linalg.eigvalsh(np.cov(np.random.default_rng(1).standard_normal((300, 300))))[-1]
 

@@ -18,6 +18,8 @@ from bftrainer.processes.warm import WarmLauncher
 from support.processes import is_alive
 from support.waiting import until
 
+pytestmark = pytest.mark.waits
+
 DEADLINE_S = 60.0
 
 LAUNCHERS: dict[str, Callable[[], ProcessLauncher]] = {"cold": ColdLauncher, "warm": lambda: WarmLauncher(preload=())}

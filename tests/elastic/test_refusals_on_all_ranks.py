@@ -11,6 +11,8 @@ pytest.importorskip("torch")
 from bftrainer.elastic.local.coordinator import Outcome
 from support.elastic.jobs import on, play, script
 
+pytestmark = pytest.mark.waits
+
 WORKER = script("refused_worker.py")
 DIFFERENT = "InputError: the ranks step different optimizers in the same batch: run.step(optimizer=…) must be called"
 

@@ -243,6 +243,7 @@ def test_the_story_says_when_no_node_is_left() -> None:
 # How it runs.
 
 
+@pytest.mark.waits
 def test_nodes_come_and_go_on_command_and_quit_ends_in_good_order(tmp_path: Path) -> None:
     with started(tmp_path / "job", "--nodes", "1-3", "--start", "2", "--json", EXAMPLE, "0.1") as job:
         job.wait_for("world size now 2")
@@ -285,6 +286,7 @@ async def echo(order: Order) -> str:
     return f"{order.verb} {order.node}"
 
 
+@pytest.mark.waits
 def test_what_workers_print_is_shown_with_the_node_s_name_and_the_job_is_done(tmp_path: Path) -> None:
     script = tmp_path / "hello.py"
     connect = "from bftrainer.elastic.membership import Membership\nmembership = Membership.connect()\n"
@@ -294,6 +296,7 @@ def test_what_workers_print_is_shown_with_the_node_s_name_and_the_job_is_done(tm
     assert (status, out) == (0, "node-1: one\nnode-1: two\nnode-1: the end\n")
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize("output", ["job/output", "elsewhere/mine"])
 def test_a_script_is_told_where_to_put_what_it_makes(tmp_path: Path, output: str) -> None:
     script = tmp_path / "writes.py"
@@ -305,6 +308,7 @@ def test_a_script_is_told_where_to_put_what_it_makes(tmp_path: Path, output: str
     assert (tmp_path / output / "model").exists()
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize("quiet", [[], ["--quiet"]])
 def test_a_script_that_fails_is_status_1_and_its_traceback_is_shown_once(tmp_path: Path, quiet: list[str]) -> None:
     script = tmp_path / "fails.py"
@@ -326,6 +330,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.waits
 def test_the_first_signal_ends_in_good_order_and_the_second_at_once(tmp_path: Path) -> None:
     with started(tmp_path / "a", "--nodes", "1", EXAMPLE, "0.1") as job:
         job.wait_for("world size now 1")
@@ -344,6 +349,7 @@ def test_the_first_signal_ends_in_good_order_and_the_second_at_once(tmp_path: Pa
         assert job.end()[0] == main.INTERRUPTED
 
 
+@pytest.mark.waits
 def test_commands_can_be_typed(tmp_path: Path) -> None:
     terminal, line = pty.openpty()
     try:
@@ -359,6 +365,7 @@ def test_commands_can_be_typed(tmp_path: Path) -> None:
         os.close(line)
 
 
+@pytest.mark.waits
 def test_the_command_line_does_not_load_torch() -> None:
     code = "import bftrainer.elastic.local.main, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -454,6 +461,7 @@ while True:
 """
 
 
+@pytest.mark.waits
 def test_an_agent_is_removed_by_a_signal_which_is_no_failure(tmp_path: Path) -> None:
     script = tmp_path / "agent.py"
     script.write_text(AGENT)

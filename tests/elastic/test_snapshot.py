@@ -392,6 +392,7 @@ def test_damaged_ones_ahead_never_cost_a_whole_one(tmp_path: Path) -> None:
     assert names(tmp_path) == [file_of(102), file_of(103)]
 
 
+@pytest.mark.waits
 def test_temporary_files_of_processes_that_are_gone_are_deleted(tmp_path: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
@@ -848,6 +849,7 @@ def writer(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
         process.communicate()
 
 
+@pytest.mark.waits
 def test_a_reader_always_sees_a_whole_one_while_another_process_writes_and_after_it_was_killed(
     tmp_path: Path, writer: Callable[[str], subprocess.Popen[str]]
 ) -> None:
@@ -882,6 +884,7 @@ def test_a_reader_always_sees_a_whole_one_while_another_process_writes_and_after
     assert names(tmp_path) == [file_of(last), file_of(last + 1)]
 
 
+@pytest.mark.waits
 def test_a_process_killed_in_the_middle_of_a_write_leaves_the_one_before_and_is_cleaned_up_after(
     tmp_path: Path, writer: Callable[[str], subprocess.Popen[str]]
 ) -> None:

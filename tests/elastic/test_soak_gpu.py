@@ -156,6 +156,7 @@ def test_the_schedule_for_gpt2_has_six_kills_two_leaves_and_two_stops() -> None:
     assert GPT2.count("leave") == GPT2.count("stop") == 2
 
 
+@pytest.mark.waits
 def test_the_harness_disturbs_a_small_job_on_a_cpu_and_finds_it_sound(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     kinds = ["join", "leave", "newcomer", "survivor", "rank0", "join"]

@@ -15,7 +15,10 @@ from support.elastic.strays import begin
 from support.processes import is_alive
 from support.waiting import until
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="strays are found by way of /proc")
+pytestmark = [
+    pytest.mark.waits,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="strays are found by way of /proc"),
+]
 
 
 @pytest.mark.parametrize("end", ["waits", "raises", "ends"])

@@ -17,6 +17,8 @@ from bftrainer.processes.launch import Process
 from bftrainer.processes.warm import WarmLauncher
 from support.processes import is_alive
 
+pytestmark = pytest.mark.waits
+
 DEADLINE_S = 120.0
 
 TRAIN = """

@@ -10,6 +10,8 @@ from support.elastic.jobs import on, play
 
 pytest.importorskip("torch")
 
+pytestmark = pytest.mark.waits
+
 TRAINING = """
 import torch
 model = torch.nn.Linear(2, 1)

@@ -480,6 +480,7 @@ def test_what_the_pool_gives_while_trials_go_on_without_a_driver_counts() -> Non
     assert third.pool_given == 400.0
 
 
+@pytest.mark.waits
 def test_a_second_driver_is_refused_unless_the_first_is_gone(world: World, script: Path) -> None:
     study = new_study(study_name="s")
     there = {"host": "elsewhere", "pid": 1, "at": time.time() - 30}

@@ -15,6 +15,8 @@ from support.cluster.fake_api import TOKEN, Book, make_app, serving
 
 optuna = pytest.importorskip("optuna")
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "sweeps.md").read_text()
 

@@ -18,6 +18,8 @@ optuna = pytest.importorskip("optuna")
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
+pytestmark = pytest.mark.waits
+
 TRIALS = 4
 
 

@@ -16,6 +16,7 @@ from bftrainer.scheduler import Policy
 from bftrainer.simulate.best import best_values
 from bftrainer.simulate.metrics import measure, static_time
 from bftrainer.simulate.replay import Replay, ReplaySettings, replay
+from support.examples import examples
 
 LINE = Curve.through([0, 8], [0.0, 80.0])
 BENT = Curve.through([0, 1, 2, 4, 8], [0.0, 10.0, 18.0, 30.0, 44.0])
@@ -187,7 +188,7 @@ def history(seed: int) -> tuple[Trace, list[Trainer]]:
     return machine(*rows, end=2000.0), trainers
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(
     st.integers(0, 10**9), st.sampled_from(["paper", "stall"]), st.sampled_from(["pool", "all"]),
     st.sampled_from(["exact", "equal"]), st.sampled_from([throughput, efficiency]), st.sampled_from([1, 3, None]),

@@ -19,6 +19,7 @@ from support.slurm.lab import Lab, cluster
 from support.slurm.recorded_site import Changes, found, judged, recorded, site
 
 
+@pytest.mark.slurm
 def test_a_good_site_has_no_errors() -> None:
     findings = judged(site(), refusal="")
     assert [finding for finding in findings if finding.level == "error"] == []
@@ -76,6 +77,7 @@ PLANTED: dict[str, tuple[dict[str, Changes], str, str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slurm
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_misconfiguration_is_found_with_the_line_that_mends_it(name: str) -> None:
     changes, check, level, line = PLANTED[name]
@@ -89,6 +91,7 @@ def test_a_planted_misconfiguration_is_found_with_the_line_that_mends_it(name: s
     assert set(line.split()) <= set(words)
 
 
+@pytest.mark.slurm
 @pytest.mark.parametrize(
     ("changes", "check"),
     [
@@ -161,6 +164,7 @@ def test_slurms_own_refusal_is_an_error() -> None:
 QOS = recorded("qos")
 
 
+@pytest.mark.slurm
 def test_with_qos_the_order_is_that_of_the_qos() -> None:
     one = site(qos=QOS, scavenger={"PriorityTier": "10"})
     findings = judged(one)
@@ -170,6 +174,7 @@ def test_with_qos_the_order_is_that_of_the_qos() -> None:
     assert found(findings, "limits").what == "QOS scavenger has limits (MaxTRESPU=node=2)"
 
 
+@pytest.mark.slurm
 @pytest.mark.parametrize(
     ("rows", "check", "level", "line"),
     [
@@ -275,6 +280,7 @@ def check(
         lab.run("scontrol", "reconfigure")
 
 
+@pytest.mark.slurm
 def test_a_real_cluster_that_is_set_up_well_has_no_errors(check: Check) -> None:
     report = check()
     assert (report["partition"], report["errors"]) == ("scavenger", 0)
@@ -283,6 +289,7 @@ def test_a_real_cluster_that_is_set_up_well_has_no_errors(check: Check) -> None:
     assert {name: levels[name] for name in wanted} == dict.fromkeys(wanted, "ok")
 
 
+@pytest.mark.slurm
 @pytest.mark.parametrize(
     ("pattern", "line", "name", "level"),
     [

@@ -23,6 +23,8 @@ from support.cluster.pool_conformance import CHECKS, Check, Setting
 from support.slurm.lab import Lab, cluster
 from support.waiting import until
 
+pytestmark = pytest.mark.slurm
+
 NODES = ("n01", "n02", "n03", "n04")
 
 

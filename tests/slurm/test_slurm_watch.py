@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -157,8 +156,11 @@ def test_what_is_no_table_of_jobs_is_no_answer(read: Callable[[str], object], te
 def test_no_text_is_too_strange(text: str) -> None:
     for head in ("", PILOTS, QUEUE):
         for read in (read_pilots, read_queue, read_layout, read_nodes):
-            with suppress(ValueError, InputError):
-                read(head + text)
+            try:
+                answer: object = read(head + text)
+            except (ValueError, InputError) as problem:
+                answer = str(problem).strip() or None  # an error says something
+            assert answer is not None
 
 
 def test_partitions_are_read_with_all_their_nodes() -> None:
@@ -320,6 +322,7 @@ def test_the_submission_of_a_pilot_is_as_documented(tmp_path: Path) -> None:
     assert set(short) - set(argv) >= {"--time-min=0:05:00"}
 
 
+@pytest.mark.waits
 def test_the_script_becomes_the_agent_and_takes_the_secret_from_a_private_file(tmp_path: Path) -> None:
     folder = tmp_path / "it's $HOME"
     names = ("BFTRAINER_URL", "BFTRAINER_SECRET", "BFTRAINER_NODE")
@@ -351,6 +354,7 @@ def test_neither_defaults_of_the_user_nor_secrets_reach_slurms_commands() -> Non
     assert command_environment(given) == {**kept, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize(
     ("body", "message"),
     [

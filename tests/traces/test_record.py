@@ -116,6 +116,7 @@ def test_a_stop_ends_the_recording(journal: Journal) -> None:
     assert run(FakeTime(now=2000, stop_at=2000), journal, all_idle)[0] == RecordingSummary(0, 0)
 
 
+@pytest.mark.waits
 def test_a_stop_interrupts_the_wait(tmp_path: Path) -> None:
     stop, polled = threading.Event(), threading.Event()
     tallies: list[RecordingSummary] = []
@@ -165,6 +166,7 @@ def test_the_steady_clock_tells_the_time_and_goes_forward() -> None:
     assert abs(times[0] - before) < DEADLINE_S
 
 
+@pytest.mark.waits
 def test_schedulers_have_their_commands() -> None:
     assert str(default_source("slurm")) == "sinfo -N -h -o '%N %T'"
     assert default_source("slurm").form == "sinfo"
@@ -183,12 +185,14 @@ def test_sources_that_make_no_sense_are_refused(kind, command, says: str) -> Non
         default_source(kind, command)
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize(("command", "timeout_s"), [("", 1), (" ", 1), ((), 1), ("x", 0), ("x", float("nan"))])
 def test_a_source_needs_a_command_and_a_timeout(command, timeout_s: float) -> None:
     with pytest.raises(InputError):
         StateSource(command, timeout_s=timeout_s)
 
 
+@pytest.mark.waits
 def test_a_poll_runs_the_command_and_reads_what_it_prints() -> None:
     assert poll(StateSource(("printf", "n1 idle\\nn2 alloc\\n"), "sinfo")) == NodeStates(
         ("n1", "n2"), frozenset({"n1"})
@@ -197,10 +201,12 @@ def test_a_poll_runs_the_command_and_reads_what_it_prints() -> None:
     assert poll(StateSource("true")).idle == frozenset()
 
 
+@pytest.mark.waits
 def test_a_command_reads_nothing_from_our_terminal() -> None:
     assert poll(StateSource("cat", timeout_s=DEADLINE_S)).idle == frozenset()
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize(
     ("source", "says"),
     [
@@ -221,6 +227,7 @@ def test_a_poll_that_fails_names_the_command_and_the_reason(source: StateSource,
     assert caught.value.exit_code == 1
 
 
+@pytest.mark.waits
 def test_a_command_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     source = StateSource(f"sleep 1000 & echo $! > {pids}; echo $$ >> {pids}; wait", timeout_s=2)
@@ -230,6 +237,7 @@ def test_a_command_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> No
         wait_until(lambda pid=pid: not is_alive(pid), f"process {pid} to end")
 
 
+@pytest.mark.waits
 def test_a_child_that_keeps_the_output_open_is_a_timeout_and_no_hang(tmp_path: Path) -> None:
     """The command itself is done, but something it started in a session of its own holds the pipe."""
     pid_file = tmp_path / "pid"
@@ -242,6 +250,7 @@ def test_a_child_that_keeps_the_output_open_is_a_timeout_and_no_hang(tmp_path: P
             os.kill(int(pid_file.read_text()), signal.SIGKILL)
 
 
+@pytest.mark.waits
 def test_recording_goes_on_with_an_existing_journal(tmp_path: Path) -> None:
     source, path = StateSource("echo n1"), tmp_path / "T"
     for _ in range(2):
@@ -258,6 +267,7 @@ record(StateSource(sys.argv[1]), sys.argv[2], threading.Event(), interval_s=0.02
 """
 
 
+@pytest.mark.waits
 def test_a_killed_recorder_loses_at_most_one_poll_and_can_go_on(tmp_path: Path) -> None:
     path, count = tmp_path / "T.journal", tmp_path / "count"
     script = f"echo >> {count}; echo n1; n=$(wc -l < {count}); [ $((n % 5)) -gt 2 ] && echo n2; true"
@@ -289,6 +299,7 @@ def test_a_killed_recorder_loses_at_most_one_poll_and_can_go_on(tmp_path: Path) 
     assert set(recording.trace.nodes) == {"n1", "n2"}
 
 
+@pytest.mark.waits
 def test_slurms_jobs_are_asked_for_where_some_of_them_do_not_count(tmp_path: Path, monkeypatch) -> None:
     for name, prints in (("sinfo", "n1 idle\\nn2 allocated\\nn3 allocated"), ("squeue", "low|n2\\nmain|n3")):
         program = tmp_path / name

@@ -82,6 +82,7 @@ class _Evil:
         return os.system, ("false",)
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize("protocol", [0, 2, 4, 5])
 def test_a_pickle_that_asks_for_code_is_refused_and_not_run(protocol: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(command: str) -> int:

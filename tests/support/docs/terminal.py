@@ -71,13 +71,18 @@ class Terminal:
         return done.stdout
 
     def _made(self, command: str) -> str:
-        """What `make` does in a clone. `make test` finds all tests, but runs none: that is what runs this one."""
+        """What `make` does in a clone, with less to do.
+
+        `make test` finds all tests, but runs none: that is what runs this one. The demo is cut off before its trainers
+        are done, so it fails, but with its summary.
+        """
         env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "PYTEST_"))}
-        env |= {"PYTEST_ADDOPTS": "--collect-only -q -p no:cacheprovider"}
+        env |= {"PYTEST_ADDOPTS": "--collect-only -q -p no:cacheprovider", "CHECK": "true", "DEMO": "--seconds 15"}
         done = subprocess.run(
             shlex.split(command), cwd=self.folder, env=env, capture_output=True, text=True, timeout=900, check=False
         )
-        assert done.returncode == 0, f"{command}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
+        cut_off = command == "make demo" and re.search(r"digits.*images.*chars", done.stdout, re.DOTALL)
+        assert done.returncode == 0 or cut_off, f"{command}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
         assert "building .venv" not in done.stderr, "clone.py and scripts/setup.sh differ in their stamp"
         return done.stdout
 

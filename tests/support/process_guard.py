@@ -1,0 +1,39 @@
+"""Finds tests that start another process without a marker that says so: `make test-fast` must not run them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+MARKERS = ("slurm", "browser", "waits", "docs")
+STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
+_started: list[str] = []
+
+
+def _note(event: str, arguments: tuple[object, ...]) -> None:
+    if event in STARTS and len(_started) < 3:
+        _started.append(f"{event} {' '.join(map(str, arguments[:2]))}".strip())
+
+
+def pytest_configure() -> None:
+    sys.addaudithook(_note)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup() -> Iterator[None]:
+    _started.clear()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    result = yield
+    if _started and not any(item.get_closest_marker(name) for name in MARKERS):
+        pytest.fail(
+            f"It starts another process ({'; '.join(_started)}), so it needs a marker: @pytest.mark.waits, or one of "
+            f"{', '.join(name for name in MARKERS if name != 'waits')}. `make test-fast` runs what has none.",
+            pytrace=False,
+        )
+    return result
