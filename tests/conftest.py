@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 from support.examples import register_profiles
 
 register_profiles()
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # many small trainings share few cores; threads would wait for each other
 
 pytest_plugins = ["support.process_guard"]
 

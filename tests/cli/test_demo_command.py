@@ -21,6 +21,7 @@ def test_a_short_demo_tells_what_came_of_it_and_leaves_its_state_in_order(tmp_pa
     argv = [sys.executable, "-m", "bftrainer", "demo", "--nodes", "2", "--seed", "9", "--seconds", "25"]
     argv += ["--folder", str(folder)]
     done = subprocess.run([*argv, "--json"], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout, done.stderr
     summary = json.loads(done.stdout)
     unfinished = [row["name"] for row in summary["trainers"] if row["state"] != "done"]
     assert done.returncode == bool(unfinished), done.stderr

@@ -223,6 +223,7 @@ def test_a_recording_ends_on_sigterm_with_a_trace_and_goes_on_from_its_journal(t
     assert trace.open.any()
 
 
+@pytest.mark.waits
 def test_a_recording_of_a_missing_tool_fails_at_once_and_leaves_nothing(
     call: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

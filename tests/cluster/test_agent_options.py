@@ -93,6 +93,7 @@ def test_what_a_controller_and_its_agents_start_sees_no_token(tmp_path: Path, mo
     assert (variables.TOKEN in given, given["PLAIN"], given[variables.SECRET]) == (False, "kept", "theirs")
 
 
+@pytest.mark.waits
 def test_commands_of_pools_see_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variables.TOKEN, "of an admin")
     said = asyncio.run(discovery.run((sys.executable, "-c", "import os; print(*os.environ)"), 20.0)).decode().split()

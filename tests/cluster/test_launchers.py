@@ -293,6 +293,7 @@ def do(bench: Bench, what: str, value: Any) -> None:
         bench.pass_time(float(value))
 
 
+@pytest.mark.waits
 def test_there_is_one_head_whoever_started_it_and_one_that_does_not_come_is_replaced(tmp_path: Path) -> None:
     environment = {variables.URL: "http://127.0.0.1:9", variables.SECRET: "nobody-listens-there"}
 

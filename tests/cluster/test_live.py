@@ -114,6 +114,7 @@ def test_what_a_user_does_wrong_is_one_clear_line(tmp_path: Path) -> None:
         row = live.trainer("at_once")
         assert row["state"] == "failed"
         assert row["failures"] in (2, 3)  # twice, if it was on two nodes
+        assert f"({row['failures']} times" in row["reason"]
         assert "no data in ./data" in row["reason"]
         (state / "client.json").write_text(json.dumps({"url": live.api.address.url, "token": "bft_" + "x" * 40}))
         wrong = bftrainer(state, "status")

@@ -19,6 +19,7 @@ from support.cluster.made_pools import settings_of
 from support.cluster.pool_conformance import CHECKS, Check
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("kind", ["local", "script"])
 def test_conformance(kind: str, check: Check, tmp_path: Path) -> None:

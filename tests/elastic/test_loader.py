@@ -19,6 +19,7 @@ from bftrainer.errors import InputError  # noqa: E402
 from support.waiting import wait_until  # noqa: E402
 
 pytestmark = [
+    pytest.mark.waits,
     # About the machine the tests run on: few cores, or threads of torch when the workers are forked.
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),

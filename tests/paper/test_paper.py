@@ -63,14 +63,18 @@ def test_an_experiment_writes_its_three_files(folder: Path, name: str) -> None:
     found = json.loads((folder / f"{name}.json").read_text())
     assert found["name"] == name
     assert found["synthetic"] is True
+    (experiment,) = find_experiments([name])
+    assert (found["title"], found["source"]) == (experiment.title, experiment.source)
     assert found["compared"]
-    assert found["difference"].endswith(".")
+    assert all(row["what"] and np.isfinite(row["ours"]) for row in found["compared"])
+    assert re.fullmatch(r"[A-Z].{40,}\.", found["difference"], re.DOTALL)
     assert {"version", "command", "seed", "inputs"} <= found["provenance"].keys()
     with (folder / f"{name}.csv").open(newline="") as file:
         head, *rows = list(csv.reader(file))
     assert head == found["columns"]
     assert rows
     assert {len(row) for row in rows} == {len(head)}
+    assert rows == [["" if value is None else str(value) for value in row] for row in found["rows"]]
 
 
 @pytest.mark.parametrize("name", NAMES)

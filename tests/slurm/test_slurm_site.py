@@ -86,6 +86,7 @@ def test_garbage_is_never_a_traceback(text: str) -> None:
             assert answer is not None
 
 
+@pytest.mark.waits
 def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     hanging = program(tmp_path, "scontrol", f"sleep 600 & echo $! > {tmp_path}/child; wait")
     with pytest.raises(NoAnswerError, match="no answer within 0.5 s"):
@@ -94,6 +95,7 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
     wait_until(lambda: not Path(f"/proc/{child}").exists() or " Z " in Path(f"/proc/{child}/stat").read_text())
 
 
+@pytest.mark.waits
 def test_a_child_that_keeps_the_output_open_delays_nobody(tmp_path: Path) -> None:
     leaving = program(tmp_path, "scontrol", f"sleep 600 & echo $! > {tmp_path}/child; echo done")
     assert run((str(leaving),)) == "done\n"

@@ -111,6 +111,7 @@ def fake_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.waits
 def test_the_command_prints_findings_and_json_for_programs(call: Call, fake_slurm: Path) -> None:
     text = call("slurm", "check")
     assert text.status == 0
@@ -121,6 +122,7 @@ def test_the_command_prints_findings_and_json_for_programs(call: Call, fake_slur
     assert {"check", "level", "what", "why", "fix"} == report["findings"][0].keys()
 
 
+@pytest.mark.waits
 def test_the_command_fails_where_there_are_errors_and_names_a_wrong_partition(call: Call, fake_slurm: Path) -> None:
     wrong = call("slurm", "check", "--partition", "main")
     assert wrong.status == 1
@@ -129,6 +131,7 @@ def test_the_command_fails_where_there_are_errors_and_names_a_wrong_partition(ca
     assert (unknown.status, unknown.err) == (2, "bftrainer: lab: unknown partition 'mian': did you mean 'main'?\n")
 
 
+@pytest.mark.waits
 def test_without_slurm_there_is_one_clear_line(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     for command in ("check", "setup-user"):
@@ -137,6 +140,7 @@ def test_without_slurm_there_is_one_clear_line(call: Call, monkeypatch: pytest.M
         assert "cannot run scontrol" in answer.err
 
 
+@pytest.mark.waits
 def test_a_slurm_that_fails_or_prints_garbage_is_one_clear_line(call: Call, fake_slurm: Path) -> None:
     program(fake_slurm, "scontrol", "echo slurm_load_ctl_conf error: Unable to contact slurm controller >&2; exit 1")
     failed = call("slurm", "check")
@@ -147,6 +151,7 @@ def test_a_slurm_that_fails_or_prints_garbage_is_one_clear_line(call: Call, fake
     assert (garbage.status, garbage.err.count("\n")) == (1, 1)
 
 
+@pytest.mark.waits
 def test_a_users_configuration_is_printed_or_written_to_a_new_file(
     call: Call, fake_slurm: Path, tmp_path: Path
 ) -> None:
@@ -161,6 +166,7 @@ def test_a_users_configuration_is_printed_or_written_to_a_new_file(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bftrainer.toml", "bin"]
 
 
+@pytest.mark.waits
 def test_a_user_whose_pilots_slurm_refuses_is_told_so(call: Call, fake_slurm: Path) -> None:
     program(fake_slurm, "sbatch", "echo 'allocation failure: Invalid account' >&2; exit 1")
     answer = call("slurm", "setup-user")

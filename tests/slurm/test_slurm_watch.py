@@ -351,6 +351,7 @@ def test_neither_defaults_of_the_user_nor_secrets_reach_slurms_commands() -> Non
     assert command_environment(given) == {**kept, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize(
     ("body", "message"),
     [

@@ -299,6 +299,7 @@ def test_a_killed_recorder_loses_at_most_one_poll_and_can_go_on(tmp_path: Path) 
     assert set(recording.trace.nodes) == {"n1", "n2"}
 
 
+@pytest.mark.waits
 def test_slurms_jobs_are_asked_for_where_some_of_them_do_not_count(tmp_path: Path, monkeypatch) -> None:
     for name, prints in (("sinfo", "n1 idle\\nn2 allocated\\nn3 allocated"), ("squeue", "low|n2\\nmain|n3")):
         program = tmp_path / name
