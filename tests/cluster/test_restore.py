@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench import Bench
 from bftrainer.cluster.controller.active import ActiveTrainer
 from bftrainer.cluster.jobs.base import JobRecord
 from bftrainer.cluster.spec.states import FINISHED, STATES
@@ -18,6 +17,7 @@ from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store.schema import TrainerRow
 from bftrainer.elastic.metrics import Position
 from bftrainer.elastic.protocol import Generation
+from support.cluster.bench import Bench
 
 UNCHANGED = {"id", "name", "owner", "spec", "submitted"}
 APART = {"learned", "ended"}
