@@ -49,6 +49,7 @@ class _Form(NamedTuple):
 
     event: type[TypedEvent]
     columns: tuple[str, ...]
+    """The first fields of the class."""
     values: tuple[_Value, ...]
     """In the order of the keys in the JSON."""
     keys: frozenset[str]
@@ -72,13 +73,13 @@ def event_of(row: EventRow) -> LogEvent:
         if row.kind.startswith(PoolNote.prefix):
             return PoolNote(row.kind.removeprefix(PoolNote.prefix), data)
         return OtherEvent(row.kind, row.trainer, row.node, data)
-    found: dict[str, Any] = {name: getattr(row, name) for name in form.columns}
-    for name, key, types, empty in form.values:
+    found: list[Any] = [getattr(row, name) for name in form.columns]
+    for _, key, types, empty in form.values:
         value = data.get(key, empty)
-        found[name] = value if isinstance(value, types) else empty
-    if not data.keys() <= form.keys:
-        found["extra"] = {key: value for key, value in data.items() if key not in form.keys}
-    return form.event(**found)
+        found.append(value if isinstance(value, types) else empty)
+    if data.keys() <= form.keys:
+        return form.event(*found)
+    return form.event(*found, extra={key: value for key, value in data.items() if key not in form.keys})
 
 
 def _form(event: type[TypedEvent]) -> _Form:

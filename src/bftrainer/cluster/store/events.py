@@ -13,7 +13,10 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True, slots=True)
 class TypedEvent:
-    """Base of the events whose data are fields. `trainer` and `node` are columns of the row, all others JSON."""
+    """Base of the events whose data are fields.
+
+    `trainer` and `node` are columns of the row and come first; all others are in its JSON.
+    """
 
     kind: ClassVar[str]
     extra: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
