@@ -230,7 +230,7 @@ def test_a_node_that_was_leaving_when_the_controller_died_counts_again_once_it_i
         on.workers.clear()
         on.now += 100.0
         on.open()
-        on.pass_time(9.0)
+        on.pass_time(16.0)  # agents.reattach_s, and a little more
         on.pass_time(1.0)
         assert [event.data["reason"] for event in on.store.events(kind="node.left")] == ["did not come back"] * 2
         with on.store.transaction():

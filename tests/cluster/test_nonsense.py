@@ -28,6 +28,8 @@ from support.cluster.api import NoPool, by
 from support.cluster.api import play as play_api
 from support.cluster.bench import Bench
 
+pytestmark = pytest.mark.waits  # asking for the daily figures starts a process
+
 WORKER_KINDS = (
     *(protocol.Hello, protocol.Ready, protocol.Arrived, protocol.Formed, protocol.Broken, protocol.Report),
     *(protocol.Leaving, protocol.Left, protocol.Done, protocol.Failed, protocol.Generation, protocol.Go),

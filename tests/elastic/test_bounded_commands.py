@@ -21,6 +21,8 @@ from bftrainer.processes.run import (
     run_async,
 )
 
+pytestmark = pytest.mark.waits
+
 Runner = Callable[..., CommandResult]
 
 

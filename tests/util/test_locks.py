@@ -9,6 +9,8 @@ import pytest
 
 from bftrainer.util.locks import is_locked, read_pid, take_lock, try_lock, write_pid
 
+pytestmark = pytest.mark.waits
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
