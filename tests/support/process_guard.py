@@ -32,8 +32,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     result = yield
     if _started and not any(item.get_closest_marker(name) for name in MARKERS):
         pytest.fail(
-            f"It starts another process ({'; '.join(_started)[:300]}), so it needs a marker: @pytest.mark.waits, or one of "
-            f"{', '.join(name for name in MARKERS if name != 'waits')}. `make test-fast` runs what has none.",
+            f"It starts another process ({'; '.join(_started)[:300]}), so it needs a marker: @pytest.mark.waits, or one "
+            f"of {', '.join(name for name in MARKERS if name != 'waits')}. `make test-fast` runs what has none.",
             pytrace=False,
         )
     return result
