@@ -31,9 +31,10 @@ def pytest_runtest_setup() -> Iterator[None]:
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     result = yield
     if _started and not any(item.get_closest_marker(name) for name in MARKERS):
+        others = ", ".join(name for name in MARKERS if name != "waits")
         pytest.fail(
-            f"It starts another process ({'; '.join(_started)[:300]}), so it needs a marker: @pytest.mark.waits, or one "
-            f"of {', '.join(name for name in MARKERS if name != 'waits')}. `make test-fast` runs what has none.",
+            f"It starts another process ({'; '.join(_started)[:300]}), so it needs a marker: @pytest.mark.waits, or "
+            f"one of {others}. `make test-fast` runs what has none.",
             pytrace=False,
         )
     return result
