@@ -247,3 +247,18 @@ def test_a_launcher_closed_while_its_parent_starts_leaves_nothing(run: Run, tmp_
         await until(lambda: children.read_text().split() == before)
 
     run(scene())
+
+
+def test_torch_prints_no_warning_of_a_peer_that_keeps_others_waiting(
+    run: Run, warm: WarmLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCH_CPP_LOG_LEVEL", raising=False)
+    text = """
+import datetime, torch.distributed
+store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+try:
+    store.wait(["never set"], datetime.timedelta(milliseconds=50))
+except torch.distributed.DistStoreError:
+    print("gave up")
+"""
+    assert run(output(warm, script(tmp_path, text))) == (0, "gave up\n")

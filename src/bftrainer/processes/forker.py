@@ -29,7 +29,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-from bftrainer.processes import exits, strays, unguided
+from bftrainer.processes import exits, strays, unguided, variables
 from bftrainer.processes.launch import Command, die_with_parent, end_group, go_to_background, open_output, wait_for_end
 
 
@@ -101,6 +101,7 @@ class _Forker:
 
     def serve(self) -> Command | None:
         """Fork the processes that the manager requests. Return the command in each forked child, None at the end."""
+        os.environ.setdefault(*variables.TORCH_LOG_LEVEL)
         problems = [problem for module in self._preload if (problem := _import(module))]
         for end in (self._woken, self._waker):
             end.setblocking(False)

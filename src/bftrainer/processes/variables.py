@@ -17,6 +17,10 @@ NODE = "BFTRAINER_NODE"
 STATE_ID = "BFTRAINER_STATE_ID"
 """Environment of agents and workers: the controller they belong to, so that a stray one is recognised."""
 
+TORCH_LOG_LEVEL = ("TORCH_CPP_LOG_LEVEL", "ERROR")
+"""Environment of workers, unless it is set: else torch prints warnings whenever a peer is lost or keeps others waiting.
+Torch reads it when it is imported, so a warm parent needs it too."""
+
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for agents and commands that a controller starts: all variables but tokens and secrets."""

@@ -29,6 +29,7 @@ from bftrainer.elastic.protocol import (
     ProtocolError,
     Taken,
 )
+from bftrainer.processes import variables
 from bftrainer.processes.launch import Process
 
 MOST_MESSAGE_BYTES = 4 << 20
@@ -128,8 +129,7 @@ def worker_environment(*layers: Mapping[str, str]) -> dict[str, str]:
     for layer in layers:
         environment |= layer
     environment["PYTHONUNBUFFERED"] = "1"
-    # Torch would print a stack trace for every lost peer.
-    environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    environment.setdefault(*variables.TORCH_LOG_LEVEL)
     return environment
 
 
