@@ -46,7 +46,6 @@ def problems() -> list[str]:
     for name, homes in sorted(classes.items()):
         if len(homes) > 1 and name not in TWICE:
             found.append(f"the class name {name} is defined in {' and '.join(homes)}: rename all but one")
-    found += [f"{name} is not there any more: take it out of LONGER" for name in LONGER if not (SOURCE / name).exists()]
     found += [f"{name} is defined once by now: take it out of TWICE" for name in TWICE if len(classes[name]) < 2]
     return found
 
