@@ -543,10 +543,10 @@ def test_a_token_is_made_listed_and_revoked(call: Call, tmp_path: Path) -> None:
     (row,) = json.loads(call("token", "list", "--json").out)["tokens"]
     assert (row["name"], row["owner"], row["role"], row["revoked"]) == ("laptop", "alice", "admin", None)
     assert token not in call("token", "list").out
-    refused(call("token", "create", "local"), "NAME must not be local, which `bftrainer serve` makes")
-    refused(call("token", "create", "laptop"), "there is a token named 'laptop' already")
+    refused(call("token", "create", "local"), "NAME must not be local, which is reserved for `bftrainer serve`")
+    refused(call("token", "create", "laptop"), "a token named 'laptop' already exists")
     assert call("token", "revoke", "laptop").status == 0
-    refused(call("token", "revoke", "laptop"), "no token is called 'laptop'")
+    refused(call("token", "revoke", "laptop"), "there is no token 'laptop'")
     refused(
         call("token", "create", "x", "--role", "king"), "--role must be one of user, admin, monitor, but got 'king'"
     )

@@ -40,7 +40,7 @@ def test_settings_come_from_options_then_from_the_environment(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "environment", "message"),
     [
-        (AgentOptions(), {variables.SECRET: "s"}, "where is the controller"),
+        (AgentOptions(), {variables.SECRET: "s"}, "the address of the controller is missing"),
         (AgentOptions("http://h"), {}, "there is no secret"),
         (AgentOptions("http://h", secret_file=Path("/no/file")), {}, "cannot read the secret: /no/file"),
         (AgentOptions("http://h"), {variables.SECRET: "a b"}, "one word of ASCII"),

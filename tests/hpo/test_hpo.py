@@ -485,7 +485,7 @@ def test_a_second_driver_is_refused_unless_the_first_is_gone(world: World, scrip
     study = new_study(study_name="s")
     there = {"host": "elsewhere", "pid": 1, "at": time.time() - 30}
     study.set_user_attr("bftrainer:driver", there)
-    with pytest.raises(BFTrainerError, match=r"a driver works on study 's' already \(process 1 on elsewhere\)"):
+    with pytest.raises(BFTrainerError, match=r"another driver already works on study 's' \(process 1 on elsewhere\)"):
         search(world, study, script, n_trials=1)
     assert study.trials == []
     ended = subprocess.Popen(["true"])
@@ -500,7 +500,7 @@ def test_a_second_driver_is_refused_unless_the_first_is_gone(world: World, scrip
 def test_another_search_space_tells_nothing_of_trials_that_are_under_way(world: World, script: Path) -> None:
     study = new_study(study_name="s")
     begin_and_interrupt(world, study, script, n_trials=1)
-    with pytest.raises(BFTrainerError, match="put the search space back as it was"):
+    with pytest.raises(BFTrainerError, match="restore the search space"):
         search(world, study, script, n_trials=1, space=choice)
     assert names(study.trials) == ["RUNNING"]
     search(world, study, script, n_trials=1)

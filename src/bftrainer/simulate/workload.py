@@ -248,7 +248,7 @@ def _header(columns: list[str], where: str) -> list[str]:
     if strange:
         raise InputError(f"{where}: column must be one of {', '.join(_COLUMNS)}, but got {short(strange[0])}")
     if len(set(columns)) < len(columns):
-        raise InputError(f"{where}: each column must be there once, but got {found}")
+        raise InputError(f"{where}: each column must occur once, but got {found}")
     return columns
 
 

@@ -145,18 +145,18 @@ def account(
         if asked[1] <= asked[0]:
             raise InputError(f"the end of a report must be after its start, but got {utc(asked[0])} to {utc(asked[1])}")
         if asked[0] >= until or asked[1] <= first.time:
-            raise InputError("the log has nothing of that time; see `bftrainer events`, or leave --from and --to out")
+            raise InputError("the log has no events in that time; see `bftrainer events`, or omit --from and --to")
         window = Window(max(asked[0], first.time), min(asked[1], until))
         notes = []
         if start is not None and start < first.time:
-            dropped = ", and older ones were dropped (trainers.keep_events)" if span.trimmed else ""
-            notes.append(f"the log begins later than asked for{dropped}")
+            dropped = ", and older events were dropped (trainers.keep_events)" if span.trimmed else ""
+            notes.append(f"the log begins after the requested start{dropped}")
         if end is not None and end > until:
-            notes.append(f"the log ends before what was asked for, at {utc(until)} UTC")
+            notes.append(f"the log ends before the requested end, at {utc(until)} UTC")
         book = _UsageBook(_us(window.start), _us(window.end), _lost_while_away(store))
         if span.trimmed:
             if window.start == first.time:
-                notes.append("of trainers that began before the log does, samples are an estimate")
+                notes.append("samples of trainers that began before the log does are estimates")
             book.begin(_us(first.time), _here_at_the_cut(store, first.time))
         for at in PoolReplay().read(store.all_events(KINDS)):
             book.take(at)

@@ -160,7 +160,7 @@ async def run_job(options: RunOptions) -> int:
 
     def interrupted() -> None:
         if runner.quit():
-            say("all shall leave; once more to end at once")
+            say("all workers are leaving; press Ctrl-C again to end at once")
         elif not at_once.done():
             at_once.set_result(None)
 

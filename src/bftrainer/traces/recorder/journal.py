@@ -182,7 +182,7 @@ def read_header(stream: BinaryIO, name: str) -> Header:
     """Read the first line of a journal."""
     line = stream.readline(_HEADER_LIMIT)
     if not looks_like_journal(line):
-        raise InputError(f"{name}: this is no journal of `bftrainer trace record`")
+        raise InputError(f"{name}: this is not a journal of `bftrainer trace record`")
     if not line.endswith(b"\n"):
         raise InputError(f"{name}: the journal's first line is cut short and nothing follows; record again")
     try:
