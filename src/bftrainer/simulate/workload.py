@@ -94,9 +94,9 @@ def find_curve(name: str, extra: Mapping[str, Curve] | None = None) -> Curve:
     for known in (extra or {}, PAPER_CURVES):
         if name in known:
             return known[name]
-        for alike in (_folded, _canonical):
+        for normalised in (_folded, _canonical):
             for other, curve in known.items():
-                if alike(other) == alike(name):
+                if normalised(other) == normalised(name):
                     return curve
     names = list(dict.fromkeys([*(extra or {}), *PAPER_CURVES]))
     listed = ", ".join(names[:40]) + (f" and {len(names) - 40} more" if len(names) > 40 else "")

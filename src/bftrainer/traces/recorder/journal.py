@@ -219,7 +219,7 @@ def follow(stream: BinaryIO, name: str, view: View) -> Iterator[Entry]:
 def _parse_entry(line: bytes) -> Entry:
     value = json.loads(line)
     if not isinstance(value, dict):
-        raise ValueError("the line is no object")
+        raise ValueError("the line is not a JSON object")
     t, missed = _number(value.get("t"), "t"), value.get("missed")
     if missed is not None:
         if not isinstance(missed, str):
