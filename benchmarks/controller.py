@@ -228,7 +228,7 @@ def memory_mb(pid: int, key: str) -> float:
 
 
 def say(what: str) -> None:
-    """Where it stands, for whoever waits."""
+    """Print the progress of the benchmark on stderr."""
     print(f"controller: {what}", file=sys.stderr, flush=True)
 
 

@@ -1,7 +1,7 @@
 """Main jobs of a Slurm test cluster: a seeded schedule of them, its playing, and what Slurm's own log says of it.
 
 `slurm_impact.py` plays the same schedule without and with BFTrainer; `tests/slurm/test_slurm_live.py` plays a shorter
-one. Who held which node when is read from `jobcomp/filetxt`, whose times are whole seconds, cut off at both ends alike.
+one. Who held which node when is read from `jobcomp/filetxt`, whose times are whole seconds, truncated at both ends.
 """
 
 from __future__ import annotations

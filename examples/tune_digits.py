@@ -17,7 +17,7 @@ parser.add_argument("--epochs", type=int, default=9, help="of each trial that is
 parser.add_argument("--nodes", default="1-2", metavar="A-B", help="for each trial")
 parser.add_argument("--max-parallel", type=int, help="trials at once; else as many as the controller considers")
 parser.add_argument("--storage", default="sqlite:///tune_digits.db", help="where Optuna keeps the study")
-parser.add_argument("--study", default="digits", help="the study's name; another one begins anew")
+parser.add_argument("--study", default="digits", help="name of the study; a new name begins a new search")
 parser.add_argument("--seed", type=int, help="of the sampler; for a study that is begun once and not interrupted")
 parser.add_argument("--pace", type=float, default=0.0, metavar="S", help="sleep after each batch")
 args = parser.parse_args()

@@ -20,7 +20,7 @@ from bftrainer.cli.common import connection
 from bftrainer.cli.live import watch
 from bftrainer.cli.main import run
 from bftrainer.client import client
-from support.cluster.fake_api import NOW, TOKEN, Book, make_app, serving
+from support.cluster.fake_api import NOW, TOKEN, FakeState, make_app, serving
 
 Call = Callable[..., SimpleNamespace]
 
@@ -56,12 +56,12 @@ def resting(monkeypatch: pytest.MonkeyPatch, rest: Callable[[], None]) -> None:
 
 
 @pytest.fixture
-def book(tmp_path: Path, call: Call) -> Iterator[Book]:
+def fake(tmp_path: Path, call: Call) -> Iterator[FakeState]:
     """A controller that the commands find through the state folder."""
-    book = Book()
-    with serving(make_app(book)) as url:
+    fake = FakeState()
+    with serving(make_app(fake)) as url:
         (tmp_path / "state" / "client.json").write_text(json.dumps({"url": url, "token": TOKEN}))
-        yield book
+        yield fake
 
 
 @pytest.fixture
@@ -83,24 +83,24 @@ def refused(answer: SimpleNamespace, said: str, status: int = 2) -> None:
 # submit
 
 
-def test_submit_passes_everything_after_the_script_on(book: Book, call: Call, script: Path) -> None:
+def test_submit_passes_everything_after_the_script_on(fake: FakeState, call: Call, script: Path) -> None:
     answer = call("submit", "--nodes", "1-8", "--name", "d", "train.py", "--nodes", "3", "-m", "x", "--", "--json")
     assert (answer.status, answer.out) == (0, "submitted t1 d\n")
-    (spec,) = book.specs
+    (spec,) = fake.specs
     assert spec["args"] == ["--nodes", "3", "-m", "x", "--", "--json"]
     assert (spec["script"], spec["cwd"]) == (str(script), str(script.parent))
     assert (spec["min_nodes"], spec["max_nodes"]) == (1, 8)
 
 
-def test_submit_runs_a_module_as_python_does(book: Book, call: Call) -> None:
+def test_submit_runs_a_module_as_python_does(fake: FakeState, call: Call) -> None:
     assert call("submit", "--nodes=2", "--weight", "2", "-m", "pkg.train", "--json", "-m").out == "submitted t1 train\n"
-    assert (book.specs[0]["script"], book.specs[0]["args"]) == ("-m pkg.train", ["--json", "-m"])
+    assert (fake.specs[0]["script"], fake.specs[0]["args"]) == ("-m pkg.train", ["--json", "-m"])
     refused(call("submit", "--nodes", "2", "--name", "-m", "x.py"), "name must be 1 to 64 letters")
     refused(call("submit", "-m"), "-m must be followed by the name of a module")
 
 
 def test_submit_sends_every_option(
-    book: Book, call: Call, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: FakeState, call: Call, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "c.csv").write_text("1,100\n4,350\n")
     monkeypatch.setenv("KEY_OF_MINE", "s3cret")
@@ -108,7 +108,7 @@ def test_submit_sends_every_option(
     options += ["--launcher", "torchrun", "--curve", "c.csv", "--up-s", "3", "--down-s", "0", "--work", "1000"]
     answer = call("submit", *options, "--model", "cnn", "--max-restarts", "0", "--json", "train.py")
     assert json.loads(answer.out)["id"] == "t1"
-    (spec,) = book.specs
+    (spec,) = fake.specs
     assert spec["env"] == {"A": "b=c", "KEY_OF_MINE": "s3cret"}
     assert spec["curve"] == {"nodes": [0, 1, 4], "rates": [0, 100, 350]}
     assert (spec["up_s"], spec["down_s"], spec["work"], spec["max_restarts"]) == (3, 0, 1000, 0)
@@ -142,7 +142,7 @@ def test_a_wrong_submission_is_refused_before_it_is_sent(
     refused(call("submit", *args), said)  # there is no controller here to ask
 
 
-def test_submit_takes_a_file_of_trainers(book: Book, call: Call, script: Path, tmp_path: Path) -> None:
+def test_submit_takes_a_file_of_trainers(fake: FakeState, call: Call, script: Path, tmp_path: Path) -> None:
     (tmp_path / "jobs.yaml").write_text(
         "defaults: {script: train.py}\ntrainers: [{name: a, nodes: 4}, {name: b, nodes: 1-2}]"
     )
@@ -151,9 +151,9 @@ def test_submit_takes_a_file_of_trainers(book: Book, call: Call, script: Path, t
 
 
 def test_of_a_file_the_trainers_before_a_refused_one_are_named(
-    book: Book, call: Call, script: Path, tmp_path: Path
+    fake: FakeState, call: Call, script: Path, tmp_path: Path
 ) -> None:
-    book.add(name="b")
+    fake.add(name="b")
     (tmp_path / "jobs.yaml").write_text("trainers: [{name: a, script: train.py}, {name: b, script: train.py}]")
     answer = call("submit", "--spec", "jobs.yaml")
     assert answer.status == 1
@@ -161,28 +161,28 @@ def test_of_a_file_the_trainers_before_a_refused_one_are_named(
 
 
 def test_submit_says_which_interpreter_it_was_called_with(
-    book: Book, call: Call, script: Path, monkeypatch: pytest.MonkeyPatch
+    fake: FakeState, call: Call, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())  # PyTorch is installed here
     call("submit", "--name", "a", "train.py")
     call("submit", "--name", "b", "--python", sys.executable, "train.py")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # an environment for commands only
     call("submit", "--name", "c", "train.py")
-    assert [spec.get("submitted_python") for spec in book.specs] == [sys.executable, None, None]
-    assert [spec["python"] for spec in book.specs] == ["", sys.executable, ""]
+    assert [spec.get("submitted_python") for spec in fake.specs] == [sys.executable, None, None]
+    assert [spec["python"] for spec in fake.specs] == ["", sys.executable, ""]
 
 
 def test_a_controller_that_does_not_know_the_callers_interpreter_is_not_told_of_it(
-    book: Book, call: Call, script: Path, monkeypatch: pytest.MonkeyPatch
+    fake: FakeState, call: Call, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    book.unknown = ("submitted_python",)
+    fake.unknown = ("submitted_python",)
     assert call("submit", "train.py").out == "submitted t1 train\n"
-    assert "submitted_python" not in book.specs[0]
+    assert "submitted_python" not in fake.specs[0]
 
 
 def test_submit_warns_where_another_environment_is_active(
-    book: Book, call: Call, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: FakeState, call: Call, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CONDA_PREFIX", str(tmp_path / "mine"))
     said = call("submit", "train.py").err
@@ -191,35 +191,35 @@ def test_submit_warns_where_another_environment_is_active(
     assert call("submit", "--name", "b", "--python", sys.executable, "train.py").err == ""
 
 
-def test_submit_says_what_the_controller_refuses(book: Book, call: Call, script: Path) -> None:
-    book.add(name="train")
+def test_submit_says_what_the_controller_refuses(fake: FakeState, call: Call, script: Path) -> None:
+    fake.add(name="train")
     refused(call("submit", "train.py"), "there is a trainer called 'train' already")
-    book.refuse = (507, "the disk is full: free some space in /state")
+    fake.refuse = (507, "the disk is full: free some space in /state")
     refused(call("submit", "train.py"), "the disk is full", status=1)
 
 
-def ending(book: Book, *states: str) -> None:
+def ending(fake: FakeState, *states: str) -> None:
     """Has the first trainer go through states, one a question."""
     left = list(states)
 
     def step(path: str) -> None:
         if path == "/v1/trainers/t1" and left:
-            book.trainers["t1"]["state"] = left.pop(0)
+            fake.trainers["t1"]["state"] = left.pop(0)
 
-    book.on_ask = step
+    fake.on_ask = step
 
 
-def test_submit_can_wait_for_the_end(book: Book, call: Call, script: Path) -> None:
-    ending(book, "starting", "running", "rescaling", "running", "done")
+def test_submit_can_wait_for_the_end(fake: FakeState, call: Call, script: Path) -> None:
+    ending(fake, "starting", "running", "rescaling", "running", "done")
     answer = call("submit", "--wait", "train.py")
     assert answer.status == 0
     states = [line.split()[2] for line in answer.out.splitlines()[1:]]
     assert states == ["starting", "running", "rescaling", "running", "done"]
 
 
-def test_submit_and_wait_tell_of_a_failure_with_its_last_lines(book: Book, call: Call, script: Path) -> None:
-    ending(book, "queued", "running", "failed")
-    book.add(name="x", reason="exited with status 3", log_tail=["Boom: \x1b[31mno data\x1b[0m"])
+def test_submit_and_wait_tell_of_a_failure_with_its_last_lines(fake: FakeState, call: Call, script: Path) -> None:
+    ending(fake, "queued", "running", "failed")
+    fake.add(name="x", reason="exited with status 3", log_tail=["Boom: \x1b[31mno data\x1b[0m"])
     answer = call("wait", "x")
     assert answer.status == 1
     assert "t1 x failed: exited with status 3" in answer.out
@@ -245,7 +245,7 @@ def test_a_controller_that_is_gone_is_named_with_the_file_that_named_it(call: Ca
     refused(call("status"), f"{client} is damaged", 1)
 
 
-def test_a_wrong_token_is_one_line(book: Book, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_token_is_one_line(fake: FakeState, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BFTRAINER_TOKEN", "bft_wrong")
     refused(call("status"), "does not know this token: set BFTRAINER_TOKEN")
     monkeypatch.setenv("BFTRAINER_TOKEN", "bft_\u2603")
@@ -253,7 +253,7 @@ def test_a_wrong_token_is_one_line(book: Book, call: Call, monkeypatch: pytest.M
 
 
 def test_the_token_of_the_state_folder_goes_to_no_other_controller(
-    book: Book, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: FakeState, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = json.loads((tmp_path / "state" / "client.json").read_text())["url"]
     assert call("status", "--url", url + "/").status == 0
@@ -283,7 +283,7 @@ def test_a_missing_package_is_named_with_what_installs_it(call: Call, monkeypatc
 def test_waiting_survives_a_restart_of_the_controller(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first, second = Book(), Book()
+    first, second = FakeState(), FakeState()
     first.add(state="running")
     second.add(state="done")
     path = tmp_path / "state" / "client.json"
@@ -300,8 +300,8 @@ def test_waiting_survives_a_restart_of_the_controller(
 
 
 @pytest.fixture
-def busy(book: Book) -> Book:
-    book.add(
+def busy(fake: FakeState) -> FakeState:
+    fake.add(
         name="digits", state="running", nodes=["node-1", "node-2"], samples=400, total=1000, progress=0.4, rate=1234.5,
         eta_s=145, metrics={"loss": 0.125}, rescales=3, preemptions=1, up_s=0.25,
         spec={"script": "/x/train.py", "args": ["--lr", "1"], "env": {"KEY": "s3cret"}},
@@ -309,21 +309,21 @@ def busy(book: Book) -> Book:
         pauses={"count": 3, "median_s": 0.18, "pause_s": 0.18, "form_s": 0.05, "sync_s": 0.03},
         workers=[{"worker": "t1-1", "node": "node-1", "state": "training", "pid": 4242}], log_tail=["epoch 3"],
     )  # fmt: skip
-    book.add(name="a" * 64, state="waiting", reason="no nodes", samples=9_999_999, min_nodes=100, max_nodes=1000)
+    fake.add(name="a" * 64, state="waiting", reason="no nodes", samples=9_999_999, min_nodes=100, max_nodes=1000)
     for n in (1, 2, 3):
         trainer = "digits" if n < 3 else None
         row = {"node": f"node-{n}", "host": "127.0.0.1", "state": "assigned" if trainer else "free"}
         row |= {"trainer": trainer, "worker": f"t1-{n}", "since": NOW, "agent_pid": 1, "heard_s": 0.5}
-        book.nodes.append(row)
-    book.event("node.joined", node="node-1", host="127.0.0.1", agent="x")
-    book.event("decision", reasons=["digits grows 1 -> 2", "rest waits"])
-    book.event("rescale", trainer="t1", world_before=1, world=2, pause_s=0.125, why="grow", generation=2)
-    book.event("trainer.state", trainer="t2", **{"from": "running", "to": "waiting", "reason": "no nodes"})
-    return book
+        fake.nodes.append(row)
+    fake.event("node.joined", node="node-1", host="127.0.0.1", agent="x")
+    fake.event("decision", reasons=["digits grows 1 -> 2", "rest waits"])
+    fake.event("rescale", trainer="t1", world_before=1, world=2, pause_s=0.125, why="grow", generation=2)
+    fake.event("trainer.state", trainer="t2", **{"from": "running", "to": "waiting", "reason": "no nodes"})
+    return fake
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_status_fits_the_terminal(busy: Book, call: Call, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+def test_status_fits_the_terminal(busy: FakeState, call: Call, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     answer = call("status")
     assert answer.status == 0
@@ -337,7 +337,7 @@ def test_status_fits_the_terminal(busy: Book, call: Call, monkeypatch: pytest.Mo
     assert "digits grows 1 -> 2; rest waits" in " ".join(answer.out.split())
 
 
-def test_a_pool_that_fails_and_a_loss_that_is_no_number_are_told(busy: Book, call: Call) -> None:
+def test_a_pool_that_fails_and_a_loss_that_is_no_number_are_told(busy: FakeState, call: Call) -> None:
     assert "problem" not in call("status").out
     busy.problem = "/bin/false ended with status 1"
     busy.trainers["t1"]["metrics"] = {"loss": None}
@@ -345,7 +345,7 @@ def test_a_pool_that_fails_and_a_loss_that_is_no_number_are_told(busy: Book, cal
     assert "loss not finite" in call("status", "digits").out
 
 
-def test_snapshots_that_are_taken_less_often_than_asked_for_are_shown(busy: Book, call: Call) -> None:
+def test_snapshots_that_are_taken_less_often_than_asked_for_are_shown(busy: FakeState, call: Call) -> None:
     assert "each stops training" not in call("status", "digits").out
     busy.trainers["t1"]["snapshots"] = {"step": 1200, "every_s": 240.0, "stall_s": 2.4}
     said = " ".join(call("status", "digits").out.split())
@@ -354,14 +354,14 @@ def test_snapshots_that_are_taken_less_often_than_asked_for_are_shown(busy: Book
     assert "the last is of step" not in call("status", "digits").out
 
 
-def test_the_same_reason_is_told_once(book: Book, call: Call) -> None:
+def test_the_same_reason_is_told_once(fake: FakeState, call: Call) -> None:
     for _ in range(5):
-        book.add(reason="waits for its turn")
+        fake.add(reason="waits for its turn")
     assert "job1 (t1) and 4 more queued: waits for its turn" in call("status").out
     assert call("status").out.count("its turn") == 1
 
 
-def test_status_of_one_trainer_shows_the_learned_curve(busy: Book, call: Call) -> None:
+def test_status_of_one_trainer_shows_the_learned_curve(busy: FakeState, call: Call) -> None:
     out = call("status", "digits").out
     assert "2     1,200 █████████████            ● measured, now" in out
     assert "4     2,200 ████████████████████████ ○ expected" in out
@@ -371,25 +371,25 @@ def test_status_of_one_trainer_shows_the_learned_curve(busy: Book, call: Call) -
     assert "epoch 3" in out
 
 
-def test_json_is_what_the_api_says(busy: Book, call: Call) -> None:
+def test_json_is_what_the_api_says(busy: FakeState, call: Call) -> None:
     assert [row["id"] for row in json.loads(call("status", "--json").out)["trainers"]] == ["t1", "t2"]
     assert json.loads(call("status", "t1", "--json").out)["curve"]["measured"] == {"1": 600, "2": 1200}
     assert len(json.loads(call("nodes", "--json").out)["nodes"]) == 3
     assert json.loads(call("events", "--json", "-n", 2).out)["last"] == 4
 
 
-def test_an_unknown_trainer_is_one_line(book: Book, call: Call) -> None:
+def test_an_unknown_trainer_is_one_line(fake: FakeState, call: Call) -> None:
     for command in ("status", "logs", "cancel", "wait"):
         refused(call(command, "nobody"), "no trainer is called 'nobody'")
     refused(call("status", "../x"), "a trainer must be named by its id or its name, but got '../x'")
 
 
-def test_nodes_shows_who_trains_where(busy: Book, call: Call) -> None:
+def test_nodes_shows_who_trains_where(busy: FakeState, call: Call) -> None:
     lines = call("nodes").out.splitlines()
     assert lines[1].split()[:5] == ["node-1", "127.0.0.1", "assigned", "digits", "t1-1"]
 
 
-def test_an_event_is_a_readable_line(busy: Book, call: Call) -> None:
+def test_an_event_is_a_readable_line(busy: FakeState, call: Call) -> None:
     lines = [line.split(maxsplit=3)[3] for line in call("events").out.splitlines()]
     assert lines == [
         "node-1 host=127.0.0.1 agent=x",
@@ -401,7 +401,7 @@ def test_an_event_is_a_readable_line(busy: Book, call: Call) -> None:
     assert call("events", "--trainer", "t1", "--after", "0").out.count("\n") == 1
 
 
-def test_events_can_be_followed(busy: Book, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_can_be_followed(busy: FakeState, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     def rest() -> None:
         if len(busy.events) > 5:
             raise KeyboardInterrupt
@@ -428,10 +428,10 @@ def test_what_a_script_prints_brings_a_terminal_colours_and_nothing_else(monkeyp
     assert {c for c in re.sub("\x1b\\[[0-9;]*m", "", left) if not c.isprintable()} == {"\t"}
 
 
-def test_logs_print_all_pages_in_order(book: Book, call: Call) -> None:
-    book.add(state="running")
+def test_logs_print_all_pages_in_order(fake: FakeState, call: Call) -> None:
+    fake.add(state="running")
     for n in range(10):
-        book.log("t1", f"t1-{n % 2}", f"line {n} ü")
+        fake.log("t1", f"t1-{n % 2}", f"line {n} ü")
     assert call("logs", "t1").out.splitlines()[3] == "t1-1@node-1: line 3 ü"
     assert call("logs", "job1", "--no-prefix").out.splitlines() == [f"line {n} ü" for n in range(10)]
     assert call("logs", "t1", "--tail", "2", "--no-prefix").out == "line 8 ü\nline 9 ü\n"
@@ -443,16 +443,16 @@ def test_logs_print_all_pages_in_order(book: Book, call: Call) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--tail", "1"], ["--tail", "0"]])
 def test_logs_are_followed_until_the_trainer_is_finished(
-    book: Book, call: Call, monkeypatch: pytest.MonkeyPatch, options: list[str]
+    fake: FakeState, call: Call, monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
-    book.add(state="running")
+    fake.add(state="running")
     for n in range(5):
-        book.log("t1", "t1-1", f"old {n}")
+        fake.log("t1", "t1-1", f"old {n}")
 
     def rest() -> None:
         for n in range(4):
-            book.log("t1", "t1-1", f"new {n}")
-        book.trainers["t1"]["state"] = "done"
+            fake.log("t1", "t1-1", f"new {n}")
+        fake.trainers["t1"]["state"] = "done"
 
     resting(monkeypatch, rest)
     shown = {"": 5, "1": 1, "0": 0}[options[1] if options else ""]
@@ -463,9 +463,9 @@ def test_logs_are_followed_until_the_trainer_is_finished(
 # cancel, pause, resume, watch
 
 
-def test_cancel_ends_those_that_are_named_or_all(book: Book, call: Call) -> None:
+def test_cancel_ends_those_that_are_named_or_all(fake: FakeState, call: Call) -> None:
     for state in ("running", "done", "queued", "waiting"):
-        book.add(state=state)
+        fake.add(state=state)
     assert call("cancel", "t1", "job2").out == "cancelled t1 job1\nalready done t2 job2\n"
     assert call("cancel", "--all").out == "cancelled t3 job3\ncancelled t4 job4\n"
     assert call("cancel", "--all").out == "nothing to cancel\n"
@@ -473,33 +473,33 @@ def test_cancel_ends_those_that_are_named_or_all(book: Book, call: Call) -> None
     refused(call("cancel", "t1", "--all"), "give trainers or --all")
 
 
-def test_a_wrong_name_among_several_cancels_none(book: Book, call: Call) -> None:
-    book.add(state="running")
+def test_a_wrong_name_among_several_cancels_none(fake: FakeState, call: Call) -> None:
+    fake.add(state="running")
     refused(call("cancel", "t1", "t9"), "no trainer is called 't9'")
-    assert book.trainers["t1"]["state"] == "running"
+    assert fake.trainers["t1"]["state"] == "running"
 
 
-def test_harvesting_is_paused_and_resumed(book: Book, call: Call) -> None:
+def test_harvesting_is_paused_and_resumed(fake: FakeState, call: Call) -> None:
     assert "paused" in call("pause").out
-    assert book.paused
+    assert fake.paused
     assert "PAUSED" in call("status").out
     assert json.loads(call("resume", "--json").out) == {"paused": False}
 
 
-def test_wait_asks_by_id_so_that_a_newcomer_of_that_name_does_not_matter(book: Book, call: Call) -> None:
-    book.add(name="x", state="running")
+def test_wait_asks_by_id_so_that_a_newcomer_of_that_name_does_not_matter(fake: FakeState, call: Call) -> None:
+    fake.add(name="x", state="running")
 
     def step(path: str) -> None:
-        if path == "/v1/trainers/t1" and len(book.trainers) == 1:
-            book.trainers["t1"]["state"] = "done"
-            book.add(name="x", state="failed")
+        if path == "/v1/trainers/t1" and len(fake.trainers) == 1:
+            fake.trainers["t1"]["state"] = "done"
+            fake.add(name="x", state="failed")
 
-    book.on_ask = step
+    fake.on_ask = step
     assert call("wait", "x", "--json").status == 0
 
 
 def test_watch_without_a_terminal_prints_a_line_a_change(
-    busy: Book, call: Call, monkeypatch: pytest.MonkeyPatch
+    busy: FakeState, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def rest() -> None:
         if busy.trainers["t1"]["state"] == "running":
@@ -518,7 +518,7 @@ def test_watch_without_a_terminal_prints_a_line_a_change(
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_watch_draws_the_pool_by_trainer(busy: Book, call: Call, width: int) -> None:
+def test_watch_draws_the_pool_by_trainer(busy: FakeState, call: Call, width: int) -> None:
     from rich.console import Console
 
     from bftrainer.cli.live.watch import look, picture
@@ -543,10 +543,10 @@ def test_a_token_is_made_listed_and_revoked(call: Call, tmp_path: Path) -> None:
     (row,) = json.loads(call("token", "list", "--json").out)["tokens"]
     assert (row["name"], row["owner"], row["role"], row["revoked"]) == ("laptop", "alice", "admin", None)
     assert token not in call("token", "list").out
-    refused(call("token", "create", "local"), "NAME must not be local, which `bftrainer serve` makes")
-    refused(call("token", "create", "laptop"), "there is a token named 'laptop' already")
+    refused(call("token", "create", "local"), "NAME must not be local, which is reserved for `bftrainer serve`")
+    refused(call("token", "create", "laptop"), "a token named 'laptop' already exists")
     assert call("token", "revoke", "laptop").status == 0
-    refused(call("token", "revoke", "laptop"), "no token is called 'laptop'")
+    refused(call("token", "revoke", "laptop"), "there is no token 'laptop'")
     refused(
         call("token", "create", "x", "--role", "king"), "--role must be one of user, admin, monitor, but got 'king'"
     )

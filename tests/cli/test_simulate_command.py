@@ -145,11 +145,11 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "no parallel": (["--max-parallel", "0"], "max parallel must be 1 or more"),
     "too many parts": (["--parts", "90"], "--parts must be at most the number of trainers"),
     "odd guarantee": (["--rigid", "4", "--guarantee", "x"], "--guarantee must be NODES:SECONDS pairs"),
-    "report of parts": (["--parts", "2", "--report", "r.html"], "it goes neither with --parts nor with --rigid"),
+    "report of parts": (["--parts", "2", "--report", "r.html"], "it cannot be combined with --parts or --rigid"),
     "odd report": (["--report", "r.pdf"], "a report must end in .html"),
     "gantt elsewhere": (
         ["--report", "r.html", "--gantt-from", "2031-01-01"],
-        "--gantt-from must lie in what is replayed",
+        "--gantt-from must be within the replayed window",
     ),
     "missing workload": (["--workload", "nope.yaml"], "No such file"),
     "missing trace": (["--trace", "nope.parquet"], "No such file"),

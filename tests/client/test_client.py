@@ -28,19 +28,19 @@ from bftrainer.client import (
 )
 from bftrainer.client.polling import Request, RetryPolicy, Sleep, patiently
 from bftrainer.errors import BFTrainerError, InputError
-from support.cluster.fake_api import TOKEN, Book, make_app, serving
+from support.cluster.fake_api import TOKEN, FakeState, make_app, serving
 
 QUICK = {"poll_s": 0.001}
 
 
 @pytest.fixture
-def book() -> Book:
-    return Book()
+def fake() -> FakeState:
+    return FakeState()
 
 
 @pytest.fixture
-def url(book: Book) -> Iterator[str]:
-    with serving(make_app(book)) as url:
+def url(fake: FakeState) -> Iterator[str]:
+    with serving(make_app(fake)) as url:
         yield url
 
 
@@ -58,11 +58,11 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def progressing(book: Book, *, end: str = "done", reason: str = "") -> None:
+def progressing(fake: FakeState, *, end: str = "done", reason: str = "") -> None:
     """A trainer makes an epoch whenever it is asked for, and ends after three."""
 
     def on_ask(path: str) -> None:
-        for row in book.trainers.values():
+        for row in fake.trainers.values():
             if path.startswith("/v1/trainers") and row["state"] not in polling.FINISHED:
                 row.update(
                     state="running", epoch=row["epoch"] + 1, step=row["step"] + 10, metrics={"loss": row["epoch"]}
@@ -70,7 +70,7 @@ def progressing(book: Book, *, end: str = "done", reason: str = "") -> None:
                 if row["epoch"] == 3:
                     row.update(state=end, reason=reason)
 
-    book.on_ask = on_ask
+    fake.on_ask = on_ask
 
 
 @pytest.mark.waits
@@ -92,10 +92,10 @@ def test_without_the_packages_of_the_live_system_it_says_what_to_install() -> No
     assert done.stdout == "bftrainer.Client needs the package httpx: pip install 'bftrainer[live]'\n"
 
 
-def test_a_script_is_submitted_with_what_the_command_would_send(client: Client, book: Book, script: Path) -> None:
+def test_a_script_is_submitted_with_what_the_command_would_send(client: Client, fake: FakeState, script: Path) -> None:
     row = client.submit("train.py", ["--lr", 1e-4], nodes="1-8", name="a", group="g", weight=2, env={"K": 3})
     assert (row["id"], row["name"]) == ("t1", "a")
-    (spec,) = book.specs
+    (spec,) = fake.specs
     assert (spec["script"], spec["cwd"], spec["args"]) == (str(script), str(script.parent), ["--lr", "0.0001"])
     assert (spec["min_nodes"], spec["max_nodes"], spec["weight"], spec["env"]) == (1, 8, 2.0, {"K": "3"})
     assert spec["group"] == "g"
@@ -114,49 +114,49 @@ def test_a_script_is_submitted_with_what_the_command_would_send(client: Client, 
     ],
 )
 def test_what_is_wrong_is_said_before_it_is_sent(
-    client: Client, book: Book, script: Path, given: dict[str, Any], says: str
+    client: Client, fake: FakeState, script: Path, given: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(InputError, match=says):
         client.submit(**{"script": "train.py", **given})
-    assert book.asked == []
+    assert fake.asked == []
     assert describe("train.py", nodes=4).min_nodes == 4
 
 
-def test_waiting_ends_with_the_last_rows(client: Client, book: Book) -> None:
-    first, second = book.add(), book.add()
-    progressing(book)
+def test_waiting_ends_with_the_last_rows(client: Client, fake: FakeState) -> None:
+    first, second = fake.add(), fake.add()
+    progressing(fake)
     row = client.wait(first, **QUICK)
     assert (row["id"], row["state"], row["epoch"]) == ("t1", "done", 3)
     assert [row["id"] for row in client.wait_all([second, "job1", "t2"], **QUICK)] == ["t2", "t1", "t2"]
     assert client.wait_all([]) == []
 
 
-def test_waiting_for_many_asks_once_a_look(client: Client, book: Book) -> None:
-    rows = [book.add() for _ in range(20)]
-    progressing(book)
-    book.asked.clear()
+def test_waiting_for_many_asks_once_a_look(client: Client, fake: FakeState) -> None:
+    rows = [fake.add() for _ in range(20)]
+    progressing(fake)
+    fake.asked.clear()
     client.wait_all(rows, **QUICK)
-    assert len(book.asked) <= 2 * len(rows) + 3  # each at first and at its end, and the list in between
+    assert len(fake.asked) <= 2 * len(rows) + 3  # each at first and at its end, and the list in between
 
 
-def test_a_trainer_that_fails_is_an_error_if_asked_for(client: Client, book: Book) -> None:
-    book.add()
-    progressing(book, end="failed", reason="no data")
+def test_a_trainer_that_fails_is_an_error_if_asked_for(client: Client, fake: FakeState) -> None:
+    fake.add()
+    progressing(fake, end="failed", reason="no data")
     assert client.wait("job1", **QUICK)["state"] == "failed"
     with pytest.raises(TrainerFailedError, match=r"trainer job1 \(t1\) failed: no data") as caught:
         client.wait("job1", check=True)
     assert caught.value.row["epoch"] == 3
 
 
-def test_waiting_has_a_limit(client: Client, book: Book) -> None:
-    book.add(state="running")
+def test_waiting_has_a_limit(client: Client, fake: FakeState) -> None:
+    fake.add(state="running")
     with pytest.raises(TimeoutError, match="not finished after 0.01 s: job1"):
         client.wait("t1", timeout_s=0.01, **QUICK)
 
 
-def test_metrics_come_as_they_are_reported(client: Client, book: Book) -> None:
-    book.add()
-    progressing(book)
+def test_metrics_come_as_they_are_reported(client: Client, fake: FakeState) -> None:
+    fake.add()
+    progressing(fake)
     points = list(client.metrics("job1", **QUICK))
     assert [(point.epoch, point.step, point.metrics["loss"]) for point in points] == [
         (1, 10, 0),
@@ -167,36 +167,36 @@ def test_metrics_come_as_they_are_reported(client: Client, book: Book) -> None:
     assert list(client.metrics("job1")) == [Point(3, 30, 0, {"loss": 2.0}, "done")]
 
 
-def test_a_point_says_of_which_epoch_its_values_are(client: Client, book: Book) -> None:
+def test_a_point_says_of_which_epoch_its_values_are(client: Client, fake: FakeState) -> None:
     places = {"score": {"epoch": 3, "step": 30, "samples": 300}}
-    book.add(state="done", epoch=4, step=33, metrics={"score": 0.5}, metrics_at=places)
+    fake.add(state="done", epoch=4, step=33, metrics={"score": 0.5}, metrics_at=places)
     (point,) = client.metrics("job1")
     assert (point.epoch, point.at["score"].epoch, point.at["score"].samples) == (4, 3, 300)
 
 
-def test_logs_are_read_to_their_end(client: Client, book: Book) -> None:
-    row = book.add(state="running")
+def test_logs_are_read_to_their_end(client: Client, fake: FakeState) -> None:
+    row = fake.add(state="running")
     for number in range(8):
-        book.log("t1", "t1-1", f"line {number}")
+        fake.log("t1", "t1-1", f"line {number}")
     assert [line.text for line in client.logs("job1")] == [f"line {number}" for number in range(8)]
     assert [line.text for line in client.logs("job1", tail=2)] == ["line 6", "line 7"]
     more = ["line 8", "line 9"]
 
     def on_ask(path: str) -> None:
         if path.endswith("/logs") and more:
-            book.log("t1", "t1-1", more.pop(0))
+            fake.log("t1", "t1-1", more.pop(0))
         elif path.endswith("/logs"):
             row["state"] = "done"
 
-    book.on_ask = on_ask
+    fake.on_ask = on_ask
     lines = list(client.logs(row, tail=1, follow=True, **QUICK))
     assert [line.text for line in lines] == ["line 8", "line 9"]
     assert isinstance(lines[0], LogLine)
 
 
-def test_the_rest_of_what_can_be_asked(client: Client, book: Book) -> None:
-    book.add(group="g")
-    book.add()
+def test_the_rest_of_what_can_be_asked(client: Client, fake: FakeState) -> None:
+    fake.add(group="g")
+    fake.add()
     assert [row["id"] for row in client.trainers()] == ["t1", "t2"]
     assert [row["id"] for row in client.trainers(group="g")] == ["t1"]
     assert client.status()["policy"]["max_parallel"] == 10
@@ -210,21 +210,21 @@ def test_the_rest_of_what_can_be_asked(client: Client, book: Book) -> None:
 
 
 def test_it_finds_a_controller_that_comes_back_elsewhere(
-    book: Book, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: FakeState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("BFTRAINER_URL", "BFTRAINER_TOKEN", "BFTRAINER_CONFIG"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "client.json").write_text("{}")
-    book.add()
+    fake.add()
 
     def at(url: str) -> None:
         (tmp_path / "client.json").write_text(json.dumps({"url": url, "token": TOKEN}))
 
     with Client(state=tmp_path) as client:
-        with serving(make_app(book)) as first:
+        with serving(make_app(fake)) as first:
             at(first)
             assert client.trainer("t1")["id"] == "t1"
-        with serving(make_app(book)) as second:
+        with serving(make_app(fake)) as second:
             real = polling.Sleep
 
             def moved(seconds: float) -> Sleep:  # while it waits, the controller writes where it is now
@@ -260,28 +260,28 @@ def test_patience_backs_off_and_ends() -> None:
         talk.throw(RefusedError(404, "there is no trainer"))
 
 
-def test_the_async_client_says_the_same(book: Book, url: str, script: Path) -> None:
+def test_the_async_client_says_the_same(fake: FakeState, url: str, script: Path) -> None:
     async def scene() -> None:
         async with AsyncClient(url, TOKEN) as client:
             row = await client.submit("train.py", nodes="1-2", name="a")
-            book.log("t1", "t1-1", "hello")
+            fake.log("t1", "t1-1", "hello")
             assert [line.text async for line in client.logs(row)] == ["hello"]
-            progressing(book)
+            progressing(fake)
             points, last = await asyncio.gather(collect(client, "a"), client.wait("t1", **QUICK))
             assert last["state"] == points[-1].state == "done"
             assert [row["id"] for row in await client.trainers(all=True)] == ["t1"]
             assert (await client.trainer("a"))["id"] == (await client.cancel(row))["id"] == "t1"
             assert (await client.status())["paused"] is False
             assert await client.history("a") == []
-            book.add(id="t9", group="g", state="running")
+            fake.add(id="t9", group="g", state="running")
             assert [row["state"] for row in await client.cancel_group("g")] == ["cancelled"]
             assert [row["id"] for row in await client.wait_all(group="g")] == ["t9"]
-            del book.trainers["t9"]
+            del fake.trainers["t9"]
             assert await client.nodes() == []
             with pytest.raises(RefusedError, match="no trainer"):
                 await client.trainer("t9")
-            book.add(state="running")
-            book.on_ask = lambda path: None
+            fake.add(state="running")
+            fake.on_ask = lambda path: None
             with pytest.raises(TimeoutError):
                 await client.wait("t2", timeout_s=0.01, **QUICK)
             task = asyncio.create_task(client.wait("t2", poll_s=60))
@@ -298,14 +298,14 @@ def test_the_async_client_says_the_same(book: Book, url: str, script: Path) -> N
     asyncio.run(scene())
 
 
-def test_a_group_is_all_of_its_members_however_long_ago_they_finished(client: Client, book: Book) -> None:
-    book.add(group="g", state="done", old=True)
-    book.add(group="g", state="running")
-    book.add(state="running")
+def test_a_group_is_all_of_its_members_however_long_ago_they_finished(client: Client, fake: FakeState) -> None:
+    fake.add(group="g", state="done", old=True)
+    fake.add(group="g", state="running")
+    fake.add(state="running")
     assert [row["id"] for row in client.trainers(group="g")] == ["t1", "t2"]
     assert [row["id"] for row in client.cancel_group("g")] == ["t2"]
     assert [row["state"] for row in client.wait_all(group="g", **QUICK)] == ["done", "cancelled"]
-    assert book.trainers["t3"]["state"] == "running"
+    assert fake.trainers["t3"]["state"] == "running"
     for call in (client.cancel_group, lambda group: client.wait_all(group=group)):
         with pytest.raises(InputError, match="no group 'h'"):
             call("h")
@@ -315,9 +315,9 @@ def test_a_group_is_all_of_its_members_however_long_ago_they_finished(client: Cl
         client.wait_all("t1")
 
 
-def test_what_was_reported_over_time_can_be_read(client: Client, book: Book) -> None:
-    book.add()
-    book.points = [{"time": 5.0, "samples": 7, "metrics": {"loss": None}, "metrics_at": {"loss": [1, 2, 3]}}]
+def test_what_was_reported_over_time_can_be_read(client: Client, fake: FakeState) -> None:
+    fake.add()
+    fake.points = [{"time": 5.0, "samples": 7, "metrics": {"loss": None}, "metrics_at": {"loss": [1, 2, 3]}}]
     (moment,) = client.history("job1")
     assert (moment.time, moment.samples, moment.at["loss"].epoch) == (5.0, 7, 1)
     assert math.isnan(moment.metrics["loss"])
@@ -335,10 +335,10 @@ def test_what_was_reported_over_time_can_be_read(client: Client, book: Book) -> 
         (lambda c: c.trainers(state="runing"), "state must be one of queued, .*did you mean 'running'"),
     ],
 )
-def test_what_makes_no_sense_is_said_before_it_is_asked(client: Client, book: Book, call: Any, says: str) -> None:
+def test_what_makes_no_sense_is_said_before_it_is_asked(client: Client, fake: FakeState, call: Any, says: str) -> None:
     with pytest.raises(InputError, match=says):
         call(client)
-    assert book.asked == []
+    assert fake.asked == []
 
 
 def test_a_wait_ends_in_time_though_the_controller_is_away() -> None:

@@ -10,24 +10,26 @@ import pytest
 
 from bftrainer.cli.common.connection import collected
 from bftrainer.client import AsyncClient, Client
-from support.cluster.fake_api import TOKEN, Book, make_app, serving
+from support.cluster.fake_api import TOKEN, FakeState, make_app, serving
 
 
 @pytest.fixture
-def book() -> Book:
-    return Book()
+def fake() -> FakeState:
+    return FakeState()
 
 
 @pytest.fixture
-def client(book: Book) -> Iterator[Client]:
-    with serving(make_app(book)) as url, Client(url, TOKEN) as client:
+def client(fake: FakeState) -> Iterator[Client]:
+    with serving(make_app(fake)) as url, Client(url, TOKEN) as client:
         yield client
 
 
-def test_events_come_page_by_page_up_to_the_limit(book: Book, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_come_page_by_page_up_to_the_limit(
+    fake: FakeState, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("bftrainer.client.polling._MOST_EVENTS", 2)
     for n in range(7):
-        book.event("node.joined", node=f"n{n}")
+        fake.event("node.joined", node=f"n{n}")
 
     def numbers(**options: Any) -> list[int]:
         return [event["seq"] for event in client.events(**options)]
@@ -39,10 +41,10 @@ def test_events_come_page_by_page_up_to_the_limit(book: Book, client: Client, mo
     assert collected(client.events(after=5))[1] == 7
 
 
-def test_the_last_lines_of_one_worker_are_counted_without_those_of_others(book: Book, client: Client) -> None:
-    book.add(state="done")
+def test_the_last_lines_of_one_worker_are_counted_without_those_of_others(fake: FakeState, client: Client) -> None:
+    fake.add(state="done")
     for n in range(7):
-        book.log("t1", f"t1-{n % 2}", f"line {n}")
+        fake.log("t1", f"t1-{n % 2}", f"line {n}")
     lines, end = collected(client.logs("t1", tail=2, worker="t1-0", follow=True))
     assert [line.text for line in lines] == ["line 4", "line 6"]
     assert (end.offset, end.finished) == (7, True)
@@ -50,16 +52,16 @@ def test_the_last_lines_of_one_worker_are_counted_without_those_of_others(book: 
     assert [line.text for line in client.logs("t1", worker="t1-1", tail=0)] == []
 
 
-def test_each_change_of_state_is_told_once(book: Book, client: Client) -> None:
-    book.add(state="queued")
-    book.add(state="done")
+def test_each_change_of_state_is_told_once(fake: FakeState, client: Client) -> None:
+    fake.add(state="queued")
+    fake.add(state="done")
     states = iter(["queued", "running", "running", "done"])
 
     def step(path: str) -> None:
         if path == "/v1/trainers/t1":
-            book.trainers["t1"]["state"] = next(states)
+            fake.trainers["t1"]["state"] = next(states)
 
-    book.on_ask = step
+    fake.on_ask = step
     told: list[tuple[str, str]] = []
     rows = client.wait_all(
         ["t1", "t2", "t1"], poll_s=0.01, on_change=lambda row: told.append((row["id"], row["state"]))
@@ -68,15 +70,15 @@ def test_each_change_of_state_is_told_once(book: Book, client: Client) -> None:
     assert told == [("t1", "running"), ("t2", "done"), ("t1", "done")]
 
 
-def test_harvesting_is_paused_and_the_caller_named(book: Book, client: Client) -> None:
+def test_harvesting_is_paused_and_the_caller_named(fake: FakeState, client: Client) -> None:
     assert client.pause() == {"paused": True}
-    assert book.paused
+    assert fake.paused
     assert client.resume() == {"paused": False}
     assert client.me()["owner"] == "alice"
 
 
-def test_the_async_client_makes_the_same_calls(book: Book) -> None:
-    book.event("node.joined", node="n1")
+def test_the_async_client_makes_the_same_calls(fake: FakeState) -> None:
+    fake.event("node.joined", node="n1")
 
     async def scene(url: str) -> None:
         async with AsyncClient(url, TOKEN) as client:
@@ -85,5 +87,5 @@ def test_the_async_client_makes_the_same_calls(book: Book) -> None:
             assert await client.pause() == {"paused": True}
             assert await client.resume() == {"paused": False}
 
-    with serving(make_app(book)) as url:
+    with serving(make_app(fake)) as url:
         asyncio.run(scene(url))

@@ -12,7 +12,7 @@ import pytest
 from bftrainer.cli.main import run
 from bftrainer.cluster.spec.sweep import load_sweep
 from bftrainer.errors import InputError
-from support.cluster.fake_api import TOKEN, Book, make_app, serving
+from support.cluster.fake_api import TOKEN, FakeState, make_app, serving
 
 Call = Callable[..., SimpleNamespace]
 GRID = """
@@ -49,11 +49,11 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
 
 
 @pytest.fixture
-def book(home: Path) -> Iterator[Book]:
-    book = Book()
-    with serving(make_app(book)) as url:
+def fake(home: Path) -> Iterator[FakeState]:
+    fake = FakeState()
+    with serving(make_app(fake)) as url:
         (home / "state" / "client.json").write_text(json.dumps({"url": url, "token": TOKEN}))
-        yield book
+        yield fake
 
 
 def test_a_grid_is_a_trainer_for_each_choice(home: Path) -> None:
@@ -89,12 +89,12 @@ def test_values_go_where_they_are_named(home: Path) -> None:
         ("script: train.py\ngrid: {}", "grid must be a mapping"),
         ("script: train.py\ngrid: {lr: 3}", "lr must be a list of values"),
         ("script: train.py\ngrid: {lr: []}", "lr must be a list of values"),
-        ("script: train.py\ngrid: {lr: [1, 1]}", "the values of lr must each be there once"),
+        ("script: train.py\ngrid: {lr: [1, 1]}", "the values of lr must each occur once"),
         ("script: train.py\ngrid: {lr: [[1]]}", "a value of lr must be a number, a text, true or false"),
         ("script: train.py\ngrid: {'a b': [1]}", "named as an option"),
         ("script: train.py\npoints: []", "points must be a list"),
         ("script: train.py\npoints: [{a: 1}, {b: 1}]", "the first has, but point 2 has not"),
-        ("script: train.py\npoints: [{a: 1, b: 2}, {b: 2, a: 1}]", "points must each be there once"),
+        ("script: train.py\npoints: [{a: 1, b: 2}, {b: 2, a: 1}]", "points must each occur once"),
         ("script: train.py\nname: x\ngrid: {a: [1]}", "write group instead of name"),
         ("script: train.py\nnoeds: 3\ngrid: {a: [1]}", "did you mean 'nodes'"),
         ("script: train.py\nnodes: 4-2\ngrid: {a: [1]}", "nodes must be a range"),
@@ -114,17 +114,17 @@ def test_what_is_wrong_with_a_sweep_is_one_line(home: Path, text: str, says: str
     assert "\n" not in str(caught.value)
 
 
-def test_an_array_is_submitted_and_shown_as_a_group(book: Book, call: Call) -> None:
+def test_an_array_is_submitted_and_shown_as_a_group(fake: FakeState, call: Call) -> None:
     answer = call("submit", "--array", "grid.yaml")
     assert (answer.status, answer.err) == (0, "")
     assert answer.out.splitlines()[1] == "submitted t2 grid-2 lr=1e-3 batch-size=64"
-    assert [spec["group"] for spec in book.specs] == ["grid"] * 6
-    for spec, row in zip(book.specs, book.trainers.values(), strict=True):
+    assert [spec["group"] for spec in fake.specs] == ["grid"] * 6
+    for spec, row in zip(fake.specs, fake.trainers.values(), strict=True):
         row.update(group=spec["group"], params=spec["params"])
-    book.trainers["t1"].update(state="done", progress=1.0, metrics={"accuracy": 0.9})
-    book.trainers["t2"].update(state="running", progress=0.5, rate=100.0, nodes=["n1", "n2"])
-    book.trainers["t3"].update(state="failed", reason="no data")
-    book.add(name="alone")
+    fake.trainers["t1"].update(state="done", progress=1.0, metrics={"accuracy": 0.9})
+    fake.trainers["t2"].update(state="running", progress=0.5, rate=100.0, nodes=["n1", "n2"])
+    fake.trainers["t3"].update(state="failed", reason="no data")
+    fake.add(name="alone")
     shown = call("status").out
     (line,) = [line for line in shown.splitlines() if line.startswith("grid ")]
     assert line.split()[:7] == ["grid", "6", "3", "1", "1", "1", "2"]
@@ -144,27 +144,27 @@ def test_an_array_is_submitted_and_shown_as_a_group(book: Book, call: Call) -> N
     assert [row["params"]["lr"] for row in found["trainers"]] == ["1e-3"] * 3 + ["0.01"] * 3
 
 
-def test_nothing_of_an_array_is_queued_if_all_of_it_may_not_be(book: Book, call: Call) -> None:
-    book.max_trainers = 5
+def test_nothing_of_an_array_is_queued_if_all_of_it_may_not_be(fake: FakeState, call: Call) -> None:
+    fake.max_trainers = 5
     answer = call("submit", "--array", "grid.yaml")
     assert answer.status == 2
     assert answer.err == (
         "bftrainer: alice may have 5 unfinished trainers and has 0, so 6 more are too many: wait until some are "
         "finished, or cancel some\n"
     )
-    assert book.specs == []
-    book.max_trainers = None
-    book.add(name="grid-3", owner="bob")  # an admin sees it, and it is in nobody's way
+    assert fake.specs == []
+    fake.max_trainers = None
+    fake.add(name="grid-3", owner="bob")  # an admin sees it, and it is in nobody's way
     assert call("submit", "--array", "grid.yaml").status == 0
 
 
-def test_the_script_of_an_array_may_be_on_the_command_line(book: Book, call: Call, home: Path) -> None:
+def test_the_script_of_an_array_may_be_on_the_command_line(fake: FakeState, call: Call, home: Path) -> None:
     (home / "values").mkdir()
     (home / "values" / "lr.yaml").write_text("nodes: 1-4\ngrid: {lr: [1, 2]}\n")
     answer = call("submit", "--array", "values/lr.yaml", "--nodes", "2", "--group", "mine", "--json", "train.py", "-x")
     assert answer.status == 0
     assert [row["name"] for row in json.loads(answer.out)["trainers"]] == ["mine-1", "mine-2"]
-    spec = book.specs[1]
+    spec = fake.specs[1]
     assert (spec["script"], spec["cwd"], spec["args"]) == (str(home / "train.py"), str(home), ["-x", "--lr", "2"])
     assert (spec["min_nodes"], spec["max_nodes"]) == (2, 2)
 
@@ -174,7 +174,7 @@ def test_the_script_of_an_array_may_be_on_the_command_line(book: Book, call: Cal
     [
         (["--array", "grid.yaml", "--spec", "grid.yaml"], "give one of them"),
         (["--array", "grid.yaml", "--name", "x"], "name a sweep with --group"),
-        (["--array", "grid.yaml", "train.py"], "leave one of them out"),
+        (["--array", "grid.yaml", "train.py"], "remove one of them"),
         (["--array", "none.yaml"], "none.yaml"),
         (["--array", "train.py"], "must end in .toml or .yaml"),
         (["--array", "gone.yaml"], "script must be a file"),
@@ -182,30 +182,30 @@ def test_the_script_of_an_array_may_be_on_the_command_line(book: Book, call: Cal
     ],
 )
 def test_what_is_wrong_with_the_call_is_one_line(
-    book: Book, call: Call, home: Path, words: list[str], says: str
+    fake: FakeState, call: Call, home: Path, words: list[str], says: str
 ) -> None:
     (home / "gone.yaml").write_text("script: gone.py\ngrid: {a: [1]}\n")
     answer = call("submit", *words)
     assert (answer.status, answer.out, answer.err.count("\n")) == (2, "", 1)
     assert says in answer.err
-    assert book.specs == []
+    assert fake.specs == []
 
 
-def test_none_of_a_sweep_is_queued_if_a_name_is_taken(book: Book, call: Call) -> None:
-    book.add(name="grid-4", state="running")
+def test_none_of_a_sweep_is_queued_if_a_name_is_taken(fake: FakeState, call: Call) -> None:
+    fake.add(name="grid-4", state="running")
     answer = call("submit", "--array", "grid.yaml")
     assert (answer.status, answer.out) == (2, "")
     assert "1 of 6 names are those of unfinished trainers, such as 'grid-4'" in answer.err
     assert "--group" in answer.err
-    assert book.specs == []
-    book.trainers["t1"]["state"] = "done"
+    assert fake.specs == []
+    fake.trainers["t1"]["state"] = "done"
     assert call("submit", "--array", "grid.yaml").status == 0
 
 
-def test_a_group_holds_one_sweep(book: Book, call: Call) -> None:
-    book.add(name="grid-1", group="grid", state="done", old=True)
+def test_a_group_holds_one_sweep(fake: FakeState, call: Call) -> None:
+    fake.add(name="grid-1", group="grid", state="done", old=True)
     answer = call("submit", "--array", "grid.yaml")
-    assert (answer.status, book.specs) == (2, [])
+    assert (answer.status, fake.specs) == (2, [])
     assert "the group 'grid' exists already, with 1 trainers" in answer.err
     assert call("submit", "--array", "grid.yaml", "--group", "grid-again").status == 0
 
@@ -219,10 +219,10 @@ def test_true_and_false_are_flags(home: Path) -> None:
     assert [spec.args for spec in load_sweep(home / "f.toml")] == [(), ("--amp", "1")]
 
 
-def test_a_group_is_awaited_and_ended_as_one_and_watched_in_a_line(book: Book, call: Call) -> None:
-    book.add(group="grid", state="done", old=True)
-    book.add(group="grid", state="running")
-    book.add(group="grid", state="queued")
+def test_a_group_is_awaited_and_ended_as_one_and_watched_in_a_line(fake: FakeState, call: Call) -> None:
+    fake.add(group="grid", state="done", old=True)
+    fake.add(group="grid", state="running")
+    fake.add(group="grid", state="queued")
     assert call("cancel", "--group", "grid").out == "cancelled t2 job2\ncancelled t3 job3\n"
     assert call("wait", "--group", "grid", "--json").status == 1
     shown = call("watch", "--until-done").out
@@ -234,14 +234,14 @@ def test_a_group_is_awaited_and_ended_as_one_and_watched_in_a_line(book: Book, c
         assert "give trainers or" in call(*words).err
 
 
-def test_the_line_of_a_group_counts_those_that_finished_long_ago(book: Book, call: Call) -> None:
-    book.add(group="grid", state="done", old=True)
-    book.add(group="grid", state="running")
+def test_the_line_of_a_group_counts_those_that_finished_long_ago(fake: FakeState, call: Call) -> None:
+    fake.add(group="grid", state="done", old=True)
+    fake.add(group="grid", state="running")
     found = next(line for line in call("status").out.splitlines() if line.startswith("grid"))
     assert found.split()[1:4] == ["2", "1", "1"]
 
 
-def test_a_group_that_is_not_there_is_said_so(book: Book, call: Call) -> None:
+def test_a_group_that_is_not_there_is_said_so(fake: FakeState, call: Call) -> None:
     for words in (["--group", "gird"], ["t1", "--group", "grid"]):
         answer = call("status", *words)
         assert (answer.status, answer.err.count("\n")) == (2, 1)

@@ -40,7 +40,7 @@ def test_settings_come_from_options_then_from_the_environment(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "environment", "message"),
     [
-        (AgentOptions(), {variables.SECRET: "s"}, "where is the controller"),
+        (AgentOptions(), {variables.SECRET: "s"}, "the address of the controller is missing"),
         (AgentOptions("http://h"), {}, "there is no secret"),
         (AgentOptions("http://h", secret_file=Path("/no/file")), {}, "cannot read the secret: /no/file"),
         (AgentOptions("http://h"), {variables.SECRET: "a b"}, "one word of ASCII"),
@@ -99,8 +99,8 @@ def test_commands_of_pools_see_no_token(tmp_path: Path, monkeypatch: pytest.Monk
     said = asyncio.run(discovery.run((sys.executable, "-c", "import os; print(*os.environ)"), 20.0)).decode().split()
     assert variables.TOKEN not in said
     assert "PATH" in said
-    office = SimpleNamespace(agent_environment={variables.SECRET: "theirs"})
+    host = SimpleNamespace(agent_environment={variables.SECRET: "theirs"})
     pool = LocalPool(LocalSettings(nodes=1), tmp_path, preload=())
-    monkeypatch.setattr(LocalPool, "_to", office)
+    monkeypatch.setattr(LocalPool, "_to", host)
     assert variables.TOKEN not in pool._environment("n1")
     assert pool._environment("n1")[variables.SECRET] == "theirs"

@@ -59,7 +59,7 @@ def test_a_newcomer_that_fails_before_it_joins_does_not_fail_the_trainer(bench: 
     assert {event.node for event in events} == {"n3"}
     row = bench.store.trainer(trainer)
     assert row is not None
-    assert row.reason.startswith("goes on without n3: ")
+    assert row.reason.startswith("continues without n3: ")
     assert ("elastic.init" if how == "at once done" else "Stale file handle") in row.reason
     bench.slow = False
     bench.make_ready(worker_on(bench, "n3"))

@@ -18,7 +18,7 @@ from bftrainer.cluster.pools.local.pool import LocalPool, LocalSettings
 from bftrainer.errors import BFTrainerError
 from bftrainer.processes import variables
 from support.clocks import Clock
-from support.cluster.fake_office import FakeOffice, processes_of
+from support.cluster.fake_pool_host import FakePoolHost, processes_of
 from support.cluster.made_pools import local, settings_of
 from support.processes import is_alive
 from support.waiting import until
@@ -33,13 +33,13 @@ def environment(pid: int) -> dict[str, str]:
 
 def test_a_virtual_node_gets_its_threads_and_its_pace(tmp_path: Path) -> None:
     async def play() -> dict[str, str]:
-        async with FakeOffice() as office, settings_of("local", tmp_path).opened(office):
+        async with FakePoolHost() as host, settings_of("local", tmp_path).opened(host):
             pass
-        async with FakeOffice() as office:
+        async with FakePoolHost() as host:
             pool = local(tmp_path, nodes=1, pace="0.05", threads=3)
-            await pool.open(office)
-            await until(lambda: office.here)
-            found = environment(office.pids["node-1"])
+            await pool.open(host)
+            await until(lambda: host.here)
+            found = environment(host.pids["node-1"])
             await pool.close(drain=True)
             return found
 
@@ -50,55 +50,55 @@ def test_a_virtual_node_gets_its_threads_and_its_pace(tmp_path: Path) -> None:
 
 
 def test_nodes_come_and_go_as_the_script_says(tmp_path: Path) -> None:
-    async def play() -> FakeOffice:
+    async def play() -> FakePoolHost:
         clock = Clock(0.0)
         actions = ("10 join node-9", "20 leave node-1", "30 kill node-2", "30 join node-2", "40 join node-1")
-        async with FakeOffice() as office:
+        async with FakePoolHost() as host:
             pool = local(tmp_path, clock, nodes=2, churn=actions, grace_s=0.0)
-            await pool.open(office)
-            await until(lambda: office.here == {"node-1", "node-2"}, lambda: office.said)
+            await pool.open(host)
+            await until(lambda: host.here == {"node-1", "node-2"}, lambda: host.said)
             clock.now = 15.0
             await pool.resume()  # it looks at the clock at once
-            await until(lambda: office.here == {"node-1", "node-2", "node-9"}, lambda: office.said)
+            await until(lambda: host.here == {"node-1", "node-2", "node-9"}, lambda: host.said)
             clock.now = 25.0
             await pool.resume()  # it looks at the clock at once
-            await until(lambda: office.words("gone") == ["node-1"], lambda: office.said)
-            assert office.here == {"node-2", "node-9"}
-            first = office.pids["node-2"]
+            await until(lambda: host.words("gone") == ["node-1"], lambda: host.said)
+            assert host.here == {"node-2", "node-9"}
+            first = host.pids["node-2"]
             clock.now = 35.0
             await pool.resume()  # it looks at the clock at once
-            await until(lambda: office.words("gone") == ["node-1", "node-2"], lambda: office.said)
+            await until(lambda: host.words("gone") == ["node-1", "node-2"], lambda: host.said)
             clock.now = 45.0
             await pool.resume()  # it looks at the clock at once
-            await until(lambda: office.here == {"node-1", "node-2", "node-9"}, lambda: office.said)
-            assert office.pids["node-2"] != first
+            await until(lambda: host.here == {"node-1", "node-2", "node-9"}, lambda: host.said)
+            assert host.pids["node-2"] != first
             await pool.close(drain=True)
-            return office
+            return host
 
-    office = asyncio.run(play())
-    assert office.words("leaving") == ["node-1"]
-    assert ("gone", "node-2", "signal 9 ended its agent") in office.said
+    host = asyncio.run(play())
+    assert host.words("leaving") == ["node-1"]
+    assert ("gone", "node-2", "signal 9 ended its agent") in host.said
 
 
 def test_an_agent_that_does_not_leave_in_time_is_killed(tmp_path: Path) -> None:
-    class Deaf(FakeOffice):
+    class Deaf(FakePoolHost):
         def _bye(self, node: str) -> None:
             pass
 
-    async def play() -> FakeOffice:
+    async def play() -> FakePoolHost:
         clock = Clock(0.0)
-        async with Deaf() as office:
+        async with Deaf() as host:
             pool = local(tmp_path, clock, nodes=1, churn=("10 leave node-1",), grace_s=0.1)
-            await pool.open(office)
-            await until(lambda: office.here)
+            await pool.open(host)
+            await until(lambda: host.here)
             clock.now = 11.0
             await pool.resume()  # it looks at the clock at once
-            await until(lambda: "node-1" in office.words("gone"), lambda: office.said)
+            await until(lambda: "node-1" in host.words("gone"), lambda: host.said)
             await pool.close(drain=True)
-            return office
+            return host
 
-    office = asyncio.run(play())
-    assert ("note", "killed", "node-1", "its time to leave is over") in office.said
+    host = asyncio.run(play())
+    assert ("note", "killed", "node-1", "its time to leave is over") in host.said
 
 
 def test_a_restarted_controller_goes_on_where_the_schedule_is(tmp_path: Path) -> None:
@@ -106,19 +106,19 @@ def test_a_restarted_controller_goes_on_where_the_schedule_is(tmp_path: Path) ->
         return local(tmp_path, nodes=2, churn=("0 leave node-2", "3600 join node-2"))
 
     async def play() -> None:
-        async with FakeOffice(observing=True) as office:
+        async with FakePoolHost(observing=True) as host:
             first = pool()
-            await first.open(office)
+            await first.open(host)
             await first.close(drain=False)
-            origin = office.recall("local.origin")
-            office.remember("local.origin", {**origin, "time": origin["time"] - 4000})
+            origin = host.recall("local.origin")
+            host.remember("local.origin", {**origin, "time": origin["time"] - 4000})
             second = pool()
-            await second.open(office)
-            await until(lambda: office.words("available")[-2:] == ["node-1", "node-2"], lambda: office.said)
+            await second.open(host)
+            await until(lambda: host.words("available")[-2:] == ["node-1", "node-2"], lambda: host.said)
             await second.close(drain=False)
             other = local(tmp_path, nodes=2, churn=("0 leave node-2", "3601 join node-2"))
-            await other.open(office)  # another schedule begins at its beginning
-            assert office.recall("local.origin")["time"] > origin["time"] - 1
+            await other.open(host)  # another schedule begins at its beginning
+            assert host.recall("local.origin")["time"] > origin["time"] - 1
             await other.close(drain=False)
 
     asyncio.run(play())
@@ -127,13 +127,13 @@ def test_a_restarted_controller_goes_on_where_the_schedule_is(tmp_path: Path) ->
 def test_a_killed_host_takes_its_agents_along_and_is_replaced(tmp_path: Path) -> None:
     async def play() -> None:
         setting = settings_of("local", tmp_path)
-        async with FakeOffice() as office, setting.opened(office) as pool:
-            before = dict(office.pids)
+        async with FakePoolHost() as host, setting.opened(host) as pool:
+            before = dict(host.pids)
             os.kill(pool.describe()["host_pid"], signal.SIGKILL)
-            await until(lambda: set(office.words("gone")) == set(setting.nodes))
-            await until(lambda: office.here == set(setting.nodes), lambda: office.said)
-            assert not set(before.values()) & set(office.pids.values())
-            assert all(pid in office.pids.values() or not is_alive(pid) for pid in before.values())
+            await until(lambda: set(host.words("gone")) == set(setting.nodes))
+            await until(lambda: host.here == set(setting.nodes), lambda: host.said)
+            assert not set(before.values()) & set(host.pids.values())
+            assert all(pid in host.pids.values() or not is_alive(pid) for pid in before.values())
 
     asyncio.run(play())
 
@@ -144,13 +144,13 @@ import asyncio, sys
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from pathlib import Path
 from support.cluster.made_pools import local
-from support.cluster.fake_office import FakeOffice
+from support.cluster.fake_pool_host import FakePoolHost
 from support.waiting import until
 async def main():
-    async with FakeOffice() as office:
-        await local(Path({str(tmp_path)!r}), nodes=2, orphan_s=1.0).open(office)
-        await until(lambda: len(office.here) == 2)
-        print(office.secret, *office.pids.values(), flush=True)
+    async with FakePoolHost() as host:
+        await local(Path({str(tmp_path)!r}), nodes=2, orphan_s=1.0).open(host)
+        await until(lambda: len(host.here) == 2)
+        print(host.secret, *host.pids.values(), flush=True)
         await asyncio.sleep(60)
 asyncio.run(main())
 """
@@ -176,9 +176,9 @@ asyncio.run(main())
 def test_agents_that_look_for_the_controller_elsewhere_are_replaced_at_once(tmp_path: Path) -> None:
     async def play() -> None:
         setting = settings_of("local", tmp_path)
-        async with FakeOffice() as before, setting.opened(before, drain=False):
+        async with FakePoolHost() as before, setting.opened(before, drain=False):
             pass
-        async with FakeOffice() as after, setting.opened(after):  # it has lost its memory, and another secret
+        async with FakePoolHost() as after, setting.opened(after):  # it has lost its memory, and another secret
             assert not set(before.pids.values()) & set(after.pids.values())
         await until(lambda: not processes_of(before.secret, tmp_path))
 
@@ -186,17 +186,17 @@ def test_agents_that_look_for_the_controller_elsewhere_are_replaced_at_once(tmp_
 
 
 def test_a_dry_run_follows_the_schedule(tmp_path: Path) -> None:
-    async def play() -> FakeOffice:
+    async def play() -> FakePoolHost:
         clock = Clock(0.0)
-        async with FakeOffice(observing=True) as office:
+        async with FakePoolHost(observing=True) as host:
             pool = local(tmp_path, clock, nodes=1, churn=("10 leave node-1", "20 join node-2"))
-            await pool.open(office)
-            await until(lambda: office.said)
+            await pool.open(host)
+            await until(lambda: host.said)
             clock.now = 25.0
             await pool.resume()  # it looks at the clock at once
-            await until(lambda: len(office.said) >= 3)
+            await until(lambda: len(host.said) >= 3)
             await pool.close(drain=True)
-            return office
+            return host
 
     assert asyncio.run(play()).said == [("available", "node-1"), ("available", "node-2"), ("gone", "node-1", "it left")]
 
@@ -252,13 +252,13 @@ def test_a_host_that_cannot_be_started_is_one_clear_line(tmp_path: Path) -> None
 
 
 def test_an_agent_that_cannot_start_is_tried_again_later_and_later(tmp_path: Path) -> None:
-    async def play() -> FakeOffice:
-        async with FakeOffice() as office:
+    async def play() -> FakePoolHost:
+        async with FakePoolHost() as host:
             pool = LocalPool(LocalSettings(nodes=1), tmp_path, agent=("-m", "no_such_module_at_all"), preload=())
-            await pool.open(office)
-            await until(lambda: len(office.words("gone")) >= 2)
+            await pool.open(host)
+            await until(lambda: len(host.words("gone")) >= 2)
             await pool.close(drain=True)
-            return office
+            return host
 
     said = asyncio.run(play()).said
     assert ("gone", "node-1", "its agent ended with status 1") in said

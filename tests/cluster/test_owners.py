@@ -312,7 +312,7 @@ def test_one_trainer_too_many_is_refused_and_changes_nothing(bench: Bench) -> No
     with pytest.raises(QuotaError, match="could never run"):
         submit(bench, "ann", "5-8")
     first = submit(bench, "ann")
-    with pytest.raises(QuotaError, match="ann may have 1 trainers that are not finished, and has 1"):
+    with pytest.raises(QuotaError, match="ann may have 1 unfinished trainers and has 1"):
         submit(bench, "ann")
     submit(bench, "bob")
     with bench.store.transaction():

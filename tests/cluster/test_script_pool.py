@@ -19,7 +19,7 @@ from bftrainer.cluster.pools.script.discovery import MOST_LINES, DiscoveryError,
 from bftrainer.cluster.pools.script.pool import ScriptPool
 from bftrainer.errors import InputError
 from bftrainer.processes import variables
-from support.cluster.fake_office import FakeOffice, processes_of
+from support.cluster.fake_pool_host import FakePoolHost, processes_of
 from support.cluster.made_pools import STUB, executable, script, settings_of
 from support.waiting import until
 
@@ -27,34 +27,34 @@ pytestmark = pytest.mark.waits
 
 
 def test_what_is_no_longer_listed_leaves_and_what_is_listed_anew_comes(tmp_path: Path) -> None:
-    async def play() -> FakeOffice:
+    async def play() -> FakePoolHost:
         setting = settings_of("script", tmp_path)
-        async with FakeOffice() as office, setting.opened(office):
+        async with FakePoolHost() as host, setting.opened(host):
             (tmp_path / "hosts.new").write_text("second\nthird\n")
             (tmp_path / "hosts.new").replace(tmp_path / "hosts")
-            await until(lambda: office.here == {"second", "third"}, lambda: office.said)
-        return office
+            await until(lambda: host.here == {"second", "third"}, lambda: host.said)
+        return host
 
-    office = asyncio.run(play())
-    assert ("leaving", "first", "0.0") in office.said
-    assert office.joins.count("second") == 1
+    host = asyncio.run(play())
+    assert ("leaving", "first", "0.0") in host.said
+    assert host.joins.count("second") == 1
 
 
 def test_the_last_list_is_kept_while_the_script_fails(tmp_path: Path) -> None:
-    async def play() -> FakeOffice:
+    async def play() -> FakePoolHost:
         setting = settings_of("script", tmp_path)
-        async with FakeOffice() as office, setting.opened(office) as pool:
+        async with FakePoolHost() as host, setting.opened(host) as pool:
             executable(tmp_path / "discover", "#!/bin/sh\necho no licence >&2\nexit 3\n")
-            await until(lambda: "script_failed" in office.words("note"))
-            assert office.here == set(setting.nodes)
+            await until(lambda: "script_failed" in host.words("note"))
+            assert host.here == set(setting.nodes)
             assert "no licence" in pool.describe()["problem"]
             executable(tmp_path / "discover", f"#!/bin/sh\ncat '{tmp_path}/hosts'\n")
-            await until(lambda: "script_works" in office.words("note"))
-        return office
+            await until(lambda: "script_works" in host.words("note"))
+        return host
 
-    office = asyncio.run(play())
-    assert not office.words("leaving")
-    problem = next(said[2] for said in office.said if said[:2] == ("note", "script_failed"))
+    host = asyncio.run(play())
+    assert not host.words("leaving")
+    problem = next(said[2] for said in host.said if said[:2] == ("note", "script_failed"))
     assert problem == "it failed with exit status 3: no licence"
 
 
@@ -121,51 +121,51 @@ def test_too_many_lines_are_refused() -> None:
 def test_excluded_nodes_are_not_used_and_no_more_than_the_most(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("a\nb\nc\nd\n")
 
-    async def play() -> FakeOffice:
-        async with FakeOffice(observing=True) as office:
+    async def play() -> FakePoolHost:
+        async with FakePoolHost(observing=True) as host:
             pool = script(tmp_path, exclude=("a",), max_nodes=2)
-            await pool.open(office)
-            await until(lambda: len(office.words("available")) == 2)
+            await pool.open(host)
+            await until(lambda: len(host.words("available")) == 2)
             (tmp_path / "hosts.new").write_text("a\nb\n")
             (tmp_path / "hosts.new").replace(tmp_path / "hosts")
-            await until(lambda: office.words("gone") == ["c"])
+            await until(lambda: host.words("gone") == ["c"])
             await pool.close(drain=False)
-            return office
+            return host
 
     assert asyncio.run(play()).words("available") == ["b", "c"]
 
 
 def test_an_agent_that_is_here_without_its_command_is_not_started_again(tmp_path: Path) -> None:
-    async def play() -> FakeOffice:
-        async with FakeOffice() as office:
-            env = {**os.environ, **office.agent_environment, variables.NODE: "first"}
+    async def play() -> FakePoolHost:
+        async with FakePoolHost() as host:
+            env = {**os.environ, **host.agent_environment, variables.NODE: "first"}
             with subprocess.Popen([sys.executable, STUB], env=env) as agent:
-                await until(lambda: office.here == {"first"})
+                await until(lambda: host.here == {"first"})
                 pool = script(tmp_path)
-                await pool.open(office)
-                await until(lambda: office.here == {"first", "second"})
+                await pool.open(host)
+                await until(lambda: host.here == {"first", "second"})
                 (tmp_path / "hosts.new").write_text("second\n")
                 (tmp_path / "hosts.new").replace(tmp_path / "hosts")
-                await until(lambda: agent.poll() is not None, lambda: office.said)
+                await until(lambda: agent.poll() is not None, lambda: host.said)
                 await pool.close(drain=True)
-            return office
+            return host
 
-    office = asyncio.run(play())
-    assert sorted(office.joins) == ["first", "second"]
+    host = asyncio.run(play())
+    assert sorted(host.joins) == ["first", "second"]
 
 
 def test_a_node_being_started_when_the_controller_was_killed_is_waited_for(tmp_path: Path) -> None:
-    async def play() -> FakeOffice:
-        async with FakeOffice() as office:
-            mark = fingerprint(sorted(office.agent_environment.items()))
-            office.remember("script.state", {"listed": ["first"], "commands": {"first": [0, ""]}, "agents": mark})
+    async def play() -> FakePoolHost:
+        async with FakePoolHost() as host:
+            mark = fingerprint(sorted(host.agent_environment.items()))
+            host.remember("script.state", {"listed": ["first"], "commands": {"first": [0, ""]}, "agents": mark})
             pool = script(tmp_path, reattach_s=3600.0)
-            await pool.open(office)
-            await until(lambda: office.here == {"second"})
-            looks = office.looks
-            await until(lambda: office.looks > looks + 2)
+            await pool.open(host)
+            await until(lambda: host.here == {"second"})
+            looks = host.looks
+            await until(lambda: host.looks > looks + 2)
             await pool.close(drain=True)
-            return office
+            return host
 
     assert asyncio.run(play()).joins == ["second"]
 
@@ -176,13 +176,13 @@ import asyncio, json, sys
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from pathlib import Path
 from support.cluster.made_pools import script
-from support.cluster.fake_office import FakeOffice
+from support.cluster.fake_pool_host import FakePoolHost
 from support.waiting import until
 async def main():
-    async with FakeOffice() as office:
-        await script(Path({str(tmp_path)!r})).open(office)
-        await until(lambda: len(office.here) == 2)
-        print(json.dumps([office.secret, office.port, office.memory, office.pids]), flush=True)
+    async with FakePoolHost() as host:
+        await script(Path({str(tmp_path)!r})).open(host)
+        await until(lambda: len(host.here) == 2)
+        print(json.dumps([host.secret, host.port, host.memory, host.pids]), flush=True)
         await asyncio.sleep(60)
 asyncio.run(main())
 """
@@ -193,12 +193,12 @@ asyncio.run(main())
 
     async def play() -> None:
         before = SimpleNamespace(secret=secret, port=port, memory=memory)
-        async with FakeOffice(follows=before) as office:
-            async with settings_of("script", tmp_path).opened(office) as pool:
-                assert office.pids == pids
+        async with FakePoolHost(follows=before) as host:
+            async with settings_of("script", tmp_path).opened(host) as pool:
+                assert host.pids == pids
                 assert pool.describe()["running"] == 2
                 os.kill(pids["first"], signal.SIGKILL)  # it is noticed, though it is nobody's child here
-                await until(lambda: "first" in office.words("gone"))
+                await until(lambda: "first" in host.words("gone"))
             await until(lambda: not processes_of(secret, tmp_path))
 
     asyncio.run(play())
@@ -206,9 +206,9 @@ asyncio.run(main())
 
 def test_agents_that_look_for_the_controller_elsewhere_are_replaced_at_once(tmp_path: Path) -> None:
     async def play() -> None:
-        async with FakeOffice() as before, settings_of("script", tmp_path).opened(before, drain=False):
+        async with FakePoolHost() as before, settings_of("script", tmp_path).opened(before, drain=False):
             pass
-        async with FakeOffice() as after:
+        async with FakePoolHost() as after:
             after.memory = before.memory
             async with settings_of("script", tmp_path).opened(after):
                 assert not set(before.pids.values()) & set(after.pids.values())
@@ -218,21 +218,21 @@ def test_agents_that_look_for_the_controller_elsewhere_are_replaced_at_once(tmp_
 
 
 def test_a_start_command_that_fails_is_tried_again_later(tmp_path: Path) -> None:
-    async def play() -> FakeOffice:
-        async with FakeOffice() as office:
+    async def play() -> FakePoolHost:
+        async with FakePoolHost() as host:
             pool = script(tmp_path, start=("/bin/sh", "-c", "exit 7", "{node}"), max_nodes=1)
-            await pool.open(office)
-            await until(lambda: len(office.words("gone")) >= 2)
+            await pool.open(host)
+            await until(lambda: len(host.words("gone")) >= 2)
             await pool.close(drain=True)
-            return office
+            return host
 
     assert ("gone", "first", "its start command ended with status 7") in asyncio.run(play()).said
 
 
 def test_a_program_that_does_not_exist_is_said_at_once(tmp_path: Path) -> None:
     async def play(pool: ScriptPool) -> None:
-        async with FakeOffice() as office:
-            await pool.open(office)
+        async with FakePoolHost() as host:
+            await pool.open(host)
 
     with pytest.raises(InputError, match="`command`: there is no program /no/such"):
         asyncio.run(play(script(tmp_path, command=("/no/such",))))

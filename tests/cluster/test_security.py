@@ -23,7 +23,7 @@ from bftrainer.cluster.store.store import FILE, Store
 from support.cluster.api import SPEC, by, play
 from support.cluster.bench import Bench
 from support.cluster.live import Live
-from support.cluster.served import a_door, echo, served
+from support.cluster.served import echo, limited_listener, served
 from support.waiting import wait_until
 
 WORKER = Path(__file__).with_name("tiny_worker.py")
@@ -239,23 +239,23 @@ def test_connections_are_bounded_and_those_beyond_are_closed_at_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(limits, "LEAST_EACH", 2)
-    entrance = a_door(8)
-    with served(echo, entrance) as port:
+    listener = limited_listener(8)
+    with served(echo, listener) as port:
         here = [socket.create_connection(("127.0.0.1", port)) for _ in range(4)]
-        wait_until(lambda: entrance.open_connections == 4)
+        wait_until(lambda: listener.open_connections == 4)
         for _ in range(20):
             assert closed(socket.create_connection(("127.0.0.1", port))) == b""
         there = socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0))  # others are not hurt
         there.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert answered(there).startswith(b"HTTP/1.1 200 OK")
         here.pop().close()
-        wait_until(lambda: entrance.open_connections == 4)
+        wait_until(lambda: listener.open_connections == 4)
         again = socket.create_connection(("127.0.0.1", port))
         again.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert b"200 OK" in closed(again)
         for connection in (*here, there):
             connection.close()
-        wait_until(lambda: entrance.open_connections == 0)
+        wait_until(lambda: listener.open_connections == 0)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 

@@ -282,7 +282,7 @@ def test_a_token_is_known_by_its_hash_until_it_is_revoked(store: Store, path: Pa
     assert (found.name, found.owner, found.role) == ("laptop", "ada", "user")
     assert store.tokens.check(token[:-1]) is None
     assert store.tokens.check("") is None
-    with pytest.raises(InputError, match="a token named 'laptop' already"):
+    with pytest.raises(InputError, match="a token named 'laptop' already exists"):
         store.tokens.create(name="laptop", owner="ada", role="user", time=2.0)
     assert store.tokens.revoke("laptop", 3.0)
     assert not store.tokens.revoke("laptop", 4.0)

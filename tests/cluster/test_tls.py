@@ -18,7 +18,7 @@ from bftrainer.cluster.wire.messages import Join
 from bftrainer.cluster.wire.tls import CA, client_context, identity_of
 from bftrainer.errors import InputError
 from support.cluster.live import Live
-from support.cluster.served import a_door, echo, served
+from support.cluster.served import echo, limited_listener, served
 from support.waiting import wait_until
 
 pytestmark = [
@@ -122,14 +122,14 @@ def test_the_authority_comes_from_the_environment_or_the_controllers_own_file(tm
 def test_a_handshake_that_does_not_come_is_not_waited_for_and_counts_as_a_connection(
     files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entrance = a_door(8)
+    listener = limited_listener(8)
     keys = {"ssl_certfile": str(files / "server.pem"), "ssl_keyfile": str(files / "server.key")}
     monkeypatch.setattr(limits, "REQUEST_S", 1.0)
-    with served(echo, entrance, **keys) as port, socket.create_connection(("127.0.0.1", port)) as silent:
-        wait_until(lambda: entrance.open_connections == 1)
+    with served(echo, listener, **keys) as port, socket.create_connection(("127.0.0.1", port)) as silent:
+        wait_until(lambda: listener.open_connections == 1)
         silent.settimeout(20)  # a minute, if nothing was set
         assert silent.recv(1) == b""
-        wait_until(lambda: entrance.open_connections == 0)
+        wait_until(lambda: listener.open_connections == 0)
 
 
 def test_a_controller_with_tls_is_reached_by_agents_and_commands_that_know_it_and_by_nobody_else(

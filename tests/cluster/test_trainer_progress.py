@@ -22,7 +22,7 @@ def test_an_evaluation_counts_though_the_others_are_ahead_of_rank_0() -> None:
     progress.take(report(90, score=(0.5, (1, 9, 90))))
     assert (progress.samples, progress.epoch) == (100, 1)
     assert progress.metrics == {"score": 0.5}
-    assert progress.noted.at == {"score": Position(1, 9, 90)}
+    assert progress.reported.at == {"score": Position(1, 9, 90)}
 
 
 def test_hearsay_does_not_replace_what_is_newer() -> None:
@@ -48,7 +48,7 @@ def test_a_worker_that_knows_no_places_is_believed() -> None:
     progress.take(Report(1, 4, 0, 40, metrics={"score": 0.1}))
     progress.take(Report(1, 5, 0, 50, metrics={}))
     progress.take(Report(1, 4, 0, 45, metrics={"score": 0.2}))
-    assert (progress.samples, progress.metrics, progress.noted.at) == (
+    assert (progress.samples, progress.metrics, progress.reported.at) == (
         50,
         {"score": 0.2},
         {"score": Position(0, 4, 45)},

@@ -259,7 +259,7 @@ def test_what_finished_long_ago_can_be_searched(page: Any, stage: Stage) -> None
     page.wait_for_selector("#detail .state.done")
     page.keyboard.press("Escape")
     page.fill("#search", "nothing")
-    page.wait_for_selector("#finished-words:has-text('None is found')")
+    page.wait_for_selector("#finished-words:has-text('No trainer found')")
     page.click("#leave")
     assert page.evaluate(rows) == 0
 

@@ -20,7 +20,7 @@ from bftrainer.cli.main import run
 from bftrainer.cluster.pools.registry import make_pool, settings_of
 from bftrainer.core import Curve
 from bftrainer.errors import InputError
-from support.cluster.fake_office import FakeOffice
+from support.cluster.fake_pool_host import FakePoolHost
 from support.cluster.live import Live
 from support.cluster.made_pools import STUB, executable
 from support.cluster.pool_conformance import CHECKS, Check, Setting
@@ -102,20 +102,20 @@ def test_the_night_pool_conforms(check: Check, folder: Path) -> None:
 def test_by_day_the_night_pool_has_no_nodes_and_a_resume_does_not_change_that(folder: Path) -> None:
     async def a_day() -> None:
         hour = [12]
-        async with FakeOffice() as office:
+        async with FakePoolHost() as host:
             pool = night_pool(folder / "pool", hour)
-            await pool.open(office)
+            await pool.open(host)
             try:
                 await pool.pause()
                 await pool.resume()
-                looked = office.looks
-                await until(lambda: office.looks > looked + 2)
-                assert not office.joins
+                looked = host.looks
+                await until(lambda: host.looks > looked + 2)
+                assert not host.joins
                 hour[0] = 20
-                await until(lambda: office.here == {"first", "second"}, lambda: office.said)
+                await until(lambda: host.here == {"first", "second"}, lambda: host.said)
                 hour[0] = 6
-                await until(lambda: not office.here, lambda: office.said)
-                assert sorted(office.words("leaving")) == ["first", "second"]
+                await until(lambda: not host.here, lambda: host.said)
+                assert sorted(host.words("leaving")) == ["first", "second"]
             finally:
                 await pool.close(drain=True)
 
@@ -195,7 +195,7 @@ class Bare: ...
 class Half:
     Settings = Settings
     def __init__(self, settings, folder): ...
-    async def open(self, office): ...
+    async def open(self, host): ...
 class Breaks(Half):
     def __init__(self, settings, folder):
         raise KeyError("x")

@@ -177,7 +177,7 @@ def test_steps_do_not_go_into_a_loop_over_epochs() -> None:
     run, model, optimizer = make()
     run.register(model=model, optimizer=optimizer)
     next(run.epochs(2))
-    with pytest.raises(InputError, match=r"run.steps\(\) does not go into a loop over run.epochs\(\)"):
+    with pytest.raises(InputError, match=r"run.steps\(\) cannot be used within a loop over run.epochs\(\)"):
         next(run.steps(5))
 
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("sigterm_restored")
         ({"device": "gpu0"}, "`device` must be a torch device such as 'cuda' or 'cpu', but got 'gpu0'"),
         ({"device": [1]}, r"`device` must be a torch device .* but got \[1\]"),
         ({"device": "meta"}, "`device` must be one that computes, but got 'meta'"),
-        ({"device": "cuda:99"}, "`device` is 'cuda:99', but torch finds .* here; leave it out"),
+        ({"device": "cuda:99"}, "`device` is 'cuda:99', but torch finds .* here; omit it"),
         ({"device": "xpu"}, "`device` is 'xpu', which torch cannot use here: "),
         ({"backend": "mpi"}, "`backend` must be gloo or nccl, but got 'mpi'"),
         ({"backend": "nccl", "device": "cpu"}, "`backend` is 'nccl', which needs a GPU, but the device is 'cpu'"),

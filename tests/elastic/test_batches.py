@@ -166,7 +166,7 @@ class Stream(IterableDataset[int]):
         ({"sampler": DistributedSampler(range(7), 2, 0)}, "DistributedSampler does not give each sample once"),
         ({"sampler": SubsetRandomSampler(range(7))}, r"run.batches\(torch.utils.data.Subset\(dataset, indices\)"),
         ({"sampler": WeightedRandomSampler([1.0] * 20, 20)}, "WeightedRandomSampler draws .* weight the loss"),
-        ({"batch_sampler": OwnBatches(range(20), 4, False)}, r"batch sampler of its own \(OwnBatches\)"),
+        ({"batch_sampler": OwnBatches(range(20), 4, False)}, r"its own batch sampler \(OwnBatches\)"),
         ({"batch_size": None}, "batch_size=None makes no batches"),
     ],
 )

@@ -81,7 +81,7 @@ def test_gradients_unscaled_by_the_script_are_refused() -> None:
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_clearing_between_two_micro_batches_is_refused(set_to_none: bool) -> None:
-    with pytest.raises(InputError, match=r"micro-batches before \(`max_batch`\) were cleared: remove zero_grad\(\)"):
+    with pytest.raises(InputError, match=r"earlier micro-batches \(`max_batch`\) were cleared: remove zero_grad\(\)"):
         train(before=lambda model, optimizer: optimizer.zero_grad(set_to_none=set_to_none), max_batch=3)
 
 
@@ -127,7 +127,7 @@ def test_a_layer_unfrozen_in_the_midst_of_a_batch_is_refused() -> None:
         if number == 0:
             run.step()
             continue
-        with pytest.raises(InputError, match="a parameter was unfrozen in the midst of a batch"):
+        with pytest.raises(InputError, match="a parameter was unfrozen in the middle of a batch"):
             run.step()
         break
 

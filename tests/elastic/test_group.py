@@ -159,7 +159,9 @@ def test_a_rank_0_that_cannot_listen_says_so_when_the_generation_forms() -> None
 
 def test_a_host_name_that_means_the_node_itself_is_named_as_the_cause() -> None:
     group = Group("gloo", torch.device("cpu"))
-    with pytest.raises(GroupBroken, match=r"127\.0\.1\.1 resolves to a loopback address .* mend the nodes' /etc/hosts"):
+    with pytest.raises(
+        GroupBroken, match=r"127\.0\.1\.1 resolves to a loopback address .* correct the nodes' /etc/hosts"
+    ):
         group.form(Assignment(1, ("a", "b"), 1, ("192.0.2.1:0", "127.0.1.1:0")))
 
 
@@ -225,7 +227,7 @@ def test_a_group_that_nccl_does_not_let_go_of_ends_the_worker_to_be_started_agai
     group.leave()
     played.may_end.set()
     assert ended == [protocol.RESTART]
-    assert "NCCL does not let go" in capsys.readouterr().err
+    assert "NCCL does not release" in capsys.readouterr().err
 
 
 def test_torch_s_watchdog_is_told_to_leave_survivors_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def test_a_value_too_large_to_share_is_refused_on_all_ranks(tmp_path: Path) -> N
 def test_a_second_init_in_a_worker_is_refused(tmp_path: Path) -> None:
     outcome = play(on(1), tmp_path, [WORKER, str(tmp_path), "second-init"])
     assert outcome.status == "failed"
-    assert "elastic.init() was called before in this script: use the run that it gave" in outcome.error
+    assert "elastic.init() was already called in this script: use the run that it returned" in outcome.error
 
 
 def test_a_script_that_all_ranks_end_with_an_error_status_has_failed(tmp_path: Path) -> None:

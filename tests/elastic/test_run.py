@@ -252,19 +252,19 @@ def test_nodes_come_and_go_on_command_and_quit_ends_in_good_order(tmp_path: Path
         assert job.ask("add") == "node-3 added"
         job.wait_for("world size now 3")
         assert job.ask("status").startswith("3 nodes, 3 training\n")
-        with pytest.raises(InputError, match="3 nodes at most"):
+        with pytest.raises(InputError, match="at most 3 nodes"):
             job.ask("add")
         with pytest.raises(InputError, match="there is no node 'node-7'; there are node-1, node-2, node-3"):
             job.ask("stop node-7")
-        with pytest.raises(InputError, match="a job runs in .* already"):
+        with pytest.raises(InputError, match="a job already runs in "):
             asyncio.run(serve_in(tmp_path / "job"))
         job.ask("kill node-1")
         job.wait_for("node-1 lost (SIGKILL)")
         job.wait_for("world size now 2", times=2)
-        assert job.ask("remove 1") == "node-3 shall leave"
+        assert job.ask("remove 1") == "node-3 must leave"
         job.wait_for("node-3 left")
         job.wait_for("world size now 1")
-        assert job.ask("quit") == "all shall leave"
+        assert job.ask("quit") == "all nodes must leave"
         status, out, said = job.end()
     assert status == 0
     assert "node-2 left at step" in said

@@ -494,8 +494,8 @@ def test_every_damaged_one_is_named_with_its_reason_and_none_is_left(two: tuple[
     step, told = step_and_warnings(snapshots)
     assert step is None
     expected = [
-        (6, "does not begin like a snapshot"),
-        (5, "its format b'2' is not one"),
+        (6, "does not begin with a snapshot header"),
+        (5, "does not support its format b'2'"),
         (4, "Is a directory"),
         (3, "it holds step 2, not what its name says"),
         (2, "cut short"),

@@ -98,7 +98,7 @@ def test_a_state_that_becomes_impossible_later_is_told_once_and_never_ends_train
 
     run = train(tmp_path, counter=Holder(state))
     assert run.progress.step == 20
-    lines = [line for line in capsys.readouterr().err.splitlines() if "goes on without a snapshot" in line]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "continues without a snapshot" in line]
     assert len(lines) == 1
     expected = "ValueError: no state today" if what == "raises" else "state['objects']['counter']['fn'] must be"
     assert expected in lines[0]
@@ -161,7 +161,7 @@ def test_what_is_no_snapshot_is_refused_with_its_reason(tmp_path: Path) -> None:
     for name, message in [
         ("absent", "absent: there is no such file or folder"),
         ("empty", r"empty: there is no snapshot \(snapshot-….bft\) in this folder"),
-        ("model.pt", "model.pt: cannot be opened as a snapshot: it does not begin like a snapshot"),
+        ("model.pt", "model.pt: cannot be opened as a snapshot: it does not begin with a snapshot header"),
         ("short.bft", "short.bft: cannot be opened as a snapshot: it is cut short: 100 bytes"),
         ("damaged.bft", "damaged.bft: cannot be opened as a snapshot: it has .* bytes of state where"),
         ("other", "this snapshot was not written by a training"),
@@ -180,7 +180,9 @@ def test_of_a_folder_the_newest_whole_one_opens_and_damage_is_told(tmp_path: Pat
         path.write_bytes(b"nothing")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(InputError, match="no snapshot in this folder is whole: .*99.bft: this snapshot is skipped"):
+        with pytest.raises(
+            InputError, match="no snapshot in this folder is complete: .*99.bft: this snapshot is skipped"
+        ):
             elastic.load_snapshot(tmp_path)
 
 

@@ -18,7 +18,7 @@ from bftrainer.client import Client, UnreachableError
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.hpo import optimize
 from bftrainer.hpo.watch import TrialWatch
-from support.cluster.fake_api import TOKEN, Book, make_app, serving
+from support.cluster.fake_api import TOKEN, FakeState, make_app, serving
 
 optuna = pytest.importorskip("optuna")
 
@@ -33,21 +33,21 @@ def value(lr: float) -> float:
 class World:
     """A controller with trainers that make an epoch whenever somebody asks for the status."""
 
-    def __init__(self, book: Book, url: str) -> None:
-        self.book, self.url = book, url
+    def __init__(self, fake: FakeState, url: str) -> None:
+        self.fake, self.url = fake, url
         self.most_at_once = 0
         self.state = "done"
         self.reason = ""
         self.metric = "score"
-        book.on_ask = self.on_ask
+        fake.on_ask = self.on_ask
 
     def on_ask(self, path: str) -> None:
         if path != "/v1/status":
             return
-        rows = [row for row in self.book.trainers.values() if row["state"] in ("queued", "running")]
+        rows = [row for row in self.fake.trainers.values() if row["state"] in ("queued", "running")]
         self.most_at_once = max(self.most_at_once, len(rows))
         for row in rows:
-            spec = next(spec for spec in self.book.specs if spec["name"] == row["name"])
+            spec = next(spec for spec in self.fake.specs if spec["name"] == row["name"])
             lr = float(spec["args"][spec["args"].index("--lr") + 1])
             row["state"] = "running"
             row["epoch"] += 1
@@ -69,19 +69,19 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[tuple[Book, str]]:
-    book = Book()
-    with serving(make_app(book)) as url:
-        yield book, url
+def server() -> Iterator[tuple[FakeState, str]]:
+    fake = FakeState()
+    with serving(make_app(fake)) as url:
+        yield fake, url
 
 
 @pytest.fixture
-def world(server: tuple[Book, str]) -> World:
-    book, url = server
-    fresh = Book()
+def world(server: tuple[FakeState, str]) -> World:
+    fake, url = server
+    fresh = FakeState()
     for name, initial in vars(fresh).items():
-        setattr(book, name, initial)
-    return World(book, url)
+        setattr(fake, name, initial)
+    return World(fake, url)
 
 
 @pytest.fixture
@@ -116,12 +116,12 @@ def test_trials_are_trained_and_told(world: World, script: Path) -> None:
     assert names(study.trials) == ["COMPLETE"] * 7
     assert world.most_at_once == 3
     for trial in study.trials:
-        spec = world.book.find(trial.user_attrs["bftrainer:name"])
+        spec = world.fake.find(trial.user_attrs["bftrainer:name"])
         assert trial.value == pytest.approx(value(trial.params["lr"]))
         assert trial.user_attrs["bftrainer:trainer"] == spec["id"]
         assert trial.intermediate_values.keys() == {1, 2, 3}
         assert "bftrainer:value_of_epoch" not in trial.user_attrs
-    first = world.book.specs[0]
+    first = world.fake.specs[0]
     assert first["group"] == "my-study"
     assert first["args"] == ["--epochs", "3", "--lr", str(study.trials[0].params["lr"])]
     assert first["params"] == {"lr": str(study.trials[0].params["lr"])}
@@ -140,7 +140,7 @@ def test_n_trials_counts_those_of_earlier_runs(world: World, script: Path) -> No
     study = new_study()
     search(world, study, script, n_trials=3)
     search(world, study, script, n_trials=3)
-    assert len(world.book.specs) == 3
+    assert len(world.fake.specs) == 3
     study.enqueue_trial({"lr": 0.25})
     search(world, study, script, n_trials=5)
     assert study.trials[3].params == {"lr": 0.25}
@@ -158,7 +158,7 @@ def test_a_pruned_trials_trainer_is_cancelled(world: World, script: Path) -> Non
     study = new_study(pruner=Strict())
     summary = search(world, study, script)
     for trial in study.trials:
-        row = world.book.find(trial.user_attrs["bftrainer:name"])
+        row = world.fake.find(trial.user_attrs["bftrainer:name"])
         bad = trial.params["lr"] < 0.5
         assert row["state"] == ("cancelled" if bad else "done")
         assert trial.state.name == ("PRUNED" if bad else "COMPLETE")
@@ -175,12 +175,12 @@ def test_trials_are_compared_at_the_unit_that_was_asked_for(world: World, script
 def test_a_value_is_given_to_the_pruner_under_the_epoch_that_it_was_reported_in(world: World, script: Path) -> None:
     def on_ask(path: str) -> None:
         world.on_ask(path)
-        for row in world.book.trainers.values():  # the script evaluates every second epoch, and training is further
+        for row in world.fake.trainers.values():  # the script evaluates every second epoch, and training is further
             done = row["epoch"] // 2 * 2
             row["metrics"] = {"score": done / 10} if done else {}
             row["metrics_at"] = {"score": {"epoch": done, "step": 10 * done, "samples": 0}} if done else {}
 
-    world.book.on_ask = on_ask
+    world.fake.on_ask = on_ask
     study = new_study(pruner=optuna.pruners.NopPruner())
     search(world, study, script, n_trials=1)
     (trial,) = study.trials
@@ -260,7 +260,7 @@ def test_what_is_wrong_is_said_before_a_trial_is_asked_for(
     with pytest.raises(InputError, match="script must be a file"):
         search(world, study, script.with_name("none.py"))
     assert study.trials == []
-    assert world.book.specs == []
+    assert world.fake.specs == []
 
 
 def test_without_optuna_it_says_what_to_install(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,8 +314,8 @@ class Fuse:
 
 def test_a_driver_killed_at_any_act_goes_on_and_trains_nothing_twice(world: World, script: Path) -> None:
     for after in range(1, 200):
-        world.book.trainers.clear()
-        world.book.specs.clear()
+        world.fake.trainers.clear()
+        world.fake.specs.clear()
         storage = optuna.storages.InMemoryStorage()
         study = new_study(study_name="s", storage=storage, pruner=Strict())
         with pytest.MonkeyPatch.context() as patch:
@@ -324,7 +324,7 @@ def test_a_driver_killed_at_any_act_goes_on_and_trains_nothing_twice(world: Worl
                 search(world, study, script, n_trials=3, max_parallel=2)
         again = new_study(study_name="s", storage=storage, load_if_exists=True, pruner=Strict())
         summary = search(world, again, script, n_trials=3, max_parallel=2)
-        submitted = [spec["name"] for spec in world.book.specs]
+        submitted = [spec["name"] for spec in world.fake.specs]
         assert len(submitted) == len(set(submitted)) == 3, after
         assert (summary.failed, len(again.trials)) == (0, 3), after
         for trial in again.trials:
@@ -351,7 +351,7 @@ def test_a_submission_whose_answer_was_lost_is_not_repeated(
     study = new_study()
     search(world, study, script, n_trials=4)
     assert names(study.trials) == ["COMPLETE"] * 4
-    assert len(world.book.specs) == 4
+    assert len(world.fake.specs) == 4
 
 
 def begin_and_interrupt(world: World, study: optuna.Study, script: Path, n_trials: int) -> None:
@@ -369,8 +369,8 @@ def begin_and_interrupt(world: World, study: optuna.Study, script: Path, n_trial
 def test_another_controller_does_not_get_the_trials_of_the_first(world: World, script: Path) -> None:
     study = new_study(study_name="s")
     begin_and_interrupt(world, study, script, n_trials=2)
-    assert len(world.book.specs) == 2
-    world.book.trainers.clear()
+    assert len(world.fake.specs) == 2
+    world.fake.trainers.clear()
     search(world, study, script, n_trials=3)
     assert names(study.trials) == ["FAIL", "FAIL", "COMPLETE"]
     assert "not known to the controller" in study.trials[0].user_attrs["bftrainer:reason"]
@@ -383,13 +383,13 @@ def test_no_room_for_more_trainers_is_waited_out(world: World, script: Path) -> 
         world.on_ask(path)
         if path == "/v1/trainers":
             asked.append(path)
-        world.book.refuse = (
+        world.fake.refuse = (
             (409, "you have 1 trainer that is not finished already") if asked and len(asked) < 4 else None
         )
         if path != "/v1/trainers":
-            world.book.refuse = None
+            world.fake.refuse = None
 
-    world.book.on_ask = on_ask
+    world.fake.on_ask = on_ask
     study = new_study()
     search(world, study, script, n_trials=2)
     assert names(study.trials) == ["COMPLETE"] * 2
@@ -448,14 +448,14 @@ def test_another_optuna_without_these_names_goes_on_to_n_trials(
 
 
 def test_the_pools_time_counts_while_a_search_has_trials_under_way(world: World, script: Path) -> None:
-    given = world.book.totals = {"node_seconds": 1000.0}
+    given = world.fake.totals = {"node_seconds": 1000.0}
 
     def on_ask(path: str) -> None:
         world.on_ask(path)
         if path == "/v1/status":
             given["node_seconds"] += 100.0
 
-    world.book.on_ask = on_ask
+    world.fake.on_ask = on_ask
     study = new_study()
     first = search(world, study, script, n_trials=1)
     assert (first.pool_node_seconds, first.node_seconds) == (100.0 * EPOCHS, 100.0 * EPOCHS)
@@ -485,7 +485,7 @@ def test_a_second_driver_is_refused_unless_the_first_is_gone(world: World, scrip
     study = new_study(study_name="s")
     there = {"host": "elsewhere", "pid": 1, "at": time.time() - 30}
     study.set_user_attr("bftrainer:driver", there)
-    with pytest.raises(BFTrainerError, match=r"a driver works on study 's' already \(process 1 on elsewhere\)"):
+    with pytest.raises(BFTrainerError, match=r"another driver already works on study 's' \(process 1 on elsewhere\)"):
         search(world, study, script, n_trials=1)
     assert study.trials == []
     ended = subprocess.Popen(["true"])
@@ -500,7 +500,7 @@ def test_a_second_driver_is_refused_unless_the_first_is_gone(world: World, scrip
 def test_another_search_space_tells_nothing_of_trials_that_are_under_way(world: World, script: Path) -> None:
     study = new_study(study_name="s")
     begin_and_interrupt(world, study, script, n_trials=1)
-    with pytest.raises(BFTrainerError, match="put the search space back as it was"):
+    with pytest.raises(BFTrainerError, match="restore the search space"):
         search(world, study, script, n_trials=1, space=choice)
     assert names(study.trials) == ["RUNNING"]
     search(world, study, script, n_trials=1)
@@ -511,5 +511,5 @@ def test_the_trainers_of_a_study_without_a_name_carry_its_tag_once(world: World,
     study = new_study()
     search(world, study, script, n_trials=1)
     tag = study.user_attrs["bftrainer:tag"]
-    assert [spec["name"] for spec in world.book.specs] == [f"train-{tag}-0"]
-    assert world.book.specs[0]["group"] == f"train-{tag}"
+    assert [spec["name"] for spec in world.fake.specs] == [f"train-{tag}-0"]
+    assert world.fake.specs[0]["group"] == f"train-{tag}"

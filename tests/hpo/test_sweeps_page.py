@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bftrainer.cli.main import run
-from support.cluster.fake_api import TOKEN, Book, make_app, serving
+from support.cluster.fake_api import TOKEN, FakeState, make_app, serving
 
 optuna = pytest.importorskip("optuna")
 
@@ -26,7 +26,7 @@ def blocks(kind: str) -> list[str]:
 
 
 @pytest.fixture
-def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Book]:
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeState]:
     """A controller in whose eyes time passes when it is asked, for scripts in the working folder."""
     for name in ("BFTRAINER_URL", "BFTRAINER_TOKEN", "BFTRAINER_CONFIG"):
         monkeypatch.delenv(name, raising=False)
@@ -34,35 +34,35 @@ def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Book]:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "train.py").write_text("print('hello')\n")
-    book = Book()
+    fake = FakeState()
 
     def on_ask(path: str) -> None:
-        for row in book.trainers.values():
+        for row in fake.trainers.values():
             if row["state"] in ("queued", "running"):
                 row.update(state="running", epoch=row["epoch"] + 1, metrics={"accuracy": 0.5})
                 row["state"] = "done" if row["epoch"] > 3 else "running"
 
-    with serving(make_app(book)) as url:
+    with serving(make_app(fake)) as url:
         (tmp_path / "client.json").write_text(json.dumps({"url": url, "token": TOKEN}))
-        book.on_ask = on_ask
-        yield book
+        fake.on_ask = on_ask
+        yield fake
 
 
-def test_the_commands_run(book: Book, tmp_path: Path) -> None:
+def test_the_commands_run(fake: FakeState, tmp_path: Path) -> None:
     (text,) = blocks("yaml")
     (tmp_path / "grid.yaml").write_text(text)
     commands = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("bftrainer ")]
     assert len(commands) >= 3
     for command in commands:
         if "status" in command:  # the fake one does not know groups
-            for spec, row in zip(book.specs, book.trainers.values(), strict=True):
+            for spec, row in zip(fake.specs, fake.trainers.values(), strict=True):
                 row.update(group=spec["group"], params=spec["params"])
         assert run(shlex.split(command)[1:]) == 0, command
-    assert len(book.specs) == 6
-    assert book.specs[5]["args"] == ["--epochs", "3", "--lr", "5e-3", "--batch-size", "64"]
+    assert len(fake.specs) == 6
+    assert fake.specs[5]["args"] == ["--epochs", "3", "--lr", "5e-3", "--batch-size", "64"]
 
 
-def test_the_programs_run(book: Book, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_programs_run(fake: FakeState, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     study, client = blocks("py")

@@ -207,7 +207,7 @@ ONE = DEFAULTS + "trainers: [{name: a, model: vgg16, %s}]"
         (HEADER, "has no trainers"),
         ("a,b\n", "line 1: columns must be name, model, .*but name is missing"),
         (HEADER.replace("samples", "samples,colour"), "line 1: column must be one of name, .*but got 'colour'"),
-        (HEADER.replace("samples", "samples,name"), "line 1: each column must be there once"),
+        (HEADER.replace("samples", "samples,name"), "line 1: each column must occur once"),
         (HEADER + "a,shufflenet\n", "line 2: must have 8 fields .*but got 2"),
         (HEADER + '"a,shufflenet\n' + ROW, "line 2: must be comma-separated values, but unexpected end"),
         (HEADER + ROW.replace("a,", ",", 1), "line 2: name is missing"),
@@ -245,7 +245,7 @@ def test_a_malformed_table_is_refused_with_line_trainer_and_field(text: str, wor
         ("trainers: []\n---\n{}", "must be YAML, but"),
         ("trainers: []", "has no trainers"),
         ("curves: {}", "trainers is missing"),
-        ("trainers: []\ntrainers: []", "line 1: must be YAML, but a key is there twice"),
+        ("trainers: []\ntrainers: []", "line 1: must be YAML, but a key occurs twice"),
         ("jobs: []", "the file: key must be one of curves, defaults, trainers, but got 'jobs'"),
         ("trainers: 5", "trainers must be a list of entries, but got '5'"),
         ("trainers: [5]", "entry 1 of trainers must be a mapping with name, .*but got '5'"),
@@ -330,7 +330,7 @@ def test_a_malformed_description_is_refused_with_entry_trainer_and_field(text: s
         ('{"a": {"nodes": [1], "samples_per_s": [NaN]}}', "curve 'a': samples_per_s must be numbers, .*but got 'NaN'"),
         ('{"a": {"nodes": [1%s], "samples_per_s": [1]}}' % ("0" * 5000), "curve 'a': nodes must be a whole number"),
         ('{"a": {"nodes": [true], "samples_per_s": [1]}}', "nodes must be a whole number, .*but got True"),
-        ('{"a": {"nodes": [1], "samples_per_s": [1]}, "a": {}}', "'a' is there twice"),
+        ('{"a": {"nodes": [1], "samples_per_s": [1]}, "a": {}}', "'a' occurs twice"),
     ],
 )
 def test_malformed_curves_are_refused(text: str, words: str, tmp_path: Path) -> None:

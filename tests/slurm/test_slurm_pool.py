@@ -17,7 +17,7 @@ import pytest
 from bftrainer.cluster.pools.slurm.pool import SlurmPool
 from bftrainer.cluster.pools.slurm.settings import read_duration
 from bftrainer.errors import InputError
-from support.cluster.fake_office import FakeOffice, command_lines
+from support.cluster.fake_pool_host import FakePoolHost, command_lines
 from support.cluster.made_pools import executable, slurm
 from support.cluster.pool_conformance import CHECKS, Check, Setting
 from support.slurm.lab import Lab, cluster
@@ -51,41 +51,41 @@ def test_conformance(check: Check, lab: Lab, tmp_path: Path) -> None:
     assert not lab.jobs()
 
 
-def play(folder: Path, scene: Callable[[FakeOffice, SlurmPool], Awaitable[None]], **settings: Any) -> FakeOffice:
+def play(folder: Path, scene: Callable[[FakePoolHost, SlurmPool], Awaitable[None]], **settings: Any) -> FakePoolHost:
     """A scene with a pool on all nodes, drained at the end."""
 
-    async def whole() -> FakeOffice:
-        async with FakeOffice() as office:
+    async def whole() -> FakePoolHost:
+        async with FakePoolHost() as host:
             pool = slurm(folder, **settings)
-            await pool.open(office)
+            await pool.open(host)
             try:
-                await scene(office, pool)
+                await scene(host, pool)
             finally:
                 await pool.close(drain=True)
-            return office
+            return host
 
     return asyncio.run(whole())
 
 
-def all_here(office: FakeOffice) -> bool:
-    return office.here == set(NODES)
+def all_here(host: FakePoolHost) -> bool:
+    return host.here == set(NODES)
 
 
 def test_a_job_of_the_main_partition_starts_at_once_and_the_pilots_come_back_after_it(lab: Lab, tmp_path: Path) -> None:
-    async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await until(lambda: all_here(office), lambda: (office.said, lab.jobs()))
+    async def scene(host: FakePoolHost, pool: SlurmPool) -> None:
+        await until(lambda: all_here(host), lambda: (host.said, lab.jobs()))
         job = lab.submit("-N3")
         await until(lambda: lab.jobs().get(job) == "RUNNING", lab.jobs)
         # Slurm and the pool may both make room; then the fourth pilot comes back.
-        await until(lambda: len(office.here) == 1 and len(office.words("gone")) >= 3, lambda: office.said)
-        reasons = {said[2] for said in office.said if said[0] == "gone"}
+        await until(lambda: len(host.here) == 1 and len(host.words("gone")) >= 3, lambda: host.said)
+        reasons = {said[2] for said in host.said if said[0] == "gone"}
         assert reasons <= {"its pilot was preempted", "it was given up for a job that waited"}
         await asyncio.to_thread(lab.run, "scancel", job)
-        await until(lambda: all_here(office), lambda: office.said)
+        await until(lambda: all_here(host), lambda: host.said)
         assert pool.describe()["pilots"] == 4 or pool.describe()["pending"]
 
-    office = play(tmp_path, scene)
-    assert "pilot_ended" not in office.words("note"), "being preempted is no failure"
+    host = play(tmp_path, scene)
+    assert "pilot_ended" not in host.words("note"), "being preempted is no failure"
     assert not lab.jobs()
 
 
@@ -94,16 +94,16 @@ def test_a_job_for_which_slurm_makes_no_room_is_given_the_nodes_it_lacks(lab: La
         "scontrol", "update", "PartitionName=scavenger", "PreemptMode=off"
     )  # as after a preemption for the same job
 
-    async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await until(lambda: all_here(office))
+    async def scene(host: FakePoolHost, pool: SlurmPool) -> None:
+        await until(lambda: all_here(host))
         job = await asyncio.to_thread(lab.submit, "--nodes=2")
-        await until(lambda: lab.jobs("-p", "main") == {job: "RUNNING"}, lambda: office.said)
-        await until(lambda: len(office.here) == 2)
-        looked = office.looks
-        await until(lambda: office.looks > looked + 3)
-        assert office.words("note").count("cancelled") == 2, office.said
+        await until(lambda: lab.jobs("-p", "main") == {job: "RUNNING"}, lambda: host.said)
+        await until(lambda: len(host.here) == 2)
+        looked = host.looks
+        await until(lambda: host.looks > looked + 3)
+        assert host.words("note").count("cancelled") == 2, host.said
         await asyncio.to_thread(lab.run, "scancel", job)
-        await until(lambda: all_here(office), lambda: office.said)
+        await until(lambda: all_here(host), lambda: host.said)
 
     try:
         play(tmp_path, scene)
@@ -112,52 +112,52 @@ def test_a_job_for_which_slurm_makes_no_room_is_given_the_nodes_it_lacks(lab: La
 
 
 def test_a_cancelled_pilot_is_noticed(lab: Lab, tmp_path: Path) -> None:
-    async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await until(lambda: all_here(office))
+    async def scene(host: FakePoolHost, pool: SlurmPool) -> None:
+        await until(lambda: all_here(host))
         job = lab.run("squeue", "-h", "-w", "n02", "-o", "%i").strip()
         await asyncio.to_thread(lab.run, "scancel", job)
-        await until(lambda: "pilot_ended" in office.words("note"), lambda: office.said)
-        assert office.words("gone") == ["n02"]
-        await until(lambda: all_here(office), lambda: office.said)
+        await until(lambda: "pilot_ended" in host.words("note"), lambda: host.said)
+        assert host.words("gone") == ["n02"]
+        await until(lambda: all_here(host), lambda: host.said)
 
     play(tmp_path, scene)
 
 
 def test_a_node_whose_daemon_and_agent_were_killed_is_gone(lab: Lab, tmp_path: Path) -> None:
-    async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await until(lambda: all_here(office))
-        agent = office.pids["n03"]
+    async def scene(host: FakePoolHost, pool: SlurmPool) -> None:
+        await until(lambda: all_here(host))
+        agent = host.pids["n03"]
         os.kill(int(Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
         os.kill(agent, signal.SIGKILL)
-        await until(lambda: "n03" not in office.here)
+        await until(lambda: "n03" not in host.here)
         await asyncio.to_thread(lab.run, "scontrol", "update", "NodeName=n03", "State=DOWN", "Reason=test")
-        await until(lambda: "n03" in office.words("gone"), lambda: office.said)
+        await until(lambda: "n03" in host.words("gone"), lambda: host.said)
 
     play(tmp_path, scene)
 
 
 def test_while_slurm_hangs_nothing_is_lost_and_nothing_submitted(lab: Lab, tmp_path: Path) -> None:
-    async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await until(lambda: len(office.here) == 3)
+    async def scene(host: FakePoolHost, pool: SlurmPool) -> None:
+        await until(lambda: len(host.here) == 3)
         with lab.stopped("slurmctld"):
-            await until(lambda: "slurm_failed" in office.words("note"), lambda: office.said)
-            assert len(office.here) == 3
+            await until(lambda: "slurm_failed" in host.words("note"), lambda: host.said)
+            assert len(host.here) == 3
             assert "did not end within 0.5 s" in pool.describe()["problem"]
-        await until(lambda: "slurm_works" in office.words("note"), lambda: office.said)
+        await until(lambda: "slurm_works" in host.words("note"), lambda: host.said)
         assert len(lab.jobs()) == 3
 
-    office = play(tmp_path, scene, reserve=1, command_timeout_s=0.5)
-    assert sorted(office.joins) == sorted(NODES[:3])
-    assert office.words("note").count("slurm_works") == 1
+    host = play(tmp_path, scene, reserve=1, command_timeout_s=0.5)
+    assert sorted(host.joins) == sorted(NODES[:3])
+    assert host.words("note").count("slurm_works") == 1
 
 
 def test_a_restart_of_slurmctld_costs_no_node(lab: Lab, tmp_path: Path) -> None:
-    async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await until(lambda: all_here(office))
+    async def scene(host: FakePoolHost, pool: SlurmPool) -> None:
+        await until(lambda: all_here(host))
         await asyncio.to_thread(lab.restart)
-        looked = office.looks
-        await until(lambda: office.looks > looked + 3 and not pool.describe()["problem"], lambda: office.said)
-        assert not {"gone", "leaving"} & {said[0] for said in office.said}
+        looked = host.looks
+        await until(lambda: host.looks > looked + 3 and not pool.describe()["problem"], lambda: host.said)
+        assert not {"gone", "leaving"} & {said[0] for said in host.said}
         await until(lambda: pool.describe()["pilots"] == 4)
 
     assert sorted(play(tmp_path, scene).joins) == sorted(NODES)
@@ -168,14 +168,14 @@ def test_a_squeue_that_hangs_or_lies_costs_no_node(lab: Lab, tmp_path: Path, mon
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     answers = ("exit 0", "echo nonsense; exit 0", "exec sleep 600", "echo no >&2; exit 1")
 
-    async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await until(lambda: all_here(office))
+    async def scene(host: FakePoolHost, pool: SlurmPool) -> None:
+        await until(lambda: all_here(host))
         for number, answer in enumerate(answers, 1):
             executable(tmp_path / "bin" / "squeue", f"#!/bin/sh\n{answer}\n")
-            await until(lambda n=number: office.words("note").count("slurm_failed") == n, lambda: office.said)
+            await until(lambda n=number: host.words("note").count("slurm_failed") == n, lambda: host.said)
             (tmp_path / "bin" / "squeue").unlink()
-            await until(lambda n=number: office.words("note").count("slurm_works") == n, lambda: office.said)
-        assert not office.words("gone")
+            await until(lambda n=number: host.words("note").count("slurm_works") == n, lambda: host.said)
+        assert not host.words("gone")
 
     assert len(play(tmp_path, scene, command_timeout_s=1.0).joins) == 4
 
@@ -191,13 +191,13 @@ def test_a_submission_whose_answer_is_lost_is_found_and_not_made_twice(
         f'#!/bin/sh\necho x >> {tmp_path}/calls\n{real} "$@"\n[ -e {tmp_path}/fine ] || exec sleep 600\n',
     )
 
-    async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await until(lambda: "submit_failed" in office.words("note"), lambda: office.said)
+    async def scene(host: FakePoolHost, pool: SlurmPool) -> None:
+        await until(lambda: "submit_failed" in host.words("note"), lambda: host.said)
         (tmp_path / "fine").touch()
-        await until(lambda: office.here == {"n01", "n02"}, lambda: (office.said, lab.jobs()))
+        await until(lambda: host.here == {"n01", "n02"}, lambda: (host.said, lab.jobs()))
 
-    office = play(tmp_path, scene, command_timeout_s=1.0, nodelist=("n[01-02]",))
-    assert sorted(office.joins) == ["n01", "n02"]
+    host = play(tmp_path, scene, command_timeout_s=1.0, nodelist=("n[01-02]",))
+    assert sorted(host.joins) == ["n01", "n02"]
     assert (tmp_path / "calls").read_text().count("x") == 2
 
 
@@ -208,26 +208,26 @@ sys.path[:0] = {[str(Path(__file__).parents[1])]!r}
 from pathlib import Path
 from types import SimpleNamespace
 from support.cluster.made_pools import slurm
-from support.cluster.fake_office import FakeOffice
+from support.cluster.fake_pool_host import FakePoolHost
 async def main():
     before = SimpleNamespace(secret="hush-hush", port=int(sys.argv[1]), memory={{"slurm.id": '"abc"'}})
-    office = FakeOffice(follows=before)
-    await slurm(Path({str(tmp_path)!r})).open(office)
+    host = FakePoolHost(follows=before)
+    await slurm(Path({str(tmp_path)!r})).open(host)
     print("open", flush=True)
     await asyncio.sleep(60)
 asyncio.run(main())
 """
 
     async def scene() -> None:
-        async with FakeOffice() as office:
-            office.secret, office.memory = "hush-hush", {"slurm.id": '"abc"'}
-            with subprocess.Popen([sys.executable, "-c", program, str(office.port)], stdout=subprocess.PIPE) as first:
+        async with FakePoolHost() as host:
+            host.secret, host.memory = "hush-hush", {"slurm.id": '"abc"'}
+            with subprocess.Popen([sys.executable, "-c", program, str(host.port)], stdout=subprocess.PIPE) as first:
                 await until(lambda: lab.jobs("--name=bftrainer-abc"))
                 first.kill()
             pool = slurm(tmp_path)
-            await pool.open(office)
-            await until(lambda: all_here(office), lambda: (office.said, lab.jobs()))
-            assert sorted(office.joins) == sorted(NODES)
+            await pool.open(host)
+            await until(lambda: all_here(host), lambda: (host.said, lab.jobs()))
+            assert sorted(host.joins) == sorted(NODES)
             await pool.close(drain=True)
 
     asyncio.run(scene())
@@ -238,10 +238,10 @@ def test_pilots_that_look_for_the_controller_elsewhere_are_replaced_and_those_of
     lab: Lab, tmp_path: Path
 ) -> None:
     async def scene() -> None:
-        async with FakeOffice() as before, setting(tmp_path).opened(before, drain=False):
+        async with FakePoolHost() as before, setting(tmp_path).opened(before, drain=False):
             pass
         other = lab.submit("-p", "scavenger", "-w", "n04", "--job-name=bftrainer-someone")
-        async with FakeOffice() as after:
+        async with FakePoolHost() as after:
             after.memory = before.memory
             async with setting(tmp_path).opened(after):
                 assert not set(before.pids.values()) & set(after.pids.values())
@@ -251,12 +251,12 @@ def test_pilots_that_look_for_the_controller_elsewhere_are_replaced_and_those_of
 
 
 def test_nodes_that_are_planned_for_a_waiting_job_are_left_alone(lab: Lab, tmp_path: Path) -> None:
-    async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await until(lambda: pool.describe()["nodes"] == len(NODES) and office.looks > 4)
+    async def scene(host: FakePoolHost, pool: SlurmPool) -> None:
+        await until(lambda: pool.describe()["nodes"] == len(NODES) and host.looks > 4)
         assert not lab.jobs("--partition=scavenger")
-        assert not office.joins
+        assert not host.joins
         await asyncio.to_thread(lab.run, "scancel", waiting)
-        await until(lambda: office.here == set(NODES) - {busy}, lambda: (office.said, lab.jobs(), lab.states()))
+        await until(lambda: host.here == set(NODES) - {busy}, lambda: (host.said, lab.jobs(), lab.states()))
 
     running = lab.submit("-N1", "--time=60")
     waiting = lab.submit("-N4", "--time=60")
@@ -266,8 +266,8 @@ def test_nodes_that_are_planned_for_a_waiting_job_are_left_alone(lab: Lab, tmp_p
 
 
 def test_planned_nodes_are_used_until_they_are_needed_if_that_is_wanted(lab: Lab, tmp_path: Path) -> None:
-    async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await until(lambda: len(office.here) == 3, lambda: (office.said, lab.jobs(), lab.states()))
+    async def scene(host: FakePoolHost, pool: SlurmPool) -> None:
+        await until(lambda: len(host.here) == 3, lambda: (host.said, lab.jobs(), lab.states()))
         limits = lab.run("squeue", "-h", "-p", "scavenger", "-o", "%l").split()
         assert all(300 <= read_duration(limit) <= 3600 for limit in limits)
         await asyncio.to_thread(lab.run, "scancel", running)
@@ -280,12 +280,12 @@ def test_planned_nodes_are_used_until_they_are_needed_if_that_is_wanted(lab: Lab
 
 
 def test_drained_and_reserved_nodes_are_left_and_not_taken(lab: Lab, tmp_path: Path) -> None:
-    async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await until(lambda: office.here == {"n02", "n03", "n04"}, lambda: office.said)
+    async def scene(host: FakePoolHost, pool: SlurmPool) -> None:
+        await until(lambda: host.here == {"n02", "n03", "n04"}, lambda: host.said)
         await asyncio.to_thread(lab.run, "scontrol", "update", "NodeName=n02", "State=DRAIN", "Reason=test")
-        await until(lambda: "n02" in office.words("gone"), lambda: office.said)
-        assert ("leaving", "n02", "0.0") in office.said
-        assert office.here == {"n03", "n04"}
+        await until(lambda: "n02" in host.words("gone"), lambda: host.said)
+        assert ("leaving", "n02", "0.0") in host.said
+        assert host.here == {"n03", "n04"}
 
     lab.run("scontrol", "update", "NodeName=n01", "State=DRAIN", "Reason=test")
     try:
@@ -295,13 +295,13 @@ def test_drained_and_reserved_nodes_are_left_and_not_taken(lab: Lab, tmp_path: P
 
 
 def test_a_pilot_is_renewed_before_its_time_is_over(lab: Lab, tmp_path: Path) -> None:
-    async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await until(lambda: office.joins.count("n01") >= 2, lambda: office.said)
-        assert ("leaving", "n01", "0.0") in office.said
+    async def scene(host: FakePoolHost, pool: SlurmPool) -> None:
+        await until(lambda: host.joins.count("n01") >= 2, lambda: host.said)
+        assert ("leaving", "n01", "0.0") in host.said
 
     settings: dict[str, Any] = {"time_limit": "1:00", "time_min": "", "renew_s": 58.0, "grace_s": 0.0}
-    office = play(tmp_path, scene, nodelist=("n01",), **settings)
-    assert "pilot_ended" not in office.words("note")
+    host = play(tmp_path, scene, nodelist=("n01",), **settings)
+    assert "pilot_ended" not in host.words("note")
 
 
 def test_a_node_that_is_reserved_for_later_is_used_until_then(
@@ -309,26 +309,26 @@ def test_a_node_that_is_reserved_for_later_is_used_until_then(
 ) -> None:
     monkeypatch.setattr("bftrainer.cluster.pools.slurm.decide.SHORT_AFTER_S", 1.0)
 
-    async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await until(lambda: office.here == {"n01"}, lambda: (office.said, lab.jobs()))
+    async def scene(host: FakePoolHost, pool: SlurmPool) -> None:
+        await until(lambda: host.here == {"n01"}, lambda: (host.said, lab.jobs()))
         limit = read_duration(lab.run("squeue", "-h", "-w", "n01", "-o", "%l").strip())
         assert 300 <= limit <= 1800
 
     what = ("reservation=later", "starttime=now+30minutes", "duration=60", "nodes=n01", "flags=maint", "users=root")
     lab.run("scontrol", "create", *what)
     try:
-        office = play(tmp_path, scene, nodelist=("n01",))
+        host = play(tmp_path, scene, nodelist=("n01",))
     finally:
         lab.run("scontrol", "delete", "reservation=later")
-    assert office.words("note") == ["cancelled"], office.said
+    assert host.words("note") == ["cancelled"], host.said
 
 
 def test_no_more_pilots_than_the_most_and_a_pause_cancels_those_that_wait(lab: Lab, tmp_path: Path) -> None:
-    async def scene(office: FakeOffice, pool: SlurmPool) -> None:
+    async def scene(host: FakePoolHost, pool: SlurmPool) -> None:
         await asyncio.to_thread(lab.run, "scontrol", "update", "PartitionName=scavenger", "State=DOWN")
         await until(lambda: list(lab.jobs().values()) == ["PENDING"] * 2, lab.jobs)
-        looked = office.looks
-        await until(lambda: office.looks > looked + 2)
+        looked = host.looks
+        await until(lambda: host.looks > looked + 2)
         assert len(lab.jobs()) == 2
         await pool.pause()
         await until(lambda: not lab.jobs(), lab.jobs)
@@ -341,13 +341,13 @@ def test_no_more_pilots_than_the_most_and_a_pause_cancels_those_that_wait(lab: L
 
 
 def test_the_secret_is_neither_in_the_script_nor_in_what_slurm_tells_of_the_job(lab: Lab, tmp_path: Path) -> None:
-    async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await until(lambda: office.here == {"n01"})
+    async def scene(host: FakePoolHost, pool: SlurmPool) -> None:
+        await until(lambda: host.here == {"n01"})
         job = next(iter(lab.jobs()))
         shown = lab.run("scontrol", "show", "job", job) + lab.run("scontrol", "write", "batch_script", job, "-")
         assert "exec " in shown
-        assert office.secret not in shown + command_lines()
-        assert office.secret in (tmp_path / "slurm" / "agent-environment").read_text()
+        assert host.secret not in shown + command_lines()
+        assert host.secret in (tmp_path / "slurm" / "agent-environment").read_text()
         assert (tmp_path / "slurm" / "agent-environment").stat().st_mode & 0o777 == 0o600
 
     play(tmp_path, scene, max_pilots=1)
@@ -355,8 +355,8 @@ def test_the_secret_is_neither_in_the_script_nor_in_what_slurm_tells_of_the_job(
 
 def test_what_is_missing_is_said_at_once(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def open_it(pool: SlurmPool) -> None:
-        async with FakeOffice() as office:
-            await pool.open(office)
+        async with FakePoolHost() as host:
+            await pool.open(host)
 
     with pytest.raises(InputError, match="no partition 'scavengr' in Slurm, only main, scavenger"):
         asyncio.run(open_it(slurm(tmp_path, partition="scavengr")))
@@ -379,12 +379,12 @@ def test_pilots_of_a_low_qos_make_way_for_jobs_of_a_higher_one(tmp_path: Path, m
         ):
             lab.run("sacctmgr", "-i", *words)
 
-    async def scene(office: FakeOffice, pool: SlurmPool) -> None:
-        await until(lambda: len(office.here) == 2, lambda: (office.said, lab.jobs()))
+    async def scene(host: FakePoolHost, pool: SlurmPool) -> None:
+        await until(lambda: len(host.here) == 2, lambda: (host.said, lab.jobs()))
         job = lab.submit("-p", "shared", "-N2", "--qos=high", "--account=lab")
         await until(lambda: lab.jobs() == {job: "RUNNING"}, lab.jobs)
-        await until(lambda: len(office.words("gone")) == 2, lambda: office.said)
-        reasons = {said[2] for said in office.said if said[0] == "gone"}  # the second one if Slurm takes its time
+        await until(lambda: len(host.words("gone")) == 2, lambda: host.said)
+        reasons = {said[2] for said in host.said if said[0] == "gone"}  # the second one if Slurm takes its time
         assert reasons <= {"its pilot was preempted", "it was given up for a job that waited"}
 
     extra = "PreemptType=preempt/qos\nAccountingStorageEnforce=associations,qos\n"

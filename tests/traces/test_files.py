@@ -158,7 +158,7 @@ def test_a_written_file_has_the_usual_permissions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("", "names no node"), ("a b\n", "one node name a line"), ("\0\n", "one node")]
+    ("text", "message"), [("", "names no node"), ("a b\n", "one node name per line"), ("\0\n", "one node")]
 )
 def test_a_broken_list_of_nodes_is_refused(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):

@@ -211,7 +211,7 @@ def test_a_command_reads_nothing_from_our_terminal() -> None:
     ("source", "says"),
     [
         (StateSource("echo first >&2; echo second >&2; exit 3"), "exit status 3: first$"),
-        (StateSource("exit 1"), "exit status 1: it said nothing"),
+        (StateSource("exit 1"), "exit status 1: it printed nothing"),
         (StateSource("kill -9 $$"), "signal 9 ended it"),
         (StateSource(("no-such-command-anywhere", "-x")), "no-such-command-anywhere -x: cannot run it: No such file"),
         (StateSource(("echo", "a\0b")), "cannot run it"),

@@ -112,5 +112,5 @@ def test_real_slurm_logs_are_read_line_by_line(
 
 
 def test_a_log_of_one_running_and_one_pending_job_has_no_time_to_look_at(shared_data: Path) -> None:
-    with pytest.raises(InputError, match="there is no time to look at"):
+    with pytest.raises(InputError, match="the window is empty"):
         import_trace(shared_data / "fixtures/sacct/non-ended-job-state.log")

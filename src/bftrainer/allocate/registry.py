@@ -80,7 +80,7 @@ class _Foreign:
             counts, allowed = decision.counts, False
         if not allowed:
             raise InputError(
-                f"allocator {self.name!r} must give each of {len(problem.claims)} trainers 0 nodes or from its fewest "
-                f"to its most, and {problem.pool} to all together, but gave {counts!r:.80}"
+                f"allocator {self.name!r} must give each of {len(problem.claims)} trainers 0 nodes or from its minimum "
+                f"to its maximum, and at most {problem.pool} in total, but gave {counts!r:.80}"
             )
         return replace(decision, counts=counts, objective=problem.objective(counts))

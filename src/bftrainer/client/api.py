@@ -224,12 +224,12 @@ class ApiClient:
                 f"the controller at {self._where()} does not answer in time: try again; if it lasts, see its serve.log"
             ) from None
         except httpx.TransportError as problem:
-            raise self._nobody(problem) from None
+            raise self._unreachable(problem) from None
         except UnicodeEncodeError:
             raise InputError("the request must be valid Unicode") from None
         return self._read(answer)
 
-    def _nobody(self, problem: httpx.TransportError) -> BFTrainerError:
+    def _unreachable(self, problem: httpx.TransportError) -> BFTrainerError:
         if wrong := tls.untrusted(problem):
             return UntrustedError(
                 f"the certificate of the controller at {self._where()} cannot be verified: {wrong}; set {tls.CA} to "

@@ -130,7 +130,7 @@ def await_client(folder: Path, process: subprocess.Popen[bytes], timeout_s: floa
     while not (folder / CLIENT_FILE).is_file():
         if process.poll() is not None or time.monotonic() > deadline:
             said = last_line((folder / "serve.log").read_text(errors="replace"))
-            raise BFTrainerError(f"the controller did not start: {said or 'it said nothing'}")
+            raise BFTrainerError(f"the controller did not start: {said or 'its log is empty'}")
         time.sleep(0.05)
 
 

@@ -267,7 +267,7 @@ def _locked(folder: Path) -> Iterator[None]:
         ) from None
     if lock is None:
         pid = locks.read_pid(path) or "?"
-        raise BFTrainerError(f"a controller (pid {pid}) runs with the state folder {folder} already")
+        raise BFTrainerError(f"a controller (pid {pid}) already uses the state folder {folder}")
     try:
         locks.write_pid(lock, os.getpid())
         yield

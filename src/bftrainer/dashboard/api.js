@@ -48,7 +48,7 @@ export async function get(path, more) {
   return reached((await ask(path, more)).json());
 }
 
-// What the network did, in words; it may also fail in the midst of an answer.
+// What the network did, in words; it may also fail in the middle of an answer.
 async function reached(doing) {
   try {
     return await doing;

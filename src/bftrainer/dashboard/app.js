@@ -11,7 +11,7 @@ import { addThemeSwitch } from "./theme.js";
 const MOST_DECISIONS = 600;
 const $ = (id) => document.getElementById(id);
 
-// `older` is null until somebody asks for older decisions than the newest.
+// `older` is null until the user asks for decisions older than the newest.
 const nothing = () => ({ status: null, insight: null, decisions: [], older: null, before: null, states: new Map(), lost: null });
 let state = nothing();
 let session = null;
@@ -116,8 +116,8 @@ function announce(rows) {
 }
 
 const BOUND = "U: the time in which a pool of constant size with the same node-hours would have made the same samples at no cost, as a share of the time it took. The bound is in the same unit. It can be above 100 %: a pool that is large while there is much to do and small when trainers have ended can do more than a constant one.";
-const PREEMPTION = "Samples that were not made because nodes were taken: the pauses after that, and, of a trainer that lost all it needed, the whole time until it trained again, at its rate before. Giving nodes back for a pause of harvesting counts too. Samples computed twice do not.";
-const RESCALING = "Samples that were not made in the pauses of rescales that were decided on, at the rate before each.";
+const PREEMPTION = "Samples that were not made because nodes were taken: the pauses after that, and, for a trainer that had to stop, the whole time until it trained again, at its earlier rate. Giving nodes back for a pause of harvesting counts too. Samples computed twice do not.";
+const RESCALING = "Samples that were not made in the pauses of rescales that were decided on, at the rate before each rescale.";
 
 function showTiles() {
   const { status, insight } = state;
@@ -189,7 +189,7 @@ $("older").addEventListener("click", async ({ currentTarget: button }) => {
   state.older ??= []; // from now on what is no longer among the newest is kept
   try {
     const found = await get(`/v1/decisions?limit=40&before=${state.before}`, { signal });
-    if (state.older === null) return; // it was begun anew meanwhile
+    if (state.older === null) return; // the list was reloaded in the meantime
     const known = among(held());
     state.older.push(...found.decisions.filter((one) => !known(one)));
     state.before = found.before;

@@ -115,7 +115,7 @@ export class Detail {
     this.errorPart.hidden = !(row.error || row.traceback);
     say(this.error, [row.error, row.traceback].filter(Boolean).join("\n\n"));
     const p = row.pauses;
-    say(this.pauseWords, p.count ? `${whole(p.count)} in all; a pause of ${span(p.median_s)} on median. Growing costs ${span(row.up_s)}, shrinking ${span(row.down_s)}.` : "None yet.");
+    say(this.pauseWords, p.count ? `${whole(p.count)} in total; median pause ${span(p.median_s)}. Growing costs ${span(row.up_s)}, shrinking ${span(row.down_s)}.` : "None yet.");
     this.pauseTable.hidden = !p.count;
     this.pauses.replaceChildren(...past.rescales.filter((one) => one.why !== "start").slice(0, 12).map((one) => make("tr", {},
       make("td", { text: clock(one.time, { date: true }) }), make("td", { text: one.why }),

@@ -5,7 +5,7 @@ import { say, many } from "./format.js";
 import { showFinished } from "./tables.js";
 
 const $ = (id) => document.getElementById(id);
-const AFTER_MS = 250; // somebody still types
+const AFTER_MS = 250; // the user may still be typing
 
 export class Finished {
   constructor(open) {
@@ -50,7 +50,7 @@ export class Finished {
       this.before = found.before;
       showFinished($("finished"), this.rows, this.open);
       $("more").hidden = this.before === null;
-      say($("finished-words"), this.rows.length ? `${many(this.rows.length, "trainer")}${this.before === null ? "" : ", and more"}` : search ? "None is found." : "None is finished.");
+      say($("finished-words"), this.rows.length ? `${many(this.rows.length, "trainer")}${this.before === null ? "" : ", and more"}` : search ? "No trainer found." : "None is finished.");
     } catch (problem) {
       if (asked === this.asked && !signal.aborted) say($("finished-words"), problem.message);
     } finally {

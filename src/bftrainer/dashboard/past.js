@@ -81,7 +81,7 @@ export class Past {
     try {
       if (await this.fetch(signal)) measured("asked-to-drawn", asked);
     } catch (problem) {
-      if (!signal.aborted && problem.status !== 401) throw problem; // else somebody logged out, or has to
+      if (!signal.aborted && problem.status !== 401) throw problem; // else the user has logged out, or must log in again
     }
   }
 
@@ -95,7 +95,7 @@ export class Past {
     return Math.min(Math.max(2, this.seconds / 900), 60);
   }
 
-  // Whether it could be drawn. Another window may be chosen meanwhile: then this one is nobody's business any more.
+  // Whether it could be drawn. If another window is chosen in the meantime, this one is no longer needed.
   async fetch(signal) {
     const { seconds, end } = this;
     const asked = `seconds=${seconds}&cells=${cellsFor($("chart"))}${end === null ? "" : `&end=${end.toFixed(3)}`}`;

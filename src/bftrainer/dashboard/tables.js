@@ -49,7 +49,7 @@ function sync(body, items, keyOf, create, update) {
 }
 
 export function metricsText(metrics) {
-  // What is not finite comes first: it is what somebody should see.
+  // What is not finite comes first: the user should see it.
   const known = Object.entries(metrics ?? {}).sort(([, a], [, b]) => (b === null) - (a === null));
   return known.slice(0, 3).map(([name, value]) => metricText(name, value, 18)).join(", ") || NONE;
 }

@@ -246,7 +246,7 @@ class Membership:
             for line in lines:
                 self._hear(protocol.decode(line))
         if not self._closing:
-            print("bftrainer: the manager of this worker is gone, so it ends", file=sys.stderr, flush=True)
+            print("bftrainer: the manager of this worker is gone: the worker ends", file=sys.stderr, flush=True)
             os._exit(protocol.RESTART)
 
     def _hear(self, message: Message | None) -> None:

@@ -96,7 +96,7 @@ class Driver:
         """Search until all trials have ended."""
         for key in ("name", "params"):
             if key in options:
-                raise InputError(f"{key} is chosen for each trial: leave it out")
+                raise InputError(f"{key} is set for each trial: omit it")
         describe(script, nodes=nodes, group=group or "", **options)  # errors common to all trials, before the first
         status = self._client.status()
         self._ledger = Ledger(self._study)
@@ -108,7 +108,9 @@ class Driver:
             with stoppable(self._study) as stopped:
                 self._search(status, watch, stopped)
         except KeyboardInterrupt:
-            _log.warning("interrupted: trainers of group %s keep running; start again to go on", self._group)
+            _log.warning(
+                "interrupted: trainers of group %s keep running; start the search again to continue", self._group
+            )
             raise
         finally:
             watch.close()
@@ -141,7 +143,7 @@ class Driver:
     def _pick_up(self) -> None:
         left = self._ledger.left()
         if left:
-            _log.info("going on with %d trials that are under way", len(left))
+            _log.info("continuing with %d trials in progress", len(left))
         for trial in left:
             self._prepare(trial, earlier=True)
 
@@ -166,9 +168,9 @@ class Driver:
         except Exception as problem:
             if attribute(trial, NAME) is not None:  # its trainer trains, and may end well
                 raise BFTrainerError(
-                    f"trial {trial.number} is under way as {attribute(trial, NAME)}, and `space` does not give it the "
-                    f"same parameters again ({type(problem).__name__}: {problem}): put the search space back as it "
-                    "was, or begin another study"
+                    f"trial {trial.number} is in progress as {attribute(trial, NAME)}, but `space` does not give it "
+                    f"the same parameters again ({type(problem).__name__}: {problem}): restore the search space, or "
+                    "begin another study"
                 ) from problem
             self._end(trial, TrialOutcome("failed", reason=f"{type(problem).__name__}: {problem}"))
             raise

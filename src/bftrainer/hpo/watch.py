@@ -34,8 +34,8 @@ class TrialWatch:
         other = study.user_attrs.get(DRIVER)
         if other and self._is_another(other):
             raise BFTrainerError(
-                f"a driver works on study {study.study_name!r} already (process {other.get('pid')} on "
-                f"{other.get('host')}): two would take up each other's trials. If it is gone, try again in a minute"
+                f"another driver already works on study {study.study_name!r} (process {other.get('pid')} on "
+                f"{other.get('host')}): two would take over each other's trials. If it is gone, try again in a minute"
             )
 
     def look(self, pool_node_seconds: float, *, under_way: bool) -> None:

@@ -35,7 +35,8 @@ def make(context: Context) -> ExperimentResult:
     difference = (
         "The paper shows both without numbers; here equal shares pay "
         f"{'–' if rescale is None else f'{rescale:.1f}×'} as much as ours for rescaling, and "
-        f"{'–' if preemption is None else f'{preemption:.2f}×'} for preemption, which hits whoever holds the nodes."
+        f"{'–' if preemption is None else f'{preemption:.2f}×'} for preemption, which affects the trainers that "
+        "hold the nodes."
     )
     columns = ("hour", "preemption", "preemption, baseline", "rescaling", "rescaling, baseline")
     rows = tuple(

@@ -43,9 +43,9 @@ def make(context: Context) -> ExperimentResult:
     )
     whole = ours.number("efficiency")
     difference = (
-        f"Windows count alike in our mean of {u.mean():.0%}; the whole run, where windows with many nodes weigh more "
-        f"and the time after the week counts too, has {whole:.0%}; {int((u > 0.9).sum())} of {len(u)} windows lie "
-        "above 90 %, and the 1024 nodes that the paper replays are not named."
+        f"All windows have equal weight in our mean of {u.mean():.0%}; the whole run, where windows with many nodes "
+        f"weigh more and the time after the week counts too, has {whole:.0%}; {int((u > 0.9).sum())} of {len(u)} "
+        "windows lie above 90 %, and the 1024 nodes that the paper replays are not named."
     )
     rows = tuple(zip(hours.tolist(), u.tolist(), base.tolist(), gain.tolist(), strict=True))
     columns = ("hour", "U", "U of the baseline", "relative gain")

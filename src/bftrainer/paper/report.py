@@ -29,7 +29,7 @@ def write_report(findings: Sequence[tuple[Experiment, ExperimentResult]], contex
     if setting.synthetic:
         lead += (
             '<p class="cut"><strong>Synthetic data.</strong> No published trace was given (<code>--data</code>), '
-            "so pool and workloads are made up in the likeness of Summit's. Shapes can be compared with the paper, "
+            "so pool and workloads are synthetic, similar to Summit's. Shapes can be compared with the paper, "
             "numbers can not.</p>\n"
         )
     sections = [html.section("contents", "Our values beside the paper's", _contents(findings))]

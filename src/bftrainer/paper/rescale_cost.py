@@ -32,8 +32,8 @@ def make(context: Context) -> ExperimentResult:
     )
     difference = (
         "The paper's figure has no numbers; as it says, efficiency falls far less than costs rise: "
-        f"{'–' if kept is None else f'{kept:.0%}'} of it is left at ×{last:g}, where preemption, which nobody can "
-        f"decide against, costs {_points(results[last], 'preemption')} points and rescaling "
+        f"{'–' if kept is None else f'{kept:.0%}'} of it is left at ×{last:g}, where preemption, which no allocator "
+        f"can decide against, costs {_points(results[last], 'preemption')} points and rescaling "
         f"{_points(results[last], 'rescale')}."
     )
     columns = ("factor", "U", "zero-cost bound", "lost to preemption", "lost to rescaling")

@@ -175,7 +175,7 @@ class _Parent:
                 raise _NotWarmError(f"it was not ready after {READY_S:g} s") from None
             raise
         for problem in problems:
-            _log.warning("the warm parent goes on without a module: %s", problem)
+            _log.warning("the warm parent continues without a module: %s", problem)
         return parent
 
     async def start(self, command: Command) -> WarmProcess:

@@ -94,9 +94,9 @@ def find_curve(name: str, extra: Mapping[str, Curve] | None = None) -> Curve:
     for known in (extra or {}, PAPER_CURVES):
         if name in known:
             return known[name]
-        for alike in (_folded, _canonical):
+        for normalised in (_folded, _canonical):
             for other, curve in known.items():
-                if alike(other) == alike(name):
+                if normalised(other) == normalised(name):
                     return curve
     names = list(dict.fromkeys([*(extra or {}), *PAPER_CURVES]))
     listed = ", ".join(names[:40]) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
@@ -248,7 +248,7 @@ def _header(columns: list[str], where: str) -> list[str]:
     if strange:
         raise InputError(f"{where}: column must be one of {', '.join(_COLUMNS)}, but got {short(strange[0])}")
     if len(set(columns)) < len(columns):
-        raise InputError(f"{where}: each column must be there once, but got {found}")
+        raise InputError(f"{where}: each column must occur once, but got {found}")
     return columns
 
 

@@ -245,7 +245,7 @@ def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"{short(next(key for key in keys if keys.count(key) > 1))} is there twice")
+        raise ValueError(f"{short(next(key for key in keys if keys.count(key) > 1))} occurs twice")
     return found
 
 

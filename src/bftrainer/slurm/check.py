@@ -69,7 +69,7 @@ def examine(site: Site, harvest: Harvest, refusal: str | None = None) -> list[Si
     else:
         findings += [*_admission(site, harvest.partition, harvest.qos), *_pilot(refusal)]
     findings += [*_scheduling(site), *_scripts(site), *_surroundings(site)]
-    findings += [SiteFinding("asked", "warning", f"no answer: {line}", "what it would have shown was not checked")
+    findings += [SiteFinding("asked", "warning", f"no answer: {line}", "this was not checked")
                  for line in site.unanswered]  # fmt: skip
     return findings
 
@@ -83,7 +83,7 @@ def _no_partition(site: Site) -> SiteFinding:
         "partition",
         "error",
         f"no partition is for harvesting the {len(every)} nodes here; name one with --partition, or make one",
-        "pilots need a partition of which every other one can take the nodes back",
+        "pilots need a partition that all others can preempt",
         (f"PartitionName=bftrainer {words}", *raised),
     )
 
@@ -154,9 +154,7 @@ def _admission(site: Site, partition: Partition, qos: Qos | None) -> Iterator[Si
     for other in site.sharing(partition):
         if other.keys.get("OverSubscribe", "").startswith("FORCE"):
             what = f"OverSubscribe of {other.name} is {other.keys['OverSubscribe']}"
-            yield SiteFinding(
-                "sharing", "warning", what, "its jobs may be put beside one another; only idle nodes are harvested"
-            )
+            yield SiteFinding("sharing", "warning", what, "its jobs may share nodes; only idle nodes are harvested")
     for one in filter(None, (qos, (site.qos or {}).get(keys.get("QoS", "")))):
         bounds = ", ".join(f"{key}={value}" for key, value in sorted(one.limits.items()) if key != "MaxWall")
         if bounds:
@@ -176,7 +174,7 @@ def _admission(site: Site, partition: Partition, qos: Qos | None) -> Iterator[Si
 def _pilot(refusal: str | None) -> Iterator[SiteFinding]:
     if refusal:
         yield SiteFinding(
-            "pilot", "error", f"Slurm refuses a pilot: {refusal}", "no node can be harvested as things are"
+            "pilot", "error", f"Slurm refuses a pilot: {refusal}", "no node can be harvested with these settings"
         )
     elif refusal is not None:
         yield SiteFinding("pilot", "ok", "Slurm would accept a pilot (sbatch --test-only)")
@@ -245,7 +243,7 @@ def _surroundings(site: Site) -> Iterator[SiteFinding]:
         yield SiteFinding("version", "ok", f"Slurm is {config['SLURM_VERSION']}")
     if config.get("SuspendProgram") and _seconds(config.get("SuspendTime", "INFINITE")) < 1e9:
         yield SiteFinding("power", "warning", "idle nodes are powered down (SuspendProgram)",
-                      "nodes with pilots stay on, those that sleep are not woken up")  # fmt: skip
+                      "nodes with pilots stay on; sleeping nodes are not woken")  # fmt: skip
     if site.skew_s is not None:
         level: Level = "warning" if abs(site.skew_s) > SKEW_S else "ok"
         why = (

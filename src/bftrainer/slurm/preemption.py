@@ -149,7 +149,7 @@ def ending(site: Site, harvest: Harvest) -> Iterator[SiteFinding]:
         yield SiteFinding("grace-signal", "error", what, "each preemption delays a main job by 10–27 s", (signalling,))
     elif where:
         how = f"GraceTime of {where} is {grace_s:g} s and {word} is set" if grace_s else f"GraceTime of {where} is 0"
-        yield SiteFinding("grace-signal", "ok", f"{how}: a preempted pilot is told at once")
+        yield SiteFinding("grace-signal", "ok", f"{how}: a preempted pilot gets a signal at once")
     if where and grace_s > MOST_GRACE_S:
         what, why = (
             f"GraceTime of {where} is {grace_s:g} s",

@@ -61,8 +61,9 @@ def places(site: Site, partition: str = "") -> list[PartitionChoice]:
         shown = "; ".join(dict.fromkeys(reasons[:5])) or "there are no QOS that can be preempted"
         cluster = site.config.get("ClusterName") or "this cluster"
         raise BFTrainerError(
-            f"{cluster}: there is nothing that user {site.user.name} may use and main jobs take back ({shown}); "
-            "ask your administrators for a preemptible partition: bftrainer slurm check prints the lines for it"
+            f"{cluster}: there is no partition that user {site.user.name} may use and that main jobs can preempt "
+            f"({shown}); ask your administrators for a preemptible partition: bftrainer slurm check prints the lines "
+            "for it"
         )
     return sorted(found, key=lambda place: _worth(site, place))
 
@@ -148,10 +149,10 @@ def render(site: Site, place: PartitionChoice, host: str) -> str:
     if most_s < SHORT_S:
         lines.append('time_min = ""')
     if len(site.gpus) == 1 and "" not in site.gpus:
-        lines.append(f'options = ["--gres={min(site.gpus)}"]  # a pilot has the GPUs that it asks for, no others')
+        lines.append(f'options = ["--gres={min(site.gpus)}"]  # a pilot has only the GPUs that it requests')
     pilots = _most_pilots(site, place)
     if pilots is not None:
-        lines.append(f"max_pilots = {pilots}  # more are not allowed to run at once")
+        lines.append(f"max_pilots = {pilots}  # the most that may run at once")
     return "".join(" ".join(line.split()) + "\n" for line in lines)
 
 

@@ -120,7 +120,7 @@ def read_node_names(path: Path) -> list[str]:
         names = [name for _, line in source.lines() if (name := line.partition("#")[0].strip())]
         bad = next((name for name in names if any(c.isspace() or not c.isprintable() for c in name)), None)
         if bad is not None:
-            raise InputError(f"must have one node name a line, but got {bad[:60]!r}")
+            raise InputError(f"must have one node name per line, but got {bad[:60]!r}")
         if not names:
             raise InputError("names no node")
         _refuse_twice(names)

@@ -75,7 +75,7 @@ class Source:
                 number += 1
                 yield number, _text(line)
             if len(rest) > _LONGEST_LINE:
-                raise InputError(f"line {number + 1} is over {_LONGEST_LINE >> 20} MiB long: this is no text log")
+                raise InputError(f"line {number + 1} is over {_LONGEST_LINE >> 20} MiB long: this is not a text log")
         if rest:
             yield number + 1, _text(rest)
 

@@ -218,8 +218,8 @@ def _horizon(trace: Trace, window: Window, events: Floats, leaves: Floats) -> Ho
     end = np.minimum(trace.end[inside], window.end)
     gone = np.minimum(end - start, seconds)[~trace.open[inside]].sum() / (end - start).sum()
     reasoning = (
-        f"a node or a group of nodes leaves the pool every {between:.0f} s on average, and a decision counts on nobody "
-        f"leaving within its horizon: with {seconds:.0f} s, "
+        f"a node or a group of nodes leaves the pool every {between:.0f} s on average, and a decision assumes that no "
+        f"node leaves within its horizon: with {seconds:.0f} s, "
         + (f"{disturbed:.0%} of decisions see a leave in that time, but " if disturbed is not None else "")
         + f"only {gone:.0%} of idle nodes are gone by then. Shorter forgoes rescales that would pay; longer pays for "
         "rescales that a leave undoes"

@@ -17,5 +17,5 @@ class TextLoader(yaml.BaseLoader):
         """Return a mapping; refuse one with a duplicate key."""
         found = super().construct_mapping(node, deep=deep)
         if len(found) < len(node.value):
-            raise yaml.constructor.ConstructorError(None, None, "a key is there twice", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, "a key occurs twice", node.start_mark)
         return found

@@ -1,4 +1,4 @@
-"""A controller's HTTP API without a controller: the same paths and answers, and a book that tests may write into."""
+"""A controller's HTTP API without a controller: the same paths and answers, and a state that tests may change."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ FINISHED = ("done", "failed", "cancelled")
 
 
 @dataclass
-class Book:
-    """What the API knows. `on_ask` is called before every answer, so that time can be made to pass."""
+class FakeState:
+    """State of the fake API. `on_ask` is called before every answer, so that time can be made to pass."""
 
     trainers: dict[str, dict[str, Any]] = field(default_factory=dict)
     nodes: list[dict[str, Any]] = field(default_factory=list)
@@ -76,7 +76,7 @@ class AnswerError(Exception):
         self.status, self.error = status, error
 
 
-def make_app(book: Book) -> FastAPI:
+def make_app(fake: FakeState) -> FastAPI:
     app = FastAPI()
 
     @app.exception_handler(AnswerError)
@@ -88,10 +88,10 @@ def make_app(book: Book) -> FastAPI:
         path = request.url.path
         if path != "/v1/health" and request.headers.get("authorization") != f"Bearer {TOKEN}":
             return JSONResponse({"error": "wrong token"}, 401)
-        book.asked.append(path)
-        book.on_ask(path)
-        if book.refuse is not None:
-            return JSONResponse({"error": book.refuse[1]}, book.refuse[0])
+        fake.asked.append(path)
+        fake.on_ask(path)
+        if fake.refuse is not None:
+            return JSONResponse({"error": fake.refuse[1]}, fake.refuse[0])
         return await call_next(request)
 
     @app.get("/v1/health")
@@ -100,54 +100,54 @@ def make_app(book: Book) -> FastAPI:
 
     @app.get("/v1/me")
     def me() -> Any:
-        unfinished = sum(row["state"] not in ("done", "failed", "cancelled") for row in book.trainers.values())
-        return {"owner": "alice", "limits": {"max_trainers": book.max_trainers}, "use": {"trainers": unfinished}}
+        unfinished = sum(row["state"] not in ("done", "failed", "cancelled") for row in fake.trainers.values())
+        return {"owner": "alice", "limits": {"max_trainers": fake.max_trainers}, "use": {"trainers": unfinished}}
 
     @app.get("/v1/status")
     def status() -> Any:
-        decisions = [e for e in book.events if e["kind"] == "decision"]
-        used = sum(1 for node in book.nodes if node["trainer"])
+        decisions = [e for e in fake.events if e["kind"] == "decision"]
+        used = sum(1 for node in fake.nodes if node["trainer"])
         return {
-            **{"version": "0.1.0", "now": NOW + 60, "started": NOW, "paused": book.paused, "dry_run": False},
-            "pool": {"kind": "local", "size": len(book.nodes), "used": used, "problem": book.problem},
+            **{"version": "0.1.0", "now": NOW + 60, "started": NOW, "paused": fake.paused, "dry_run": False},
+            "pool": {"kind": "local", "size": len(fake.nodes), "used": used, "problem": fake.problem},
             "policy": {
                 "allocator": "exact",
                 "objective": "weighted-efficiency",
                 "horizon_s": 120.0,
                 "max_parallel": 10,
             },
-            "trainers": [row for row in book.trainers.values() if not row.get("old")],
+            "trainers": [row for row in fake.trainers.values() if not row.get("old")],
             "totals": {
                 **{"samples": 123456, "node_seconds": 7200.0, "used_node_seconds": 6500.0},
-                **{"rescales": 12, "decisions": len(decisions), **book.totals},
+                **{"rescales": 12, "decisions": len(decisions), **fake.totals},
             },
             "last_decision": {"time": NOW + 50, "reasons": decisions[-1]["data"]["reasons"]} if decisions else None,
         }
 
     @app.get("/v1/trainers")
     def trainers(state: str = "", all: bool = False) -> Any:  # noqa: A002
-        rows = [row for row in book.trainers.values() if not state or row["state"] == state]
+        rows = [row for row in fake.trainers.values() if not state or row["state"] == state]
         return {"trainers": rows if all else [row for row in rows if not row.get("old")]}
 
     @app.post("/v1/trainers", status_code=201)
     async def submit(request: Request) -> Any:
         body = await request.json()
-        if unknown := [key for key in book.unknown if key in body]:
+        if unknown := [key for key in fake.unknown if key in body]:
             return JSONResponse({"error": f"unknown key {unknown[0]!r}"}, 422)
         try:
             spec = parse_spec(body)
         except InputError as problem:
             raise AnswerError(422, str(problem)) from None
         name = spec.name or default_name(spec.script)
-        mine = [row for row in book.trainers.values() if row["owner"] == "alice"]
+        mine = [row for row in fake.trainers.values() if row["owner"] == "alice"]
         if any(row["name"] == name and row["state"] not in FINISHED for row in mine):
             raise AnswerError(409, f"there is a trainer called {name!r} already")
-        book.specs.append(body)
-        return book.add(name=name, script=spec.script, min_nodes=spec.min_nodes, max_nodes=spec.max_nodes)
+        fake.specs.append(body)
+        return fake.add(name=name, script=spec.script, min_nodes=spec.min_nodes, max_nodes=spec.max_nodes)
 
     @app.get("/v1/trainers/{ref}")
     def trainer(ref: str) -> Any:
-        row = book.find(ref)
+        row = fake.find(ref)
         return {
             "spec": {}, "curve": {"nodes": [], "rates": [], "measured": {}, "prior": None}, "up_s": 1.0, "down_s": 1.0,
             "pauses": {"count": 0}, "workers": [], "error": "", "traceback": "", "log_tail": [], **row,
@@ -155,20 +155,20 @@ def make_app(book: Book) -> FastAPI:
 
     @app.get("/v1/trainers/{ref}/history")
     def history(ref: str) -> Any:
-        book.find(ref)
-        return {"points": book.points, "rescales": []}
+        fake.find(ref)
+        return {"points": fake.points, "rescales": []}
 
     @app.post("/v1/trainers/{ref}/cancel")
     def cancel(ref: str) -> Any:
-        row = book.find(ref)
+        row = fake.find(ref)
         if row["state"] not in FINISHED:
             row["state"] = "cancelled"
         return row
 
     @app.get("/v1/trainers/{ref}/logs")
     def logs(ref: str, offset: int = 0, limit: int = 1 << 20, tail: int | None = None) -> Any:
-        row = book.find(ref)
-        lines = book.logs.get(row["id"], [])
+        row = fake.find(ref)
+        lines = fake.logs.get(row["id"], [])
         # An offset here is a count of lines, and pages are short: all that a client may rely on.
         first = max(0, len(lines) - tail) if tail is not None else offset
         page = lines[first:] if tail is not None else lines[first : first + 3]
@@ -176,24 +176,24 @@ def make_app(book: Book) -> FastAPI:
 
     @app.get("/v1/nodes")
     def nodes() -> Any:
-        return {"nodes": book.nodes}
+        return {"nodes": fake.nodes}
 
     @app.get("/v1/events")
     def events(after: int | None = None, limit: int = 100, trainer: str = "", kind: str = "") -> Any:
         if limit > 1000:
             raise AnswerError(422, "limit must be at most 1000")
-        rows = [e for e in book.events if (not trainer or e["trainer"] == trainer) and (not kind or e["kind"] == kind)]
+        rows = [e for e in fake.events if (not trainer or e["trainer"] == trainer) and (not kind or e["kind"] == kind)]
         rows = rows[-limit:] if after is None else [e for e in rows if e["seq"] > after][:limit]
-        return {"events": rows, "last": len(book.events)}
+        return {"events": rows, "last": len(fake.events)}
 
     @app.post("/v1/pause")
     def pause() -> Any:
-        book.paused = True
+        fake.paused = True
         return {"paused": True}
 
     @app.post("/v1/resume")
     def resume() -> Any:
-        book.paused = False
+        fake.paused = False
         return {"paused": False}
 
     return app

@@ -40,7 +40,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"ok"})
 
 
-def a_door(most: int) -> limits.LimitedListener:
+def limited_listener(most: int) -> limits.LimitedListener:
     found = limits.LimitedListener(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     found.bind(("127.0.0.1", 0))
     found.listen()

@@ -62,7 +62,7 @@ def set_(
         store.put_owner(row)
         percent = sum(one.share_percent or 0.0 for one in {**known, name: row}.values())
     if percent > 100:
-        warn(f"the shares of all owners are {percent:g}% of the pool: when all have work, each gets less than its own")
+        warn(f"the shares of all owners add up to {percent:g}%: when all have work, each gets less than its share")
     if as_json:
         print_json(_shown(row))
     else:

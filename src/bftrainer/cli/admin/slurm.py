@@ -97,7 +97,7 @@ def setup_user(
 
     folder, _ = _configured(state)
     if output is not None and output.exists():
-        raise InputError(f"{output}: exists already; name a new file with -o")
+        raise InputError(f"{output}: already exists; name a new file with -o")
     site = gather(folder)
     found = places(site, partition)
     refusals: list[str] = []

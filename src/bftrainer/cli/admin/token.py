@@ -40,9 +40,9 @@ def create(
     owner = owner or _user()
     for what, text in (("NAME", name), ("--owner", owner)):
         if not text.strip() or not text.isprintable() or len(text) > 200:
-            raise InputError(f"{what} must be a word in one line, but got {text!r:.80}")
+            raise InputError(f"{what} must be one line of 1 to 200 printable characters, but got {text!r:.80}")
     if name == LOCAL_TOKEN:
-        raise InputError(f"NAME must not be {name}, which `bftrainer serve` makes and replaces: choose another")
+        raise InputError(f"NAME must not be {name}, which is reserved for `bftrainer serve`: choose another name")
     if role not in ROLES:
         raise InputError(f"--role must be one of {', '.join(ROLES)}, but got {role!r}")
     with open_store(state_of(state), make=True) as store:
@@ -74,7 +74,7 @@ def revoke(name: Name, state: State = None, as_json: Json = False) -> None:
     """Revoke a token, effective at once."""
     with open_store(state_of(state), make=False) as store:
         if not store.tokens.revoke(name, time.time()):
-            raise InputError(f"no token is called {name!r}: see `bftrainer token list`")
+            raise InputError(f"there is no token {name!r}: see `bftrainer token list`")
     if as_json:
         print_json({"revoked": name})
     else:
@@ -90,7 +90,7 @@ def _user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a user without an entry, as in containers
-        raise InputError("--owner must be given, since this user has no name here") from None
+        raise InputError("give --owner: this user has no name on this machine") from None
 
 
 def register(app: typer.Typer) -> None:

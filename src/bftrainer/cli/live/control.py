@@ -73,7 +73,7 @@ def pause(url: Url = None, state: State = None, as_json: Json = False) -> None:
     if as_json:
         print_json(found)
     else:
-        say("paused; go on with `bftrainer resume`")
+        say("paused; continue with `bftrainer resume`")
 
 
 def resume(url: Url = None, state: State = None, as_json: Json = False) -> None:

@@ -94,12 +94,12 @@ def trainers_table(rows: Sequence[Row], console: Console, colours: Mapping[str, 
 
 def _reasons(rows: Sequence[Row]) -> list[Text]:
     """Why trainers do not train, or have no node. A reason that many trainers share is printed once."""
-    alike: dict[tuple[str, str], list[Row]] = {}
+    sharing: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         if row.get("reason") and row["state"] != "done":
-            alike.setdefault((row["state"], row["reason"]), []).append(row)
+            sharing.setdefault((row["state"], row["reason"]), []).append(row)
     told = []
-    for (state, reason), (first, *others) in alike.items():
+    for (state, reason), (first, *others) in sharing.items():
         more = f" and {len(others)} more" if others else ""
         what = f"{printable(first['name'])} ({printable(first['id'])}){more} {state}: {printable(reason)}"
         told.append(Text(what, style=STYLES.get(state, "")))

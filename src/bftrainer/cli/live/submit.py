@@ -142,8 +142,8 @@ def _compare_environments() -> None:
     active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
     if active and os.path.realpath(active) != os.path.realpath(sys.prefix):
         warn(
-            f"the environment {active} is active, but this command runs in {sys.prefix}: the script runs under the "
-            f"latter where nodes have it. Give --python {Path(active) / 'bin' / 'python'} to use the active one"
+            f"the environment {active} is active, but this command runs in {sys.prefix}: the script runs under "
+            f"{sys.prefix} on nodes that have it. Use --python {Path(active) / 'bin' / 'python'} for the active one"
         )
 
 

@@ -154,7 +154,7 @@ def simulate_command(
 def check_report(path: Path, parts: int, rigid: int | None) -> None:
     """Refuse early a report that could not be written later."""
     if parts > 1 or rigid is not None:
-        raise InputError("--report shows one scheduler; it goes neither with --parts nor with --rigid")
+        raise InputError("--report shows one scheduler: it cannot be combined with --parts or --rigid")
     if path.suffix != ".html":
         raise InputError(f"{path}: a report must end in .html")
     files.check_writable(path)
@@ -165,7 +165,7 @@ def _day(trace: Trace, start: str | None, tz: str) -> Window:
     first = some_time(start, time_zone(tz), "--gantt-from")
     first = trace.window.start if first is None else first
     if not trace.window.start <= first < trace.window.end:
-        raise InputError(f"--gantt-from must lie in what is replayed, {trace.window}, but got {start}")
+        raise InputError(f"--gantt-from must be within the replayed window, {trace.window}, but got {start}")
     return Window(first, min(first + 86400, trace.window.end))
 
 

@@ -88,7 +88,7 @@ class ControllerLink:
             return
         self._outbox.put_nowait(message)
         if self._outbox.qsize() > MOST_WAITING and self._connection is not None:
-            _log.warning("the controller does not read what it is sent")
+            _log.warning("the controller does not read the messages of this agent")
             self._connection.transport.abort()
 
     async def flush(self, timeout_s: float) -> None:
@@ -115,7 +115,7 @@ class ControllerLink:
                     if not self._ever_welcome:
                         raise Refused(f"{problem}: compare it with the controller's `agent-secret`") from None
             except InvalidURI as wrong:
-                raise InputError(f"`--url` leads nowhere: {wrong}") from None
+                raise InputError(f"`--url` cannot be used: {wrong}") from None
             except ssl.SSLCertVerificationError as wrong:
                 problem = f"its certificate is not to be trusted: {tls.reason(wrong)}"
                 if not self._ever_welcome:

@@ -90,14 +90,17 @@ def read_environment(lines: Iterable[str], environment: MutableMapping[str, str]
             return
         name, equals, value = text.partition("=")
         if not (equals and name.isidentifier()) or "\0" in value:
-            raise InputError("standard input must have lines NAME=value and then an empty one, but one is not so")
+            raise InputError("standard input must have lines NAME=value and then an empty line, but one differs")
         environment[name] = value
 
 
 def _websocket(url: str) -> tuple[str, bool]:
     """Return the websocket address for a controller's URL, and whether it is on this machine."""
     if not url:
-        raise InputError(f"where is the controller? Give --url or set {variables.URL}, such as http://127.0.0.1:8765")
+        raise InputError(
+            "the address of the controller is missing: give --url or set "
+            f"{variables.URL}, such as http://127.0.0.1:8765"
+        )
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018 - raises if it is no number

@@ -129,7 +129,9 @@ class Api:
         Doc("host name in the controller's URL; empty: taken from server.host"),
     ] = ""
     open_metrics: Annotated[
-        bool, Field(strict=True, description="true or false"), Doc("/metrics needs no token, and names no trainer")
+        bool,
+        Field(strict=True, description="true or false"),
+        Doc("serve /metrics without a token, and then without names of trainers"),
     ] = False
     metrics_trainers: Annotated[
         int,
@@ -183,7 +185,7 @@ class PolicySettings:
         str,
         PlainValidator(some_text),
         Field(description="the name of an objective, or module:function"),
-        Doc("what is maximised: throughput, efficiency, weighted, weighted-efficiency or module:function"),
+        Doc("the objective: throughput, efficiency, weighted, weighted-efficiency or module:function"),
     ] = "weighted-efficiency"
     horizon_s: Annotated[
         PositiveSeconds | None,

@@ -143,7 +143,7 @@ class ActiveTrainer:
         learned = Learned.from_json(row.learned, prior, *costs) if row.learned else Learned(prior, *costs)
         job = make_job(row.id, spec, launcher, settings.job)
         job.progress = TrainerProgress(row.samples, row.total, row.epoch, step=row.step, redone=row.samples_redone)
-        job.progress.noted.take(row.metrics, row.metrics_at, Position(row.epoch, row.step, row.samples))
+        job.progress.reported.take(row.metrics, row.metrics_at, Position(row.epoch, row.step, row.samples))
         for worker in workers:
             job.expect(worker.worker, worker.node, worker.started)
         kept = kept or {}
@@ -179,7 +179,7 @@ class ActiveTrainer:
         """Return the columns in the store that change, but for `learned` and `ended`."""
         job = self.job
         record, progress = job.record, job.progress
-        metrics, metrics_at = progress.noted.both()
+        metrics, metrics_at = progress.reported.both()
         return {
             "state": self.state,
             "reason": record.reason,
@@ -282,7 +282,7 @@ class ActiveTrainer:
             columns["learned"] = self.learned.as_json()
         store.update_trainer(self.id, **columns)
         progress = self.job.progress
-        self.points.note(store, now, progress.samples, *progress.noted.both(), last=finished)
+        self.points.note(store, now, progress.samples, *progress.reported.both(), last=finished)
 
 
 def make_job(trainer: str, spec: TrainerSpec, launcher: Launcher, settings: JobSettings) -> TrainerJob:

@@ -97,7 +97,7 @@ class AgentHub:
                 if sending is not None and sending.done():
                     break
         except ProtocolError as problem:
-            reason = f"nonsense: {problem}"
+            reason = f"invalid message: {problem}"
             _log.warning("agent of %s: %s", connection.node if connection else "?", problem)
         finally:
             if sending is not None:

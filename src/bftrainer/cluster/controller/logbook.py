@@ -124,7 +124,7 @@ class Logbooks:
     def of(self, trainer: str) -> Logbook:
         """Return the log of a trainer. Raises `ProtocolError` for an id that no trainer can have."""
         if not ids.is_trainer_id(trainer):  # the id becomes part of a path
-            raise ProtocolError(f"there cannot be a trainer {trainer[:64]!r}")
+            raise ProtocolError(f"{trainer[:64]!r} is not a valid trainer id")
         if trainer not in self._logbooks:
             self._logbooks[trainer] = self._open(trainer)
         return self._logbooks[trainer]

@@ -40,7 +40,9 @@ def quota_of(row: OwnerRow) -> Quota:
 def check_row(row: OwnerRow) -> OwnerRow:
     """Return the row if it is valid. Raises `InputError` otherwise."""
     if not row.owner.strip() or not row.owner.isprintable() or len(row.owner) > MOST_NAME:
-        raise InputError(f"an owner must be a word in one line, but got {row.owner!r:.80}")
+        raise InputError(
+            f"an owner must be one line of 1 to {MOST_NAME} printable characters, but got {row.owner!r:.80}"
+        )
     if row.max_trainers is not None and not 0 <= row.max_trainers <= MOST_TRAINERS:
         raise InputError(f"max trainers must be from 0 to {MOST_TRAINERS:,}, but got {row.max_trainers}")
     quota_of(row)
@@ -105,12 +107,12 @@ class OwnerLimits:
         row = self.of(owner)
         if row.max_trainers is not None and unfinished >= row.max_trainers:
             raise QuotaError(
-                f"{owner} may have {row.max_trainers} trainers that are not finished, and has {unfinished}: "
+                f"{owner} may have {row.max_trainers} unfinished trainers and has {unfinished}: "
                 "wait for one to end, or cancel one"
             )
         if row.max_nodes is not None and spec.min_nodes > row.max_nodes:
             raise QuotaError(
-                f"min_nodes is {spec.min_nodes}, and {owner} may have {row.max_nodes} nodes: it could never run"
+                f"min_nodes is {spec.min_nodes}, but {owner} may have only {row.max_nodes} nodes: it could never run"
             )
 
 

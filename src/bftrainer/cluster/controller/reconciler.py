@@ -59,7 +59,7 @@ class Reconciler:
         effects, name = Effects(), join.node
         node = self.nodes.get(name)
         if node is not None and (node.here or node.agent != join.agent):
-            effects.add(self.lost(name, "its agent began anew", now))
+            effects.add(self.lost(name, "its agent restarted", now))
             node = None
         if node is not None:  # the same agent, after a restart of the controller
             node.here, node.heard, node.host = True, now, join.host

@@ -84,7 +84,7 @@ def _database(store: Store, alive: bool) -> Iterator[DoctorFinding]:
         try:
             return summed(good, check())
         except BFTrainerError as problem:  # a damaged page or invalid JSON: the other checks may still work
-            return [DoctorFinding("error", str(problem), "stop the controller and put a back-up in its place")]
+            return [DoctorFinding("error", str(problem), "stop the controller and replace the file by a back-up")]
 
     # Processes are read before rows: a process that is a worker by now has its row by then.
     state_id = store.kept(STATE_ID_KEY)
@@ -93,13 +93,16 @@ def _database(store: Store, alive: bool) -> Iterator[DoctorFinding]:
         yield DoctorFinding("ok", f"the schema version is {len(migrations.MIGRATIONS)}, the newest")
         yield from checked(
             "the database file is sound",
-            lambda: (DoctorFinding("error", what, "put a back-up in its place") for what in store.problems()),
+            lambda: (
+                DoctorFinding("error", what, "stop the controller and replace the file by a back-up")
+                for what in store.problems()
+            ),
         )
         try:
             trainers, workers, here = store.trainers(), store.workers(), store.nodes()
             span, newest = store.event_span(), store.events(limit=1)
         except BFTrainerError as problem:
-            yield DoctorFinding("error", str(problem), "stop the controller and put a back-up in its place")
+            yield DoctorFinding("error", str(problem), "stop the controller and replace the file by a back-up")
             return
         now = time.time() if alive or not newest else newest[0].time
         yield from summed(f"{len(trainers)} trainers make sense", trainers_agree(trainers))
@@ -121,7 +124,7 @@ def _database(store: Store, alive: bool) -> Iterator[DoctorFinding]:
 def _ending(store: Store, alive: bool, running: Sequence[WorkerRow]) -> Iterator[DoctorFinding]:
     if alive:
         return
-    advice = "start `bftrainer serve`: it goes on where that one stopped"
+    advice = "start `bftrainer serve`: it continues where that one stopped"
     started, stopped = (store.events(kind=kind, limit=1) for kind in kinds_of(ServeStarted, ServeStopped))
     if started and not (stopped and stopped[0].seq > started[0].seq):
         yield DoctorFinding("warning", f"the last controller was killed: its {LOCK_FILE} is stale", advice)

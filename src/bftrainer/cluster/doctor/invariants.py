@@ -113,7 +113,7 @@ def workers_agree(
             yield _error(f"worker {worker.worker} is not named after its trainer, {worker.trainer}")
         elif trainer is not None and int(number) >= trainer.next_worker:
             yield _error(
-                f"{_who(trainer)} would give the number of worker {worker.worker} again (next is {trainer.next_worker})"
+                f"{_who(trainer)} would reuse the number of worker {worker.worker} (next is {trainer.next_worker})"
             )
 
 
@@ -149,9 +149,9 @@ def history(rows: Iterable[EventRow], trainers: Sequence[TrainerRow], trimmed: b
                 if before != expected:
                     yield _error(f"event {at.seq}: trainer {name} goes from {before!r}, but was {expected}")
                 elif before in FINISHED:
-                    yield _error(f"event {at.seq}: trainer {name} goes on after it was {before}")
+                    yield _error(f"event {at.seq}: trainer {name} continues after it was {before}")
                 if after not in STATES:
-                    yield _error(f"event {at.seq}: trainer {name} goes to {after!r}, which is no state")
+                    yield _error(f"event {at.seq}: trainer {name} changes to {after!r}, which is not a state")
                 states[name] = after
             case Rescaled(trainer=name, generation=generation):
                 newest = generations.get(name, 0)

@@ -108,7 +108,7 @@ async def trainer_history(api: Api, request: Request, caller: Caller, ref: str) 
 
 @router.get("/v1/insight")
 async def insight(api: Api, caller: Caller) -> dict[str, Any]:
-    """Efficiency of the last day against the bound, and samples lost; null until they are worked out."""
+    """Efficiency of the last day against the bound, and samples lost; null until they are computed."""
     newest = api.insights.newest()
     if newest is not None and caller.role != "admin":
         newest = {**newest, "lost": None}

@@ -27,7 +27,7 @@ async def trainers(
     state: Annotated[str, Query(max_length=20)] = "",
     everything: Annotated[bool, Query(alias="all")] = False,
 ) -> dict[str, Any]:
-    """Trainers that are not finished, and those that were within the last hour; with `all`, all."""
+    """Unfinished trainers, and those that finished within the last hour; with `all`, all trainers."""
     ended_after = None if everything else time.time() - RECENT_S
     shown = api.status.trainers(visible_owner(caller), ended_after)
     return {"trainers": [row for row in shown if not state or row["state"] == state]}

@@ -66,7 +66,7 @@ def trainer(row: TrainerRow, live: ActiveTrainer | None, now: float, waits: str 
         "rate": rate,
         "eta_s": left / rate if left is not None and rate > 0 and state not in FINISHED else None,
         "metrics": progress.metrics if progress is not None else row.metrics,
-        "metrics_at": _positions(progress.noted.at if progress is not None else row.metrics_at),
+        "metrics_at": _positions(progress.reported.at if progress is not None else row.metrics_at),
         "epoch": progress.epoch if progress is not None else row.epoch,
         "step": progress.step if progress is not None else row.step,
         "rescales": live.rescales if live is not None else row.rescales,

@@ -56,7 +56,7 @@ class BadNodes:
     def reason(self) -> str:
         """Why the trainer runs without its latest bad node; empty if there is none."""
         failure = next(reversed(self._failures.values()), None)
-        return f"goes on without {failure.node}: {failure.reason}" if failure is not None else ""
+        return f"continues without {failure.node}: {failure.reason}" if failure is not None else ""
 
     def worked(self, node: str) -> None:
         """Record that a worker on the node has joined: the node is good."""

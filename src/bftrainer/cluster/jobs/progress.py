@@ -48,7 +48,7 @@ class TrainerProgress:
     generation: int = 0
     redone: int = 0
     rates: dict[int, float] = field(default_factory=dict)
-    noted: ReportedMetrics = field(default_factory=ReportedMetrics)
+    reported: ReportedMetrics = field(default_factory=ReportedMetrics)
     snapshot_step: int | None = None
     snapshot_every_s: float | None = None
     snapshot_stall_s: float | None = None
@@ -56,7 +56,7 @@ class TrainerProgress:
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics that the script reported last."""
-        return self.noted.values
+        return self.reported.values
 
     def take(self, report: Report) -> None:
         """Add a member's report.
@@ -71,8 +71,8 @@ class TrainerProgress:
             self.generation = report.generation
             # All members were lost and training continued from a snapshot, or the member that was ahead was lost.
             self.redone += max(self.samples - report.samples, 0)
-            self.noted.forget_after(report.samples)
-        self.noted.take(report.metrics, report.metrics_at, Position(report.epoch, report.step, report.samples))
+            self.reported.forget_after(report.samples)
+        self.reported.take(report.metrics, report.metrics_at, Position(report.epoch, report.step, report.samples))
         if report.snapshot_every_s is not None:  # only the member that takes snapshots reports this
             self.snapshot_step = report.snapshot_step if report.snapshot_step is not None else self.snapshot_step
             self.snapshot_every_s, self.snapshot_stall_s = report.snapshot_every_s, report.snapshot_stall_s

@@ -38,31 +38,33 @@ def read_costs(db: Database, start: float, end: float) -> dict[str, float]:
             f"t{number}": {int(size): float(rate) for size, rate in json.loads(in_use or "{}").items()}
             for number, in_use in db.rows("SELECT number, json_extract(learned, '$.in_use') FROM trainers")
         }
-        book = _LossBook(start, end, rates)
+        lost_samples = _LostSamples(start, end, rates)
         # From the beginning of the log: a trainer that lost nodes before the window may have none in it.
         for at in PoolReplay().read(row for row in Store(db).all_events(KINDS) if row.time <= end):
-            book.take(at)
-    return book.close()
+            lost_samples.take(at)
+    return lost_samples.close()
 
 
 @dataclass(slots=True)
-class _Story:
+class _TrainerRecord:
     """State of a trainer since its members last formed a generation."""
 
     size: int = 0
     """Size at which it trained last; 0: it never has."""
-    stands_since: float | None = None
-    robbed_at: float | None = None
+    standing_since: float | None = None
+    node_taken_at: float | None = None
     """Time when a node with a worker of this trainer was taken, or announced to be taken."""
 
 
 @dataclass(slots=True)
-class _LossBook:
+class _LostSamples:
+    """Reads the log and adds up the lost samples within a window."""
+
     start: float
     end: float
     rates: dict[str, dict[int, float]]
     costs: dict[str, float] = field(default_factory=lambda: {"preemption": 0.0, "rescale": 0.0})
-    stories: defaultdict[str, _Story] = field(default_factory=lambda: defaultdict(_Story))
+    trainers: defaultdict[str, _TrainerRecord] = field(default_factory=lambda: defaultdict(_TrainerRecord))
     on: dict[str, str] = field(default_factory=dict)
     """Trainer by node."""
 
@@ -76,52 +78,52 @@ class _LossBook:
                     del self.on[node]
             case NodeLeaving(node=node) | NodeLeft(node=node):
                 if at.lost:
-                    self._rob(node, at.time)
+                    self._note_taken_node(node, at.time)
                 if isinstance(at.event, NodeLeft):
                     self.on.pop(node, None)
             case StateChanged(trainer=trainer, to=to):
-                story = self.stories[trainer]
-                if to in STANDS and story.size and story.stands_since is None:
-                    story.stands_since = at.time
+                record = self.trainers[trainer]
+                if to in STANDS and record.size and record.standing_since is None:
+                    record.standing_since = at.time
                 elif to in FINISHED:
-                    self._stood(trainer, at.time)
-                    del self.stories[trainer]
+                    self._count_standstill(trainer, at.time)
+                    del self.trainers[trainer]
             case Rescaled() as rescale:
-                self._formed(at.time, rescale)
+                self._count_rescale(at.time, rescale)
 
     def close(self) -> dict[str, float]:
         """End the window: a trainer that lost nodes and still does not train has lost all the time up to the end."""
-        for trainer in self.stories:
-            self._stood(trainer, self.end)
+        for trainer in self.trainers:
+            self._count_standstill(trainer, self.end)
         return self.costs
 
-    def _rob(self, node: str, time: float) -> None:
+    def _note_taken_node(self, node: str, time: float) -> None:
         trainer = self.on.get(node)
-        if trainer is not None and self.stories[trainer].robbed_at is None:
-            self.stories[trainer].robbed_at = time
+        if trainer is not None and self.trainers[trainer].node_taken_at is None:
+            self.trainers[trainer].node_taken_at = time
 
-    def _formed(self, time: float, rescale: Rescaled) -> None:
+    def _count_rescale(self, time: float, rescale: Rescaled) -> None:
         trainer, why, before = rescale.trainer, rescale.why, rescale.world_before
-        story = self.stories[trainer]
+        record = self.trainers[trainer]
         if why == "start" or not before:
-            self._stood(trainer, time)
+            self._count_standstill(trainer, time)
         elif time >= self.start:
             # An announced departure is logged as a shrink (or a move), but it is a preemption all the same.
-            taken = why == "preempt" or (why != "grow" and story.robbed_at is not None)
+            taken = why == "preempt" or (why != "grow" and record.node_taken_at is not None)
             pause_s = rescale.pause_s or 0.0
             self.costs["preemption" if taken else "rescale"] += pause_s * self._rate(trainer, before)
-        self.stories[trainer] = _Story(rescale.world)
+        self.trainers[trainer] = _TrainerRecord(rescale.world)
 
-    def _stood(self, trainer: str, until: float) -> None:
+    def _count_standstill(self, trainer: str, until: float) -> None:
         """Count the time up to `until` in which a trainer did not train.
 
-        It is a loss only if nodes were taken from the trainer before. It is none if the script failed or the nodes were
-        given to other trainers.
+        It is a loss only if nodes were taken from the trainer before. It is no loss if the script failed or the nodes
+        were given to other trainers.
         """
-        story = self.stories[trainer]
-        if story.stands_since is not None and story.robbed_at is not None:
-            seconds = max(0.0, min(until, self.end) - max(story.stands_since, self.start))
-            self.costs["preemption"] += seconds * self._rate(trainer, story.size)
+        record = self.trainers[trainer]
+        if record.standing_since is not None and record.node_taken_at is not None:
+            seconds = max(0.0, min(until, self.end) - max(record.standing_since, self.start))
+            self.costs["preemption"] += seconds * self._rate(trainer, record.size)
 
     def _rate(self, trainer: str, size: int) -> float:
         rates = self.rates.get(trainer, {})

@@ -145,28 +145,36 @@ def account(
         if asked[1] <= asked[0]:
             raise InputError(f"the end of a report must be after its start, but got {utc(asked[0])} to {utc(asked[1])}")
         if asked[0] >= until or asked[1] <= first.time:
-            raise InputError("the log has nothing of that time; see `bftrainer events`, or leave --from and --to out")
+            raise InputError("the log has no events in that time; see `bftrainer events`, or omit --from and --to")
         window = Window(max(asked[0], first.time), min(asked[1], until))
         notes = []
         if start is not None and start < first.time:
-            dropped = ", and older ones were dropped (trainers.keep_events)" if span.trimmed else ""
-            notes.append(f"the log begins later than asked for{dropped}")
+            dropped = ", and older events were dropped (trainers.keep_events)" if span.trimmed else ""
+            notes.append(f"the log begins after the requested start{dropped}")
         if end is not None and end > until:
-            notes.append(f"the log ends before what was asked for, at {utc(until)} UTC")
-        book = _UsageBook(_us(window.start), _us(window.end), _lost_while_away(store))
+            notes.append(f"the log ends before the requested end, at {utc(until)} UTC")
+        totals = _UsageTotals(_us(window.start), _us(window.end), _lost_while_away(store))
         if span.trimmed:
             if window.start == first.time:
-                notes.append("of trainers that began before the log does, samples are an estimate")
-            book.begin(_us(first.time), _here_at_the_cut(store, first.time))
+                notes.append("samples of trainers that began before the log does are estimates")
+            totals.begin(_us(first.time), _here_at_the_cut(store, first.time))
         for at in PoolReplay().read(store.all_events(KINDS)):
-            book.take(at)
-        book.close(_us(until))
+            totals.take(at)
+        totals.close(_us(until))
         rows = store.trainers(brief=True)
-        points = {row.id: store.points(row.id) for row in rows if book.straddles(row)}
-    used = [book.usage(row, points.get(row.id, ()), until) for row in rows]
+        points = {row.id: store.points(row.id) for row in rows if totals.straddles(row)}
+    used = [totals.usage(row, points.get(row.id, ()), until) for row in rows]
     shown = tuple(one for one in used if one.used_us or one.samples or one.finished)
     return UsageReport(
-        window, book.pool_us, book.unused_us, book.most, book.joined, book.left, book.decisions, shown, tuple(notes)
+        window,
+        totals.pool_us,
+        totals.unused_us,
+        totals.most,
+        totals.joined,
+        totals.left,
+        totals.decisions,
+        shown,
+        tuple(notes),
     )
 
 
@@ -180,7 +188,7 @@ class _Trainer:
     preemptions: int = 0
 
 
-class _UsageBook:
+class _UsageTotals:
     """Reads the log from its beginning and adds up node time and samples within a window."""
 
     def __init__(self, start: int, end: int, lost_while_away: dict[str, list[int]]) -> None:

@@ -40,16 +40,16 @@ def load_sweep(path: Path, said: Mapping[str, Any] | None = None, here: Path | N
     top = read_mapping(path)
     for key in top:
         if key == "name":
-            raise InputError(f"{path}: a sweep has no name but a group: write group instead of name")
+            raise InputError(f"{path}: a sweep has a group, not a name: write group instead of name")
         if key not in (*_OWN, *_KEYS):
             raise InputError(f"{path}: {unknown('key', key, (*_OWN, *_KEYS))}")
     points = _points(top, path)
     values = {key: value for key, value in top.items() if key not in _OWN}
     said = said or {}
     if "script" in said and "script" in values:
-        raise InputError(f"{path}: says which script to run, and so does the command line: leave one of them out")
+        raise InputError(f"{path}: the script is given here and on the command line: remove one of them")
     if "script" not in said and "script" not in values:
-        raise InputError(f"{path}: script is missing: write it there or behind --array {path.name}")
+        raise InputError(f"{path}: script is missing: write it there or after --array {path.name}")
     if "nodes" in said:
         values = {key: value for key, value in values.items() if key not in ("min_nodes", "max_nodes")}
     values |= _located(said, here or Path.cwd(), has_cwd="cwd" in values)
@@ -103,7 +103,7 @@ def _check_count(count: int, path: Path) -> None:
 
 def _check_twice(found: Sequence[object], what: str, path: Path) -> None:
     if len(set(found)) < len(found):
-        raise InputError(f"{path}: {what} must each be there once, but one is there twice")
+        raise InputError(f"{path}: {what} must each occur once, but one occurs twice")
 
 
 def _name(key: object, path: Path) -> str:
@@ -136,7 +136,7 @@ def _check_places(base: TrainerSpec, point: Point, path: Path) -> None:
     for place in _PLACE.findall(" ".join(_texts(base))):
         near = closest(place, point) if place not in point else None
         if near is not None:
-            raise InputError(f"{path}: {{{place}}} is no parameter of this sweep: did you mean {{{near}}}?")
+            raise InputError(f"{path}: {{{place}}} is not a parameter of this sweep: did you mean {{{near}}}?")
 
 
 def _chosen(base: TrainerSpec, name: str, point: Point, path: Path) -> TrainerSpec:

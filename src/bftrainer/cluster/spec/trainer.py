@@ -117,7 +117,7 @@ class TrainerSpec(BaseModel):
         rest = {key: value for key, value in given.items() if key != "nodes"}
         both = [key for key in ("min_nodes", "max_nodes") if key in rest]
         if both:
-            raise ValueError(f"nodes says what {both[0]} says: give one of them")
+            raise ValueError(f"nodes and {both[0]} set the same thing: give one of them")
         least, most = node_range(given["nodes"])
         return {**rest, "min_nodes": least, "max_nodes": most}
 

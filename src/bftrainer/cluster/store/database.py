@@ -91,7 +91,7 @@ class Database:
 
     def _run(self, sql: str, values: Sequence[Any]) -> tuple[sqlite3.Cursor, list[tuple[Any, ...]]]:
         if self._depth and not self.connection.in_transaction:
-            raise BFTrainerError(f"{self.path}: an error has taken this transaction back; begin another one")
+            raise BFTrainerError(f"{self.path}: an error has rolled back this transaction; begin another one")
         try:
             cursor = self.connection.execute(sql, values)
             return cursor, cursor.fetchall()  # fetched here, because a damaged page shows only when it is read

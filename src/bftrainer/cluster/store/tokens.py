@@ -41,7 +41,7 @@ class TokenTable:
         token = f"bft_{secrets.token_urlsafe(32)}"
         with self._db.transaction():
             if self._db.row("SELECT 1 FROM tokens WHERE name = ? AND revoked IS NULL", (text(name),)):
-                raise InputError(f"there is a token named {name!r} already; revoke it first, or choose another name")
+                raise InputError(f"a token named {name!r} already exists; revoke it first, or choose another name")
             self._insert(token, name, owner, role, time)
         return token
 

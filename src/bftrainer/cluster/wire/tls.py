@@ -37,7 +37,7 @@ def identity_of(certificate: str, key: str, authority: str, name: str) -> Identi
             raise InputError("api.authority is set, but api.certificate and api.key are not: set all, or none")
         return None
     if not (certificate and key):
-        raise InputError("api.certificate and api.key must be set together: a certificate is of no use without its key")
+        raise InputError("api.certificate and api.key must be set together")
     identity = Identity(Path(certificate), Path(key), authority)
     server = _server_context(identity)
     try:
@@ -46,11 +46,11 @@ def identity_of(certificate: str, key: str, authority: str, name: str) -> Identi
     except ssl.SSLCertVerificationError as problem:
         trusted = identity.authority or "the system's authorities"
         raise InputError(
-            f"api.certificate: {identity.certificate} would not be believed at {name} by those who trust {trusted}: "
-            f"{reason(problem)}; set api.authority to the file of who signed it, api.name to a name that it is for"
+            f"api.certificate: {identity.certificate} cannot be verified for {name} with {trusted}: {reason(problem)}; "
+            "set api.authority to the file of the authority that signed it, and api.name to a name in the certificate"
         ) from None
     except ssl.SSLError as problem:
-        raise InputError(f"api.certificate: {identity.certificate} is of no use: {reason(problem)}") from None
+        raise InputError(f"api.certificate: {identity.certificate} cannot be used: {reason(problem)}") from None
     return identity
 
 
@@ -104,8 +104,8 @@ def _server_context(identity: Identity) -> ssl.SSLContext:
         if problem.reason == "KEY_VALUES_MISMATCH":
             raise InputError(f"api.key: {identity.key} is not the key of {identity.certificate}") from None
         raise InputError(
-            f"api.certificate and api.key must be files in PEM form, but {identity.certificate} and {identity.key} "
-            "are not both"
+            "api.certificate and api.key must be files in PEM form, but at least one of "
+            f"{identity.certificate} and {identity.key} is not"
         ) from None
     return context
 

@@ -123,12 +123,12 @@ class CommandRunner:
                 leavers = [node] if node else self._youngest(count)
                 for leaver in leavers:
                     self._remove(leaver)
-                return f"{', '.join(leavers)} shall leave"
+                return f"{', '.join(leavers)} must leave"
             case Order("status"):
                 return render([self._row(node) for node in job.nodes])
             case Order("quit"):
                 self.quit()
-                return "all shall leave"
+                return "all nodes must leave"
             case Order("kill", "random") if job.nodes:
                 return self._signal("kill", random.choice(job.nodes))  # noqa: S311 - nothing secret
         return self._signal(order.verb, order.node)
@@ -176,7 +176,7 @@ class CommandRunner:
     def _youngest(self, count: int) -> list[str]:
         staying = [node for node in self._job.nodes if not self._job.roster.is_leaving(node)]
         if count > len(staying):
-            raise InputError(f"there are {len(staying)} nodes that could leave, but got {count}")
+            raise InputError(f"at most {len(staying)} nodes can leave, but got {count}")
         return staying[::-1][:count]
 
     def _remove(self, node: str) -> None:
@@ -230,7 +230,7 @@ async def serving(folder: Path, obey: Callable[[Order], Awaitable[str]]) -> Asyn
     """
     path, aside = folder / SOCKET, None
     if _listens(folder):
-        raise InputError(f"a job runs in {folder} already: choose another folder, or end it by the command quit")
+        raise InputError(f"a job already runs in {folder}: choose another folder, or end the job with `quit`")
     if len(os.fsencode(path.absolute())) > LONGEST_PATH:
         aside = Path(tempfile.mkdtemp(prefix="bft-"))
         path = aside / SOCKET
@@ -316,7 +316,9 @@ def ask(folder: Path, words: Sequence[str], timeout_s: float = ANSWER_S) -> str:
 
 def _connect(folder: Path) -> socket.socket:
     if not folder.is_dir():
-        raise InputError(f"there is no folder {folder}; it is the one given to, or said by, bftrainer.elastic.run")
+        raise InputError(
+            f"there is no folder {folder}; give the one that bftrainer.elastic.run was started with or printed"
+        )
     path = folder / SOCKET
     if (folder / ELSEWHERE).is_file():
         path = Path((folder / ELSEWHERE).read_text())

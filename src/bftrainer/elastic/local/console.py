@@ -124,10 +124,10 @@ class RunHistory:
         self._finishing |= status == 0 and node not in self._expected
         how = f" ({signal.Signals(-status).name})" if status < 0 else f" with status {status}" if status else ""
         if status == protocol.RESTART:
-            return f"{node} lost a peer in the midst of its own communication"
+            return f"{node} lost a peer during its own communication"
         is_loss = status < 0 and node not in self._expected and not self._finishing
-        nobody = "; no node is left, the job waits for one" if is_loss and not self._running else ""
-        return f"{node} {'lost' if is_loss else 'ended'}{how}{nobody}"
+        note = "; no node is left, the job waits for one" if is_loss and not self._running else ""
+        return f"{node} {'lost' if is_loss else 'ended'}{how}{note}"
 
     def summary(self, outcome: Outcome, seconds: float) -> dict[str, Any]:
         """Return the figures. Values that no worker reported are None: scripts under torchrun report nothing."""

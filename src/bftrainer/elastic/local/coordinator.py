@@ -187,7 +187,7 @@ class Coordinator:
         if self._done or self._outcome.done():
             raise InputError("the job is over")
         if len(self._nodes) + count > self.most:
-            raise InputError(f"the job may have {self.most} nodes at most, and has {len(self._nodes)}")
+            raise InputError(f"the job may have at most {self.most} nodes, and has {len(self._nodes)}")
         return tuple([await self._add() for _ in range(count)])
 
     def remove(self, node: str) -> None:
@@ -213,7 +213,7 @@ class Coordinator:
             while not condition():
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise TimeoutError(f"{what or 'it'} did not happen within {timeout_s:g} s")
+                    raise TimeoutError(f"timed out after {timeout_s:g} s waiting for {what or 'a condition'}")
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), min(left, 0.2))
 

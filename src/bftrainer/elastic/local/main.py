@@ -66,26 +66,26 @@ def parse_args(argv: Sequence[str]) -> RunOptions:
     """Return the options of a command line; raise an `InputError` if they are invalid."""
     parser = _Parser(prog="python -m bftrainer.elastic.run", description="Run a script on fake nodes of this machine.")
     add = parser.add_argument
-    add("--nodes", default="1-8", metavar="MIN-MAX", help="the fewest and the most nodes (default: 1-8), or N for both")
-    add("--start", type=int, metavar="K", help="nodes at first (default: MAX)")
-    add("--folder", type=Path, metavar="DIR", help="where logs and the control socket lie (default: a temporary one)")
-    add("--snapshots", type=Path, metavar="DIR", help="where the state is kept in case all nodes go")
-    add("--output", type=Path, metavar="DIR", help="where the script puts what it makes (default: output in --folder)")
-    add("--silence", type=float, metavar="S", help="seconds without a word after which a worker is taken for lost")
+    add("--nodes", default="1-8", metavar="MIN-MAX", help="fewest and most nodes (default: 1-8), or N for both")
+    add("--start", type=int, metavar="K", help="number of nodes at the start (default: MAX)")
+    add("--folder", type=Path, metavar="DIR", help="folder for logs and the control socket (default: a temporary one)")
+    add("--snapshots", type=Path, metavar="DIR", help="folder for snapshots, in case all nodes leave")
+    add("--output", type=Path, metavar="DIR", help="folder for the output of the script (default: output in --folder)")
+    add("--silence", type=float, metavar="S", help="seconds without a message after which a worker is lost")
     grace_s = defaults.LEAVE_GRACE_S
     add(
         "--grace",
         type=float,
         default=grace_s,
         metavar="S",
-        help="seconds a worker has to leave in (default: %(default)g)",
+        help="seconds for a worker to leave (default: %(default)g)",
     )
     add("--threads", type=int, default=1, metavar="T", help="threads of each worker (default: 1)")
-    add("--no-warm", action="store_true", help="start each worker afresh rather than from a process with torch loaded")
+    add("--no-warm", action="store_true", help="start each worker as a new process, not from one with torch loaded")
     launchers = ("bftrainer", "torchrun")
     add("--launcher", choices=launchers, default=launchers[0], help="torchrun: for scripts that know only TorchElastic")
-    add("--quiet", action="store_true", help="do not show what workers print")
-    add("--json", action="store_true", help="at the end write figures to stdout, and all else to stderr")
+    add("--quiet", action="store_true", help="do not show the output of workers")
+    add("--json", action="store_true", help="write a JSON summary to stdout at the end, and all else to stderr")
     add("script", metavar="SCRIPT")
     add("args", nargs=argparse.REMAINDER, metavar="ARGS")
     given = parser.parse_args(argv)
@@ -160,7 +160,7 @@ async def run_job(options: RunOptions) -> int:
 
     def interrupted() -> None:
         if runner.quit():
-            say("all shall leave; once more to end at once")
+            say("all workers are leaving; press Ctrl-C again to end at once")
         elif not at_once.done():
             at_once.set_result(None)
 

@@ -114,7 +114,7 @@ class StoreHost:
         said = (await process.stdout.readline()).decode().strip()
         if not said.startswith(_AT):
             await process.communicate()
-            raise BFTrainerError(f"cannot host a store at {host}:{port}: {said or 'its process said nothing'}")
+            raise BFTrainerError(f"cannot host a store at {host}:{port}: {said or 'its process printed nothing'}")
         return cls(process, said.removeprefix(_AT))
 
     @property

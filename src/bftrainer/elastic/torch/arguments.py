@@ -66,7 +66,7 @@ def existing_device(device: object) -> torch.device:
         if (found.index or 0) >= count:
             there = f"{count} CUDA device{'s' if count > 1 else ''}" if count else "no CUDA device"
             raise InputError(
-                f"`device` is {str(found)!r}, but torch finds {there} here; leave it out to train on what there is"
+                f"`device` is {str(found)!r}, but torch finds {there} here; omit it to use the available device"
             )
     elif found.type != "cpu":
         try:
@@ -82,7 +82,7 @@ def known_backend(backend: object, device: torch.device) -> str | None:
     if backend is None:
         return None
     if backend not in BACKENDS:
-        raise InputError(f"`backend` must be gloo or nccl, but got {backend!r}; leave it out for the one that fits")
+        raise InputError(f"`backend` must be gloo or nccl, but got {backend!r}; omit it to use the right one")
     if backend == "nccl" and device.type != "cuda":
         raise InputError(f"`backend` is 'nccl', which needs a GPU, but the device is {str(device)!r}; use 'gloo'")
     if backend == "nccl" and not dist.is_nccl_available():
@@ -105,7 +105,7 @@ def snapshot_folder(snapshots: object) -> Path | None:
             if path.is_dir():
                 break
             if path.exists() or path.is_symlink():
-                raise InputError(f"`{name}` must be a folder, but {path} is none; name a folder of its own")
+                raise InputError(f"`{name}` must be a folder, but {path} is not a folder; name a separate folder")
     return folder
 
 

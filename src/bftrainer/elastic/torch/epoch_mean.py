@@ -35,10 +35,7 @@ class EpochMean:
     def of(self, name: str) -> float:
         """Return the mean of `name`, which must be "loss"; not a number before the first step."""
         if name != "loss":
-            raise InputError(
-                f"run.mean() knows only 'loss', but got {name!r}: only what is summed over all ranks has a mean, "
-                "which is the loss given to run.step(loss=…)"
-            )
+            raise InputError(f"run.mean() supports only 'loss', the loss given to run.step(loss=…), but got {name!r}")
         if self._samples:
             return self._sum / self._samples
         if self._unknown:

@@ -118,7 +118,9 @@ class TrainingLoop:
         """Iterate over the numbers of the steps still to be made, out of `count`; then complete the training."""
         member, batch_in_hand = self._member, self._batch
         if self._reports.epochs is not None:
-            raise InputError("run.steps() does not go into a loop over run.epochs(): it counts all steps of a training")
+            raise InputError(
+                "run.steps() cannot be used within a loop over run.epochs(): it counts all steps of a training"
+            )
         if member.stepper.scales_lr:
             raise InputError("`lr_scaling` needs run.batches(): in run.steps() the size of the batch is not known")
         member.join()
@@ -138,7 +140,7 @@ class TrainingLoop:
         if not self._member.joined:
             raise InputError(f"{call} must be called in a loop over run.epochs() or run.steps(), not before it")
         if self.is_over:
-            raise InputError(f"the training is over, so {call} meets nobody; call it in the last epoch")
+            raise InputError(f"the training is over, so {call} cannot reach the other ranks; call it in the last epoch")
         if self._batch.step is not None and not self._batch.parts:
             raise InputError(f"{call} must be called after run.step(), not between a batch and its step")
         self.complete_batches()

@@ -80,7 +80,7 @@ class PresentBatch:
         if step is None:
             raise InputError(
                 "run.step() must be called once after each batch of run.batches() or in run.steps(); to step several "
-                "optimizers one after the other, say which: run.step(optimizer=…)"
+                "optimizers in turn, name one each time: run.step(optimizer=…)"
             )
         arguments.check_step(loss, samples)
         metrics = arguments.metric_values(metrics)
@@ -91,7 +91,7 @@ class PresentBatch:
         if optimizer is not None:
             return self._make_part(member.stepper.chosen(optimizer), step, count, loss, metrics)
         if self.parts:
-            raise InputError("run.step() was called with `optimizer` before for this batch: say it each time")
+            raise InputError("run.step() was called with `optimizer` before in this batch: give it in each call")
         member.gradients.refuse_mixed_losses()
         self.step = None
         if metrics:
@@ -132,7 +132,7 @@ class PresentBatch:
     ) -> bool:
         """Make one of several steps for one batch, each for different optimizers."""
         if len(step.micros) > 1:
-            raise InputError("run.step(optimizer=…) does not go with `max_batch`: give a smaller batch")
+            raise InputError("run.step(optimizer=…) cannot be combined with `max_batch`: use a smaller batch")
         member = self._member
         number, self.parts = self.parts, self.parts + 1
         if self._void or number < member.progress.part:  # these parts were done before the batch had to come again

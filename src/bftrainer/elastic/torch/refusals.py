@@ -24,7 +24,7 @@ def refuse_second_run() -> None:
     """Refuse a second `elastic.init` in one worker: the other workers would wait for the training of the first one."""
     if _has_run:
         raise InputError(
-            "elastic.init() was called before in this script: use the run that it gave, there is one per job"
+            "elastic.init() was already called in this script: use the run that it returned; there is one per job"
         )
 
 
@@ -55,6 +55,6 @@ def _no_wrapper(self: object, *args: object, **kwargs: object) -> NoReturn:
 
 def _no_group(*args: object, **kwargs: object) -> NoReturn:
     raise InputError(
-        "do not call init_process_group(): BFTrainer forms the process group, again and again as nodes come and go. "
+        "do not call init_process_group(): BFTrainer forms the process group, and a new one whenever nodes come or go. "
         "Remove the call (and destroy_process_group()); run.rank and run.world replace RANK and WORLD_SIZE"
     )

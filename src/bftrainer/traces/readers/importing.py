@@ -112,7 +112,7 @@ def _of_idleness(
             strangers = set(trace.nodes).difference(options.nodes)
             if strangers:
                 notes.append(
-                    f"{len(strangers)} nodes are not in the nodes file and are left out, {min(strangers)} for one"
+                    f"{len(strangers)} nodes are not in the nodes file and are left out, for example {min(strangers)}"
                 )
             trace = trace.on_machine(options.nodes)
         trace = trace.select(without_nodes(trace.nodes, options.exclude))

@@ -99,14 +99,17 @@ def _from_node_lists(found: _Jobs, options: ImportOptions, report: ImportReport)
         strangers = [name for name in seen if name not in listed]
         if strangers:
             report.notes.append(
-                f"{len(strangers)} nodes of the log are not in the nodes file and are left out, {strangers[0]} for one"
+                f"{len(strangers)} nodes of the log are not in the nodes file and are left out, for example "
+                f"{strangers[0]}"
             )
     nodes = without_nodes(nodes, options.exclude)
     _check_machine(len(nodes))
     busy = _renumbered(found.occupancy.intervals(), found.number.index, nodes)
     report.busy_share = busy.seconds(window) / (len(nodes) * window.seconds)
     if options.nodes is None:
-        report.notes.append(f"the machine is taken to be the {len(nodes)} nodes in the log; name all with --nodes-file")
+        report.notes.append(
+            f"the machine is assumed to have the {len(nodes)} nodes in the log; name all with --nodes-file"
+        )
     trace, trimmed = idle_trace(
         busy, nodes, window, keep_edges=options.keep_edges, nodes_known=options.nodes is not None
     )

@@ -32,7 +32,7 @@ def choose_window(start: float, end: float, options: ImportOptions) -> Window:
     first = start if options.start is None else options.start
     last = end if options.end is None else options.end
     if options.start is None and options.end is None and not end > start:
-        raise InputError("all its jobs start and end at the same instant: there is no time to look at")
+        raise InputError("all its jobs start and end at the same instant: the window is empty")
     window = Window(first, last)
     if window.end <= start or window.start >= end:
         raise InputError(f"covers {Window(start, end)}, nothing of the window {window}")

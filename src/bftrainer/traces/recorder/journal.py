@@ -182,7 +182,7 @@ def read_header(stream: BinaryIO, name: str) -> Header:
     """Read the first line of a journal."""
     line = stream.readline(_HEADER_LIMIT)
     if not looks_like_journal(line):
-        raise InputError(f"{name}: this is no journal of `bftrainer trace record`")
+        raise InputError(f"{name}: this is not a journal of `bftrainer trace record`")
     if not line.endswith(b"\n"):
         raise InputError(f"{name}: the journal's first line is cut short and nothing follows; record again")
     try:
@@ -219,7 +219,7 @@ def follow(stream: BinaryIO, name: str, view: View) -> Iterator[Entry]:
 def _parse_entry(line: bytes) -> Entry:
     value = json.loads(line)
     if not isinstance(value, dict):
-        raise ValueError("the line is no object")
+        raise ValueError("the line is not a JSON object")
     t, missed = _number(value.get("t"), "t"), value.get("missed")
     if missed is not None:
         if not isinstance(missed, str):

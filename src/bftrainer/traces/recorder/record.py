@@ -204,5 +204,5 @@ def _run(source: StateSource) -> str:
         raise PollError(f"{source}: {problem}") from None
     if result.status != 0:
         lines = result.complaints
-        raise PollError(f"{source}: {result.failure}: {lines[0] if lines else 'it said nothing on stderr'}")
+        raise PollError(f"{source}: {result.failure}: {lines[0] if lines else 'it printed nothing on stderr'}")
     return result.out.decode(errors="replace")

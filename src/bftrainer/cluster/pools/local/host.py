@@ -99,7 +99,7 @@ class _Host:
             while self._writer is writer and (line := await reader.readline()):
                 self._obey(json.loads(line))
         except (OSError, ValueError) as problem:
-            _log.warning("the controller said nothing sensible: %s", problem)
+            _log.warning("invalid message from the controller: %s", problem)
         finally:
             if self._writer is writer:
                 self._writer = None

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 class LocalSettings:
     """Settings of the `local` pool."""
 
-    nodes: int = field(default=4, metadata={"doc": "how many virtual nodes there are: node-1, node-2, …"})
+    nodes: int = field(default=4, metadata={"doc": "number of virtual nodes: node-1, node-2, …"})
     churn: str | tuple[Any, ...] = field(
         default="fixed",
         metadata={
@@ -53,12 +53,12 @@ class LocalSettings:
     loop: bool = field(default=False, metadata={"doc": "whether the trace or the actions begin again at their end"})
     seed: int = field(default=0, metadata={"doc": "chooses nodes of the trace and which leaves are abrupt"})
     abrupt: float = field(default=0.0, metadata={"doc": "share of a trace's leaves that come without warning, 0 to 1"})
-    grace_s: float = field(default=2.0, metadata={"doc": "how long before it goes a leaving node is announced"})
-    pace: str = field(default="", metadata={"doc": "how long steps take, such as 0.05 or 1:0.05,8:0.07; empty: free"})
-    threads: int = field(default=1, metadata={"doc": "threads of each virtual node; 0: the libraries' default"})
-    orphan_s: float = field(
-        default=60.0, metadata={"doc": "virtual nodes end when there was no controller for this long"}
+    grace_s: float = field(default=2.0, metadata={"doc": "how long in advance the leave of a node is announced"})
+    pace: str = field(
+        default="", metadata={"doc": "duration of a step, such as 0.05 or 1:0.05,8:0.07; empty: not paced"}
     )
+    threads: int = field(default=1, metadata={"doc": "threads of each virtual node; 0: the default of the libraries"})
+    orphan_s: float = field(default=60.0, metadata={"doc": "virtual nodes end after this time without a controller"})
 
     def __post_init__(self) -> None:
         checks = (
@@ -196,7 +196,7 @@ class LocalPool:
                 self._follow_schedule()
                 again_at = self._step()
             except Exception as problem:
-                _log.exception("the local pool goes on after an error")
+                _log.exception("the local pool continues after an error")
                 self._to.note("failed", error=str(problem))
                 await asyncio.sleep(_TICK_S)
                 continue

@@ -34,7 +34,7 @@ async def run(argv: Sequence[str], timeout_s: float, env: Mapping[str, str] | No
         raise DiscoveryError(str(problem)) from None
     if result.status != 0:
         lines = result.complaints
-        raise DiscoveryError(f"{result.failure}: {lines[-1] if lines else 'it said nothing on stderr'}")
+        raise DiscoveryError(f"{result.failure}: {lines[-1] if lines else 'it printed nothing on stderr'}")
     return result.out
 
 

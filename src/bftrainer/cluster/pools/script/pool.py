@@ -46,7 +46,8 @@ class ScriptSettings:
     """Settings of the `script` pool."""
 
     command: tuple[str, ...] = field(
-        default=(), metadata={"doc": "the executable, with its arguments, that prints one NAME or NAME:SLOTS per line"}
+        default=(),
+        metadata={"doc": "the executable that prints the nodes, one NAME or NAME:SLOTS per line, with its arguments"},
     )
     start: tuple[str, ...] = field(
         default=START,
@@ -56,12 +57,12 @@ class ScriptSettings:
         },
     )
     interval_s: float = field(default=10.0, metadata={"doc": "how often the executable is run"})
-    timeout_s: float = field(default=30.0, metadata={"doc": "how long it may take; then it is killed"})
+    timeout_s: float = field(default=30.0, metadata={"doc": "the longest it may take; then it is killed"})
     grace_s: float = field(default=0.0, metadata={"doc": "how long a node that is no longer listed may stay"})
-    max_nodes: int = field(default=0, metadata={"doc": "how many nodes to use at most; 0: all"})
+    max_nodes: int = field(default=0, metadata={"doc": "the most nodes to use; 0: all"})
     exclude: tuple[str, ...] = field(default=(), metadata={"doc": "names of nodes never to use"})
     join_s: float = field(
-        default=120.0, metadata={"doc": "an agent that has not joined for this long is started again"}
+        default=120.0, metadata={"doc": "an agent that has not joined after this time is started again"}
     )
     reattach_s: float = field(
         default=DEFAULTS.agents.reattach_s,
@@ -121,9 +122,7 @@ class ScriptPool:
         """See `base.Pool`."""
         for name, argv in (("command", self.settings.command), ("start", self.settings.start)):
             if shutil.which(argv[0]) is None and not (name == "start" and (host.observing or "{node}" in argv[0])):
-                raise InputError(
-                    f"`{name}`: there is no program {argv[0]}; give its path, and see that it is executable"
-                )
+                raise InputError(f"`{name}`: there is no program {argv[0]}; give its path, and make it executable")
         self._host_link.open(host)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._recall()
@@ -221,7 +220,7 @@ class ScriptPool:
                 if self._changed:
                     self._remember()
             except Exception as problem:
-                _log.exception("the script pool goes on after an error")
+                _log.exception("the script pool continues after an error")
                 self._to.note("failed", error=str(problem))
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, min(_TICK_S, again_at - time.monotonic()))):

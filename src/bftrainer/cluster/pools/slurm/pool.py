@@ -182,7 +182,7 @@ class SlurmPool:
                 with suppress(SlurmCommandError):
                     again_at = await self._act(self._settle((), may_start=False))
             except Exception as problem:
-                _log.exception("the slurm pool goes on after an error")
+                _log.exception("the slurm pool continues after an error")
                 self._to.note("failed", error=str(problem))
             await self._rest(began, min(began + self._wait_s(), again_at))
 

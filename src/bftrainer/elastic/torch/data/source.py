@@ -162,7 +162,7 @@ def _batching(loader: DataLoader[Any], length: int) -> tuple[Any, int, bool]:
         )
     if type(batches) is not BatchSampler:
         raise InputError(
-            f"the DataLoader has a batch sampler of its own ({type(batches).__name__}), which cannot be followed while "
+            f"the DataLoader has its own batch sampler ({type(batches).__name__}), which cannot be used while "
             "nodes come and go; give the dataset instead: run.batches(loader.dataset, batch_size=…)"
         )
     return batches.sampler, batches.batch_size, batches.drop_last

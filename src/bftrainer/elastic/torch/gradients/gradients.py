@@ -83,18 +83,18 @@ class Gradients:
         """Refuse gradients of parameters that are not summed, and gradients that the script has changed."""
         if any(param.grad is not None for param in self._frozen):
             raise InputError(
-                "a parameter was unfrozen in the midst of a batch; set requires_grad between two batches, so that all "
+                "a parameter was unfrozen in the middle of a batch; set requires_grad between two batches, so that all "
                 "ranks sum its gradient"
             )
         if self._accumulated and self.whole.has_lost(self._accumulated):
             raise InputError(
-                "the gradients of the micro-batches before (`max_batch`) were cleared: remove zero_grad(), run.step() "
-                "clears the gradients when they were applied"
+                "the gradients of earlier micro-batches (`max_batch`) were cleared: remove zero_grad(); run.step() "
+                "clears the gradients after it has applied them"
             )
         if self.whole.arrived and (self.whole.is_changed() or self._stepper.is_unscaled):
             raise InputError(
-                "the gradients were changed or cleared between loss.backward() and run.step(), but each rank has only "
-                "its part of them then. To clip them, use run.register(clip_norm=…); to scale or mask them, a hook "
+                "the gradients were changed or cleared between loss.backward() and run.step(), when each rank has only "
+                "its part of them. To clip them, use run.register(clip_norm=…); to scale or mask them, a hook "
                 "(param.register_hook); remove zero_grad() and scaler.unscale_()"
             )
 

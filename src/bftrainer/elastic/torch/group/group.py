@@ -189,7 +189,7 @@ class Group:
     def _see_abort_end(self) -> None:
         aborted, self._aborted = self._aborted, None
         if aborted is not None and not aborted.wait(_ABORTING_S):
-            print("bftrainer: NCCL does not let go of a broken group; starting again", file=sys.stderr, flush=True)
+            print("bftrainer: NCCL does not release a broken group; the worker restarts", file=sys.stderr, flush=True)
             os._exit(protocol.RESTART)
 
     def _aside(self, place: Assignment, call: Callable[[], T], cancelled: Callable[[], bool]) -> T:
@@ -266,7 +266,7 @@ def _in_words(problem: Exception, place: Assignment) -> str:
     if misled:
         text += (
             f" [{', '.join(misled)} resolves to a loopback address on {own}, so peers there cannot be reached: give "
-            "each node's agent its network address, or mend the nodes' /etc/hosts]"
+            "each node's agent its network address, or correct the nodes' /etc/hosts]"
         )
     elif len(hosts) > 1:
         text += " [is there a firewall between the nodes? Workers connect to each other on ports the system chooses]"

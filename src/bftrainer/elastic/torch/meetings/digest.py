@@ -77,9 +77,10 @@ def refuse_drift(notes: Sequence[bytes]) -> None:
         for name, value in first["values"].items():
             if other["values"].get(name, value) != value:
                 raise InputError(
-                    f"`{name}`, which is registered, differs between rank 0 and rank {rank}: registered state is one "
-                    "for all ranks. Change it on all ranks in the same way, from values that all have: run.evaluate(), "
-                    "run.share(), run.mean('loss'), run.progress; what differs by rank must not be registered"
+                    f"`{name}`, which is registered, differs between rank 0 and rank {rank}: registered state must "
+                    "be the same on all ranks. Change it on all ranks in the same way, from values that all have: "
+                    "run.evaluate(), run.share(), run.mean('loss'), run.progress; what differs by rank must not be "
+                    "registered"
                 )
         for name, norm in first["norms"].items():
             if not _near(norm, other["norms"].get(name, norm)):

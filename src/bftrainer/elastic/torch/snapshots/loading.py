@@ -84,7 +84,7 @@ def _newest(folder: Path) -> Snapshot:
     if found is None:
         if passed_over:
             why = "; ".join(str(warning.message) for warning in passed_over)
-            raise InputError(f"{folder}: no snapshot in this folder is whole: {why}")
+            raise InputError(f"{folder}: no snapshot in this folder is complete: {why}")
         raise InputError(f"{folder}: there is no snapshot (snapshot-….bft) in this folder")
     for warning in passed_over:
         warnings.warn(str(warning.message), SnapshotWarning, stacklevel=3)

@@ -104,7 +104,7 @@ class Snapshots:
         try:
             return self._take(step, capture)
         except Exception as problem:
-            self.error = f"training goes on without a snapshot: {reason(problem)}"
+            self.error = f"training continues without a snapshot: {reason(problem)}"
             self._tell(self.error)
             return False
 
@@ -151,7 +151,7 @@ class Snapshots:
                 # Starting from nothing would lose snapshots that are only out of reach.
                 raise BFTrainerError(
                     f"{self.folder}: the snapshots cannot be listed ({reason(problem)}); "
-                    "make the folder readable, or name another one to start afresh"
+                    "make the folder readable, or name another one to start from the beginning"
                 ) from None
             for step, path in reversed(found):
                 if path in tried:

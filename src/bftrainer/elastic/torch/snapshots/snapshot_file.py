@@ -85,11 +85,11 @@ def read(path: Path, step: int | None = None) -> Snapshot:
     with path.open("rb") as source:
         head = source.read(HEADER)
         if head and not head.startswith(_NAME.encode()[: len(head)]):
-            raise InputError("it does not begin like a snapshot")
+            raise InputError("it does not begin with a snapshot header")
         if len(head) < HEADER:
             raise InputError(f"it is cut short: {len(head)} bytes, less than its header")
         if not head.startswith(_MAGIC):
-            raise InputError(f"its format {head[len(_NAME) :].split()[0]!r} is not one that {__version__} knows")
+            raise InputError(f"BFTrainer {__version__} does not support its format {head[len(_NAME) :].split()[0]!r}")
         text = head[-1 - _WIDTH : -1]
         if head != _sealed(text):
             raise InputError("its header is damaged")

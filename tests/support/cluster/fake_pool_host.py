@@ -17,15 +17,15 @@ from bftrainer.processes import variables
 
 
 class Life(Protocol):
-    """What is left of an office when the next one begins."""
+    """What is left of a host when the next one begins."""
 
     secret: str
     port: int
     memory: dict[str, str]
 
 
-class FakeOffice:
-    """See `bftrainer.cluster.pools.base.Office`. One that `follows` another has its port, secret and memory."""
+class FakePoolHost:
+    """See `bftrainer.cluster.pools.base.PoolHost`. One that `follows` another has its port, secret and memory."""
 
     def __init__(self, *, observing: bool = False, follows: Life | None = None) -> None:
         self.observing = observing
@@ -42,7 +42,7 @@ class FakeOffice:
         self._server: Server | None = None
         self._timers: set[asyncio.TimerHandle] = set()
 
-    async def __aenter__(self) -> FakeOffice:
+    async def __aenter__(self) -> FakePoolHost:
         self._server = await serve(self._serve, "127.0.0.1", self.port, compression=None)
         self.port = next(iter(self._server.sockets)).getsockname()[1]
         return self
