@@ -46,7 +46,7 @@ def test_a_file_in_the_place_of_the_snapshots_is_refused(tmp_path: Path, monkeyp
     file = tmp_path / "notes.txt"
     file.touch()
     for place in (file, file / "below" / "it"):
-        with pytest.raises(InputError, match="`snapshots` must be a folder, but .*notes.txt is none"):
+        with pytest.raises(InputError, match="`snapshots` must be a folder, but .*notes.txt is not a folder"):
             elastic.init(snapshots=place)
     monkeypatch.setenv("BFTRAINER_SNAPSHOTS", str(file))
     with pytest.raises(InputError, match="`BFTRAINER_SNAPSHOTS` must be a folder"):

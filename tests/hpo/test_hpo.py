@@ -247,7 +247,7 @@ def test_a_space_that_raises_fails_its_trial_and_the_call(world: World, script: 
         ({"poll_s": 0}, "poll_s must be"),
         ({"nodes": "4-2"}, "nodes must be"),
         ({"wieght": 2}, "weight"),
-        ({"name": "x"}, "name is chosen"),
+        ({"name": "x"}, "name is set"),
         ({"group": "a b"}, "group must be"),
     ],
 )
