@@ -533,6 +533,18 @@ def test_watch_draws_the_pool_by_trainer(busy: FakeState, call: Call, width: int
     assert "Last decisions" in drawn
 
 
+def test_a_user_who_may_not_see_decisions_watches_without_them(busy: FakeState, call: Call) -> None:
+    def refuse_events(path: str) -> None:
+        busy.refuse = (403, "only an admin may see all events") if path == "/v1/events" else None
+
+    busy.on_ask = refuse_events
+    for row in busy.trainers.values():
+        row["state"] = "done"
+    answer = call("watch", "--until-done")
+    assert (answer.status, len(answer.out.splitlines())) == (0, 1)
+    assert "/v1/events" in busy.asked
+
+
 # token, config
 
 

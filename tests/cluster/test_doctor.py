@@ -167,6 +167,8 @@ ALL_EVENTS = "DROP TRIGGER events_refuse_delete; DELETE FROM events WHERE"
         Planted(event("trainer.state", {"from": "waiting", "to": "running"}), "goes from 'waiting', but was running"),
         Planted(event("trainer.state", {"from": "done", "to": "running"}, "t1"), "continues after it was done"),
         Planted(event("trainer.state", {"from": "", "to": "queued"}), "goes from '', but was running"),
+        Planted(event("trainer.state", {"from": [1], "to": "queued"}), "goes from [1], but was running"),
+        Planted(event("trainer.state", {"to": "queued"}), "goes from None, but was running"),
         Planted(event("trainer.state", {"from": "running", "to": "lost"}), "changes to 'lost', which is not a state"),
         Planted(event("rescale", {"generation": 2}), "falls from generation 3 to 2"),
         Planted("UPDATE trainers SET generation = 2 WHERE number = 2", "in generation 2, but has been in 3"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 import shutil
 import signal
 import sqlite3
@@ -814,3 +815,14 @@ def test_all_that_is_stored_can_be_read_by_any_sqlite_tool(store: Store, path: P
     other.close()
     assert json.loads(spec) == {"script": "a.py"}
     assert json.loads(data) == {"n": 1}
+
+
+@pytest.mark.parametrize("target", [".", "/", "pipe"])
+def test_a_back_up_goes_to_a_file_and_to_nothing_else(
+    store: Store, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    with pytest.raises(InputError, match="is not a file: name the file"):
+        store.backup(Path(target))
+    assert Path("pipe").is_fifo()

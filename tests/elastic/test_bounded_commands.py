@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -30,9 +31,17 @@ def run_in_loop(*args: object, **more: object) -> CommandResult:
     return asyncio.run(run_async(*args, **more))  # type: ignore[arg-type]
 
 
-@pytest.fixture(params=[run, run_in_loop], ids=["blocking", "async"])
-def runner(request: pytest.FixtureRequest) -> Runner:
-    found: Runner = request.param
+@pytest.fixture(
+    params=[(run, True), (run_in_loop, True), (run, False), (run_in_loop, False)],
+    ids=["blocking", "async", "blocking without pidfd", "async without pidfd"],
+)
+def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Runner:
+    """Each way to run a command, also where the kernel or a container has no `pidfd_open`."""
+    found: Runner
+    found, has_pidfd = request.param
+    if not has_pidfd:
+        refused = OSError(errno.ENOSYS, "Function not implemented")
+        monkeypatch.setattr(os, "pidfd_open", lambda pid: (_ for _ in ()).throw(refused))
     return found
 
 

@@ -91,3 +91,12 @@ def test_files_and_folders_can_be_synced(tmp_path: Path) -> None:
     sync(tmp_path)
     with pytest.raises(FileNotFoundError):
         sync(tmp_path / "none")
+
+
+def test_only_a_regular_file_is_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, Path()):
+        with pytest.raises(OSError, match=r"not a regular file|Is a directory"), replacing(path):
+            pytest.fail("it was opened")
+    assert (tmp_path / "pipe").is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]

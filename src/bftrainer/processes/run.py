@@ -12,6 +12,7 @@ import selectors
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -160,7 +161,12 @@ class _BoundedCommand:
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self._out, self._err = self._process.stdout.fileno(), self._process.stderr.fileno()
-        self._exit = os.pidfd_open(self._process.pid)
+        try:
+            self._exit = _exit_notice(self._process.pid)
+        except (OSError, RuntimeError) as problem:  # no descriptor, or no thread, is left
+            self.kill()
+            self._process.communicate()
+            raise CommandNotStartedError(argv[0], getattr(problem, "strerror", None) or str(problem)) from None
         self.open = {self._out, self._err, self._exit}
         """The descriptors that may have news: pipes until they are closed, and one that is readable at the end."""
         self._kept = {self._out: bytearray(), self._err: bytearray()}
@@ -219,3 +225,18 @@ class _BoundedCommand:
             if pipe is not None:
                 pipe.close()
         os.close(self._exit)
+
+
+def _exit_notice(pid: int) -> int:
+    """Return a descriptor that becomes readable when a child process ends, before it is reaped."""
+    with suppress(AttributeError, OSError):  # an old kernel, or a container that forbids the call
+        return os.pidfd_open(pid)
+    reader, writer = os.pipe()
+
+    def wait() -> None:
+        with suppress(ChildProcessError):
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        os.close(writer)
+
+    threading.Thread(target=wait, name=f"end of {pid}", daemon=True).start()
+    return reader

@@ -16,8 +16,12 @@ def replacing(path: Path, mode: str = "w", *, permissions: int = 0o666, durable:
     """Open a file that takes its place at `path` once it is complete. After an error the former file stays.
 
     `mode` is "w" for text in UTF-8 or "wb". `permissions` are subject to the umask. With `durable`, the content is on
-    the disk before the file takes its place.
+    the disk before the file takes its place. Only a regular file is replaced, never a folder, a pipe or a device.
     """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     encoding = None if "b" in mode else "utf-8"
     try:

@@ -136,7 +136,7 @@ def _show(found: UsageReport, judged: Efficiency) -> None:
 def _write(path: Path, text: str) -> None:
     """Write a file completely or not at all."""
     try:
-        with replacing(path) as out:
+        with replacing(path.resolve()) as out:  # what a link names is written, the link stays
             out.write(text)
     except OSError as problem:
         raise InputError(f"{path}: {problem.strerror}") from None

@@ -75,9 +75,20 @@ def look(client: Client, watched: set[str]) -> Scene:
     """Read the current state. The ids of trainers that are not finished are added to `watched`."""
     status = client.status()
     nodes = client.nodes()
-    decisions = list(client.events(kind=Decided.kind, limit=_DECISIONS))
     watched.update(row["id"] for row in status["trainers"] if row["state"] not in FINISHED)
-    return Scene(status, nodes, decisions)
+    return Scene(status, nodes, _decisions(client))
+
+
+def _decisions(client: Client) -> list[EventView]:
+    """Read the newest decisions. Only an admin may see them, because they name the trainers of all owners."""
+    from bftrainer.client import RefusedError
+
+    try:
+        return list(client.events(kind=Decided.kind, limit=_DECISIONS))
+    except RefusedError as problem:
+        if problem.status != 403:
+            raise
+        return []
 
 
 def _live(client: Client, watched: set[str], scene: Scene, console: Console, until_done: bool) -> Scene:

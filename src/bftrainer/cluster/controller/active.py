@@ -127,15 +127,17 @@ class ActiveTrainer:
         settings: ControllerSettings,
         now: float,
         *,
+        spec: TrainerSpec | None = None,
         kept: Mapping[str, Any] | None = None,
         workers: Iterable[WorkerRow] = (),
         nodes: Collection[str] = (),
     ) -> Self:
         """Return a trainer as it is stored: a new one, or one of an earlier controller.
 
-        `kept` is the result of `job_as_json`. `workers` may still run. Nodes that are not among `nodes` are gone.
+        `spec` is that of a new one. `kept` is the result of `job_as_json`. `workers` may still run. Nodes that are not
+        among `nodes` are gone.
         """
-        spec = TrainerSpec.model_validate(row.spec)
+        spec = spec or TrainerSpec.model_validate(row.spec)
         launcher = launchers[spec.launcher]
         prior = Prior(spec.prior_curve(), spec.up_s, spec.down_s)
         usual_s = launcher.traits.rescale_s

@@ -96,7 +96,10 @@ class HeadAgent:
         return BACKOFF.wait_s(self._failures + 1)
 
     def _lives(self) -> bool:
-        return locks.is_locked(self._folder / LOCK)
+        try:
+            return locks.is_locked(self._folder / LOCK)
+        except OSError:  # of a file system that has no locks at the moment: nothing says that the agent ended
+            return True
 
     def _start(self, lock: int, now: float) -> None:
         path = self._folder / LOG

@@ -242,7 +242,7 @@ class Reconciler:
         limits.check(owner, spec, sum(live.job.outcome is None for live in mine))
         name = spec.name or free_name(spec.script, {live.name for live in mine})
         row = self.store.add_trainer(name=name, owner=owner, spec=spec.as_json(), time=now)
-        live = self.trainers[row.id] = ActiveTrainer.from_row(row, self.launchers, self.settings, now)
+        live = self.trainers[row.id] = ActiveTrainer.from_row(row, self.launchers, self.settings, now, spec=spec)
         self.store.log(now, events.TrainerSubmitted(row.id, name, owner))
         self.store.log(now, events.StateChanged(row.id, "", "queued", ""))
         self.planner.submitted(live, self.trainers, now)

@@ -141,13 +141,15 @@ def history(rows: Iterable[EventRow], trainers: Sequence[TrainerRow], trimmed: b
         match at.event:
             case TrainerSubmitted(trainer=name):
                 states[name] = "queued"
-            case StateChanged(trainer=name, from_=before, to=after):
+            case StateChanged(trainer=name, to=after):
+                stored = at.row.data.get("from")
+                before = stored if isinstance(stored, str) else repr(stored)  # a damaged row
                 expected = states.get(name, before)
-                if not before and name not in moved:
+                if before == "" and name not in moved:
                     before = expected  # the first change may be logged with an empty `from`
                 moved.add(name)
-                if before != expected:
-                    yield _error(f"event {at.seq}: trainer {name} goes from {before!r}, but was {expected}")
+                if before != expected or not isinstance(stored, str):
+                    yield _error(f"event {at.seq}: trainer {name} goes from {stored!r}, but was {expected}")
                 elif before in FINISHED:
                     yield _error(f"event {at.seq}: trainer {name} continues after it was {before}")
                 if after not in STATES:

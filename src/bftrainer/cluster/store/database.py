@@ -139,6 +139,8 @@ class Database:
             raise BFTrainerError(f"{self.path}: a back-up cannot be made within a transaction")
         if path.exists() and path.samefile(self.path):
             raise InputError(f"{path}: a back-up must be another file than the database itself")
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path} is not a file: name the file that the back-up is written to")
         beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             beside.unlink(missing_ok=True)

@@ -192,16 +192,16 @@ class PresentBatch:
         if together and member.rank == 0:
             riders[SETTINGS] = settings
         put_buffers = None
-        try:
-            with self._waiting():
+        with self._waiting():
+            try:
                 sums = reducer.finish(riders)
                 total = StepTotals.of(sums)
                 member.peers.check_whole()
                 if together and total.buffers_changed:
                     put_buffers = buffers.fetch(member.rank, member.peers, reducer.agree)
-        except GroupBroken as problem:
-            self._lose_step(problem, count)
-            return None
+            except GroupBroken as problem:
+                self._lose_step(problem, count)
+                return None
         if settings and total.settings != settings:
             raise InputError(
                 "the settings of the optimizers (learning rate, momentum, weight decay …) differ between this rank and "
