@@ -103,13 +103,11 @@ class Asked:
 
 @pytest.mark.waits
 def test_generated_requests_never_fail_and_never_show_what_is_anothers(tmp_path: Path) -> None:
-    loop = asyncio.new_event_loop()
     bench = Bench(tmp_path)
     try:
-        _fuzz(loop, bench, tmp_path)
+        with asyncio.Runner() as runner:  # which ends what a request has started
+            _fuzz(runner.get_loop(), bench, tmp_path)
     finally:
-        loop.run_until_complete(loop.shutdown_default_executor())
-        loop.close()
         bench.store.close()
 
 

@@ -162,7 +162,7 @@ class _BoundedCommand:
         assert self._process.stderr is not None
         self._out, self._err = self._process.stdout.fileno(), self._process.stderr.fileno()
         try:
-            self._exit = _exit_notice(self._process.pid)
+            self._exit, self._waiting = _exit_notice(self._process.pid)
         except (OSError, RuntimeError) as problem:  # no descriptor, or no thread, is left
             self.kill()
             self._process.communicate()
@@ -220,6 +220,8 @@ class _BoundedCommand:
 
     def close(self) -> None:
         """Reap the command, which has ended or was killed, and close everything."""
+        if self._waiting is not None:
+            self._waiting.join()  # before the command is reaped: its number may then be another's
         self._process.wait()
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:
@@ -227,16 +229,16 @@ class _BoundedCommand:
         os.close(self._exit)
 
 
-def _exit_notice(pid: int) -> int:
-    """Return a descriptor that becomes readable when a child process ends, before it is reaped."""
+def _exit_notice(pid: int) -> tuple[int, threading.Thread | None]:
+    """Return a descriptor that becomes readable when a child process ends, and the thread that sees to it, if any."""
     with suppress(AttributeError, OSError):  # an old kernel, or a container that forbids the call
-        return os.pidfd_open(pid)
+        return os.pidfd_open(pid), None
     reader, writer = os.pipe()
 
     def wait() -> None:
-        with suppress(ChildProcessError):
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         os.close(writer)
 
-    threading.Thread(target=wait, name=f"end of {pid}", daemon=True).start()
-    return reader
+    waiting = threading.Thread(target=wait, name=f"end of {pid}", daemon=True)
+    waiting.start()
+    return reader, waiting
