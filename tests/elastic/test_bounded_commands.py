@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +20,8 @@ from bftrainer.processes.run import (
     run,
     run_async,
 )
+from support.processes import is_alive
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.waits
 
@@ -45,20 +46,6 @@ def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> R
     return found
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20.0
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true"
-        time.sleep(0.01)
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
 def shell(line: str) -> list[str]:
     return ["/bin/sh", "-c", line]
 
@@ -80,7 +67,7 @@ def test_much_output_arrives_whole_and_more_is_an_error(runner: Runner) -> None:
 def test_a_command_that_does_not_end_is_killed_with_its_children(runner: Runner, tmp_path: Path) -> None:
     with pytest.raises(CommandTimeoutError, match="it did not end within 1 s"):
         runner(shell(f"sleep 600 & echo $! > {tmp_path}/child; wait"), 1.0)
-    wait_until(lambda: is_gone(int((tmp_path / "child").read_text())))
+    wait_until(lambda: not is_alive(int((tmp_path / "child").read_text())), "the end of the child")
 
 
 def test_a_child_that_keeps_the_output_open_is_waited_for_only_if_asked(tmp_path: Path) -> None:
@@ -89,7 +76,7 @@ def test_a_child_that_keeps_the_output_open_is_waited_for_only_if_asked(tmp_path
     os.kill(int((tmp_path / "child").read_text()), 9)
     with pytest.raises(CommandTimeoutError):
         run(line, 0.5)
-    wait_until(lambda: is_gone(int((tmp_path / "child").read_text())))
+    wait_until(lambda: not is_alive(int((tmp_path / "child").read_text())), "the end of the child")
 
 
 @pytest.mark.parametrize("program", ["/no/such/program", "no-such-program"])
@@ -112,7 +99,7 @@ def test_a_command_whose_task_is_cancelled_is_killed(tmp_path: Path) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert is_gone(int((tmp_path / "pid").read_text()))
+        assert not is_alive(int((tmp_path / "pid").read_text()))
 
     asyncio.run(play())
 
