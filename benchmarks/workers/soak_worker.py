@@ -28,6 +28,7 @@ import rig  # noqa: F401 - sets NCCL up for one GPU
 from bftrainer import elastic
 from gpt2 import GPT2, TINY, Gpt2, make_tokens
 
+faulthandler.enable()  # a crash inside a library is what the soak looks for
 faulthandler.register(signal.SIGUSR1, all_threads=True)
 folder, kind, size, device = Path(sys.argv[1]), sys.argv[2], sys.argv[3], torch.device(sys.argv[4])
 name = os.environ.get("BFTRAINER_WORKER", "alone")

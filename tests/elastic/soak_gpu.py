@@ -1,6 +1,6 @@
 """Disturbs a training on one GPU with NCCL between its ranks, and judges what came of it: `make soak-gpu`.
 
-    PYTHONPATH=src:tests python3 tests/elastic/soak_gpu.py --model gpt2|cnn [--events N] [--seed S] [--json]
+    PYTHONPATH=src:tests python3 tests/elastic/soak_gpu.py --model gpt2|cnn [--events N] [--only KIND…] [--seed S]
 
 Workers (`benchmarks/workers/soak_worker.py`) join, leave, are killed and hang by the schedule of `soak_schedule.py`.
 Spare workers are warm before they are needed, so that a join does not wait for the start of CUDA. The verdict is that
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
 import re
@@ -29,7 +30,7 @@ from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings
 from bftrainer.elastic.protocol import Arrived, Formed, Ready
 from bftrainer.processes.launch import ProcessLauncher
 from bftrainer.processes.warm import PRELOAD, WarmLauncher
-from soak_schedule import GPT2, START, mixed
+from soak_schedule import GPT2, KINDS, START, mixed
 from soak_verdict import TIMES, Commits, Ending, Event, Run, describe, median_and_worst, summary, timed, violations
 
 WORKER = Path(__file__).parents[2] / "benchmarks" / "workers" / "soak_worker.py"
@@ -118,7 +119,7 @@ class Soak:
     async def play(self, kinds: tuple[str, ...]) -> None:
         """The whole schedule; then all train to the same end."""
         small = self.args.small
-        await self.start(START + (1 if small else 3))
+        await self.start(START + (1 if small else self.args.spares))
         await self.until(lambda: len(self.warm()) >= START, "the first workers")
         for node in self.warm()[:START]:
             self.let_in(node)
@@ -251,10 +252,11 @@ class Soak:
             if node not in self.struck:
                 job.signal(node, signal.SIGUSR1)
         await asyncio.sleep(1.5)
+        crashed = {ending.worker for ending in self.endings if ending.status and not ending.ours}
         for node, path in job.logs.items():
             lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-            alive = node in job.nodes and node not in self.struck
-            shown = lines[-150:] if alive else [line for line in lines if SUSPICIOUS.search(line)][-15:]
+            whole = node in crashed or (node in job.nodes and node not in self.struck)
+            shown = lines[-400:] if whole else [line for line in lines if SUSPICIOUS.search(line)][-15:]
             if shown:
                 print(f"--- log of {node}", *shown, sep="\n", file=sys.stderr)
         sys.stderr.flush()
@@ -262,7 +264,12 @@ class Soak:
 
 async def soak(args: argparse.Namespace, folder: Path, launcher: ProcessLauncher) -> dict[str, Any]:
     """Run one job through its schedule and judge it."""
-    kinds = GPT2[: args.events] if args.model == "gpt2" else mixed(args.events, args.seed, MOST[args.model])
+    if args.only:
+        kinds = tuple(itertools.islice(itertools.cycle(args.only), args.events))
+    elif args.model == "gpt2":
+        kinds = GPT2[: args.events]
+    else:
+        kinds = mixed(args.events, args.seed, MOST[args.model])
     watcher = Soak(folder, args)
     environment = {"BFTRAINER_BACKEND": args.backend}
     if args.backend == "nccl":
@@ -335,6 +342,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=["gpt2", "cnn"], default="gpt2")
     parser.add_argument("--events", type=int, default=None, help="18 for gpt2 (all), 100 for cnn")
+    parser.add_argument(
+        "--only", nargs="+", choices=KINDS, help="these events again and again, instead of the schedule"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--backend", choices=["nccl", "gloo"], default="nccl")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
@@ -342,6 +352,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=7.0, help="begin no event after so many minutes")
     parser.add_argument("--limit", type=float, default=None, help="seconds a recovery may take (3; small: 0, any time)")
     parser.add_argument("--silence", type=float, default=3.0, help="seconds after which a silent worker is lost")
+    parser.add_argument("--spares", type=int, default=3, help="workers that are started before they are needed")
     parser.add_argument("--stall", type=float, default=60.0, help="seconds without a commit after which to give up")
     parser.add_argument("--folder", type=Path, help="a new folder for ledgers and logs; it is kept")
     parser.add_argument("--json", action="store_true", help="the JSON object with every event, not only the summary")

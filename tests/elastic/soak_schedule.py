@@ -17,6 +17,7 @@ import random
 KILLS = ("kill", "rank0", "two", "newcomer", "survivor")
 START = 3
 """Workers at the beginning."""
+KINDS = ("join", "leave", "stop", *KILLS)
 GPT2 = (
     *("kill", "join", "rank0", "join", "leave", "join", "two", "join", "newcomer", "stop", "join"),
     *("survivor", "join", "stop", "join", "rank0", "leave", "join"),

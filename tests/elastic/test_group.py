@@ -236,3 +236,61 @@ def test_torch_s_watchdog_is_told_to_leave_survivors_alone(monkeypatch: pytest.M
     assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
     assert os.environ["TORCH_NCCL_ENABLE_MONITORING"] == "0"
     assert int(os.environ["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"]) <= 100
+
+
+def test_an_abort_waits_for_an_operation_that_is_being_handed_to_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL frees the communicator in an abort: a thread that is inside NCCL then would crash."""
+    aborted = threading.Event()
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_group", object)
+    monkeypatch.setattr("torch.distributed.distributed_c10d._abort_process_group", aborted.set)
+    with nccl.issuing:
+        thread = threading.Thread(target=nccl.abort)
+        thread.start()
+        assert not aborted.wait(0.2)
+    assert aborted.wait(20)
+    thread.join(20)
+    assert nccl.issuing.acquire(timeout=20), "the lock is free for the next group"
+    nccl.issuing.release()
+
+
+def test_an_abort_does_not_wait_for_ever_for_a_device_whose_queue_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    aborted = threading.Event()
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_group", object)
+    monkeypatch.setattr("torch.distributed.distributed_c10d._abort_process_group", aborted.set)
+    monkeypatch.setattr(nccl, "_HANDING_OVER_S", 0.05)
+    with nccl.issuing:  # as the thread that hands over would hold it, until the abort frees the device
+        nccl.abort()
+    assert aborted.is_set()
+
+
+class FirstOperation:
+    """The operation by which an NCCL group connects."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    def is_completed(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+
+def test_a_first_operation_that_never_ends_is_given_up_when_its_group_lost_a_member() -> None:
+    group, never, lost = Group("nccl", torch.device("cuda")), FirstOperation(1_000_000), iter((False, False, True))
+    with pytest.raises(GroupBroken, match="generation 7 has lost a member"):
+        group._see_done(never, Assignment(7, ("a", "b"), 0, ("x:0", "y:0")), lambda: next(lost))  # type: ignore[arg-type]
+
+
+def test_a_first_operation_that_ended_with_an_error_makes_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl, "error_of", lambda _device: "ErrorType.REMOTE_ERROR")
+    group, place = Group("nccl", torch.device("cuda")), Assignment(7, ("a", "b"), 0, ("x:0", "y:0"))
+    with pytest.raises(GroupBroken, match=r"REMOTE_ERROR"):
+        group._see_done(FirstOperation(3), place, lambda: False)  # type: ignore[arg-type]
+    monkeypatch.setattr(nccl, "error_of", lambda _device: "")
+    group._see_done(FirstOperation(3), place, lambda: False)  # type: ignore[arg-type]
+
+
+def test_nccl_connects_before_its_first_operation_so_that_none_waits_for_peers_inside_nccl() -> None:
+    Group("nccl", torch.device("cuda"))
+    assert os.environ["NCCL_RUNTIME_CONNECT"] == "0"

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bftrainer.elastic.torch.group import nccl
 from bftrainer.elastic.torch.group.group import GroupBroken, breaking
 from bftrainer.errors import InputError
 
@@ -263,7 +264,8 @@ class Reducer:
             torch._foreach_mul_(bucket.views, self.weight)
 
     def _send(self, flat: Tensor | None) -> dist.Work:
-        work: dist.Work = dist.all_reduce(flat, async_op=True)
+        with nccl.issuing:
+            work: dist.Work = dist.all_reduce(flat, async_op=True)
         return work
 
     def _allocate(self) -> None:

@@ -37,6 +37,7 @@ _CONNECTING = timedelta(seconds=10)
 """Time limit for connecting to the store, which exists before its address is known."""
 _ABORTING_S = 20.0
 """Seconds that an abort of NCCL may take. Usually it takes half a second."""
+_LOOK_S = 0.001
 _SLICE = timedelta(seconds=0.2)
 """How long to wait for gloo before checking whether the peers are still there."""
 _GLOO = "bftrainer"
@@ -108,7 +109,8 @@ class Group:
         with breaking():
             _make_default(store, gloo, place)
         if gloo is None and (place.world > 1 or connect):
-            self._aside(place, partial(nccl.connect, self._device), cancelled)
+            first = self._aside(place, partial(nccl.connect, self._device), cancelled)
+            self._see_done(first, place, cancelled)
         with self._cutting:
             if cancelled():  # until here `cut` would not find the group
                 raise GroupBroken(f"generation {place.generation} has lost a member")
@@ -203,6 +205,15 @@ class Group:
             raise GroupBroken(f"generation {place.generation} has lost a member while it formed") from None
         except Exception as problem:
             raise GroupBroken(f"forming generation {place.generation} failed: {_in_words(problem, place)}") from problem
+
+    def _see_done(self, work: dist.Work, place: Assignment, cancelled: Callable[[], bool]) -> None:
+        """Wait for NCCL's first operation without blocking: if a peer is lost it never ends."""
+        while not work.is_completed():
+            if cancelled():
+                raise GroupBroken(f"generation {place.generation} has lost a member while it formed")
+            time.sleep(_LOOK_S)
+        if error := nccl.error_of(self._device):
+            raise GroupBroken(f"forming generation {place.generation} failed: NCCL reports {error}")
 
     def _rendezvous(
         self, place: Assignment, cancelled: Callable[[], bool]

@@ -3,11 +3,16 @@
 NCCL does not report a lost peer: a kernel on the device waits for data that never comes, and the host waits for the
 kernel. The only way out is to abort the communicator from another thread. The wait then returns without an error and
 with a result that must not be used. `Group` aborts, and remembers that it did.
+
+An abort frees the communicator, and a thread that is inside NCCL at that moment crashes. So no call into NCCL may wait
+for peers (connections are made while the communicator is made, not by its first operations), and operations are handed
+over under the lock `issuing`, for which an abort waits.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any
 
 import torch
@@ -19,7 +24,14 @@ _ENVIRONMENT = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_PROPAGATE_ERROR": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",  # otherwise the watchdog sleeps a minute before it frees a group
+    "NCCL_RUNTIME_CONNECT": "0",  # otherwise a first all_reduce waits for its peers inside NCCL
 }
+_HANDING_OVER_S = 5.0
+"""Seconds that an abort waits for an operation that is being handed to NCCL. Usually that takes microseconds; it takes
+for ever when the device's queue is full behind an operation whose peer is lost."""
+
+issuing = threading.Lock()
+"""Held while an operation is handed to NCCL."""
 
 
 def prepare() -> None:
@@ -27,13 +39,12 @@ def prepare() -> None:
     os.environ.update(_ENVIRONMENT)
 
 
-def connect(device: torch.device) -> None:
-    """Connect to all peers of the default group by a first collective. Blocks until they are there."""
+def connect(device: torch.device) -> dist.Work:
+    """Connect to all peers of the default group, which blocks until they are there. Return its first operation."""
     if device.index is not None:
         torch.cuda.set_device(device)  # a new thread begins on the first device
-    one = torch.ones(1, device=device)
-    dist.all_reduce(one)
-    torch.cuda.current_stream(device).synchronize()
+    work: dist.Work = dist.all_reduce(torch.ones(1, device=device), async_op=True)
+    return work
 
 
 def abort() -> object:
@@ -44,7 +55,12 @@ def abort() -> object:
     if not dist.is_initialized():
         return None
     group = dist.distributed_c10d._get_default_group()
-    dist.distributed_c10d._abort_process_group()
+    handed_over = issuing.acquire(timeout=_HANDING_OVER_S)
+    try:
+        dist.distributed_c10d._abort_process_group()
+    finally:
+        if handed_over:
+            issuing.release()
     return group
 
 

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bftrainer.elastic.torch.group import nccl
 from bftrainer.elastic.torch.group.group import breaking
 from bftrainer.elastic.torch.snapshots.portable import portable, restored
 from bftrainer.errors import BFTrainerError, InputError
@@ -195,7 +196,9 @@ def _memory_for(slots: list[_Slot], device: torch.device) -> list[Tensor]:
 def send(tensor: Tensor, source: int, link: TransferGroup) -> None:
     """Broadcast one tensor. This is the only operation here that a lost peer can break."""
     with breaking():
-        link.wait(dist.broadcast(tensor, source, async_op=True))
+        with nccl.issuing:
+            work = dist.broadcast(tensor, source, async_op=True)
+        link.wait(work)
 
 
 def _broadcast_piece(tensors: list[Tensor], source: int, link: TransferGroup, *, sends: bool) -> None:
