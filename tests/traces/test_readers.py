@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,11 +50,14 @@ def test_every_line_is_used_or_skipped_with_a_reason(dialect: Dialect, tmp_path:
 
 
 @every_dialect
-@pytest.mark.parametrize("wrap", ["gzip", "crlf", "no last newline", "blank lines"])
+@pytest.mark.parametrize("wrap", ["gzip", "bzip2", "xz", "byte order mark", "crlf", "no last newline", "blank lines"])
 def test_wrapping_changes_nothing(dialect: Dialect, wrap: str, tmp_path: Path) -> None:
     text = dialect.text()
     data = {
         "gzip": gzip.compress(text.encode()),
+        "bzip2": bz2.compress(text.encode()),
+        "xz": lzma.compress(text.encode()),
+        "byte order mark": b"\xef\xbb\xbf" + text.encode(),
         "crlf": text.replace("\n", "\r\n").encode(),
         "no last newline": text.rstrip("\n").encode(),
         "blank lines": text.replace("\n", "\n\n").encode(),
@@ -94,9 +100,10 @@ def test_a_log_without_jobs_is_refused(dialect: Dialect, tmp_path: Path) -> None
 
 
 @every_dialect
-def test_a_truncated_gzip_file_is_refused(dialect: Dialect, tmp_path: Path) -> None:
-    packed = gzip.compress(dialect.text().encode())
-    with pytest.raises(InputError, match="truncated or damaged gzip"):
+@pytest.mark.parametrize("packing", [gzip, bz2, lzma])
+def test_a_truncated_packed_file_is_refused(dialect: Dialect, packing: Any, tmp_path: Path) -> None:
+    packed = packing.compress(dialect.text().encode())
+    with pytest.raises(InputError, match="truncated or damaged gzip, bzip2 or xz data"):
         imported(tmp_path, packed[:-20])
 
 

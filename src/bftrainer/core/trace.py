@@ -21,6 +21,9 @@ Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
 
+_ROWS_AT_ONCE = 1 << 20
+"""Fragments that are checked together."""
+
 
 def utc(time: float) -> str:
     """A time in UTC as text, for messages and tables."""
@@ -83,13 +86,17 @@ class Trace:
         window: Window | None = None,
         nodes_known: bool = True,
     ) -> Trace:
-        """Sort the columns and check them: ends after starts, one fragment per node at a time, all in the window."""
+        """Sort the columns and check them: ends after starts, one fragment per node at a time, all in the window.
+
+        Arrays that are sorted already are not copied; they become read-only.
+        """
         node_col = np.asarray(node, dtype=np.int32)
         start_col = np.asarray(start, dtype=np.float64)
         end_col = np.asarray(end, dtype=np.float64)
         open_col = np.zeros(len(node_col), dtype=np.bool_) if open is None else np.asarray(open, dtype=np.bool_)
-        order = np.lexsort((node_col, start_col))
-        node_col, start_col, end_col, open_col = node_col[order], start_col[order], end_col[order], open_col[order]
+        if not _in_order(node_col, start_col):
+            order = np.lexsort((node_col, start_col))
+            node_col, start_col, end_col, open_col = node_col[order], start_col[order], end_col[order], open_col[order]
         names = tuple(nodes)
         if len(set(names)) != len(names):
             twice, _ = Counter(names).most_common(1)[0]
@@ -147,15 +154,14 @@ class Trace:
         closed = np.flatnonzero(~self.open)
         leave_order = closed[np.argsort(self.end[closed], kind="stable")]
         leave_times = self.end[leave_order]
-        times = np.unique(np.concatenate((self.start, leave_times)))
+        times = np.union1d(np.unique(self.start), np.unique(leave_times))
         join_at = np.searchsorted(self.start, times, "left"), np.searchsorted(self.start, times, "right")
         leave_at = np.searchsorted(leave_times, times, "left"), np.searchsorted(leave_times, times, "right")
-        joiners = self.node.tolist()
-        leavers = self.node[leave_order].tolist()
-        name = self.nodes
+        joiners, leavers, name = self.node, self.node[leave_order], self.nodes
         bounds = zip(times.tolist(), *(b.tolist() for b in (*join_at, *leave_at)), strict=True)
         for time, j0, j1, l0, l1 in bounds:
-            yield Event(time, tuple(name[i] for i in joiners[j0:j1]), tuple(name[i] for i in leavers[l0:l1]))
+            joining, leaving = joiners[j0:j1].tolist(), leavers[l0:l1].tolist()
+            yield Event(time, tuple(name[i] for i in joining), tuple(name[i] for i in leaving))
 
     def clip(self, window: Window) -> Trace:
         """The part of this trace in `window`; a fragment cut at its end stays open there."""
@@ -218,12 +224,27 @@ def _check_fragments(names: tuple[Node, ...], node: Indices, start: Floats, end:
             f"a fragment must end after it starts, but node {names[node[i]]} has one from {utc(start[i])} to "
             f"{utc(end[i])} ({len(backwards)} such in all)"
         )
-    by_node = np.lexsort((start, node))
-    same = node[by_node][1:] == node[by_node][:-1]
-    overlap = np.flatnonzero(same & (start[by_node][1:] < end[by_node][:-1]))
-    if len(overlap):
-        first, second = by_node[overlap[0]], by_node[overlap[0] + 1]
-        raise InputError(
-            f"fragments of one node must not overlap, but node {names[node[first]]} is idle until {utc(end[first])} "
-            f"and again from {utc(start[second])} ({len(overlap)} such in all)"
-        )
+    overlaps = 0
+    example = ""
+    latest_end = np.full(len(names), -np.inf)  # by node, in the parts before
+    for at in range(0, len(node), _ROWS_AT_ONCE):
+        rows = at + np.argsort(node[at : at + _ROWS_AT_ONCE], kind="stable")
+        number, begin, finish = node[rows], start[rows], end[rows]
+        heads = np.flatnonzero(np.append(True, number[1:] != number[:-1]))
+        before = np.append(-np.inf, finish[:-1])
+        before[heads] = latest_end[number[heads]]
+        tails = np.append(heads[1:], len(number)) - 1
+        latest_end[number[tails]] = finish[tails]
+        overlap = np.flatnonzero(begin < before)
+        if len(overlap) and not overlaps:
+            i = overlap[0]
+            example = f"node {names[number[i]]} is idle until {utc(before[i])} and again from {utc(begin[i])}"
+        overlaps += len(overlap)
+    if overlaps:
+        raise InputError(f"fragments of one node must not overlap, but {example} ({overlaps} such in all)")
+
+
+def _in_order(node: Indices, start: Floats) -> bool:
+    """Whether fragments are sorted by start, then node."""
+    later = start[1:] > start[:-1]
+    return bool((later | ((start[1:] == start[:-1]) & (node[1:] >= node[:-1]))).all())

@@ -12,16 +12,20 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, tzinfo
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from polars.io.plugins import register_io_source
 
 from bftrainer.core.trace import Floats, Trace, Window
 from bftrainer.errors import InputError
+from bftrainer.traces.ranges import RangeTrace
 from bftrainer.traces.source import Source, opened
 from bftrainer.traces.times import LATEST, Clock
 from bftrainer.util.files import replacing
@@ -31,6 +35,9 @@ KEY = "bftrainer"
 
 SUFFIXES = (".parquet", ".csv")
 COLUMNS = ("node", "start", "end", "open")
+_ROWS_AT_ONCE = 1 << 20
+_TIME = pl.Datetime("ms", "UTC")
+_SCHEMA = {"node": pl.String(), "start": _TIME, "end": _TIME, "open": pl.Boolean()}
 
 
 def load_trace(path: Path, zone: tzinfo = UTC) -> Trace:
@@ -45,28 +52,21 @@ def read_trace(source: Source, zone: tzinfo = UTC) -> Trace:
     if not head:
         raise InputError("is empty")
     if is_parquet(head):
-        frame, meta = _from_parquet(source.stream.read())
+        file, meta = _from_parquet(source.stream.read())
     elif is_csv(head):
-        frame, meta = _from_csv(source.stream.read())
+        file, meta = _from_csv(source.stream.read())
     else:
         raise InputError(
             "is not a trace (Parquet, or CSV with the columns node,start,end). If it is a scheduler's log, "
             "turn it into a trace first: bftrainer trace import FILE -o T.parquet"
         )
-    return _to_trace(frame, meta, source.path.parent / "nodes.txt", Clock(zone))
+    return _to_trace(file, meta, source.path.parent / "nodes.txt", Clock(zone))
 
 
-def save_trace(trace: Trace, path: Path, provenance: Mapping[str, Any]) -> None:
-    """Write `trace` to a `.parquet` or `.csv` file, completely or not at all."""
+def save_trace(trace: Trace | RangeTrace, path: Path, provenance: Mapping[str, Any]) -> None:
+    """Write `trace` to a `.parquet` or `.csv` file, completely or not at all. Rows are made piece by piece."""
     check_output(path)
-    frame = pl.DataFrame(
-        {
-            "node": pl.Series(trace.node, dtype=pl.UInt32),
-            "start": pl.Series(_milliseconds(trace.start)).cast(pl.Datetime("ms", "UTC")),
-            "end": pl.Series(_milliseconds(trace.end)).cast(pl.Datetime("ms", "UTC")),
-            "open": trace.open,
-        }
-    ).with_columns(pl.col("node").replace_strict(range(len(trace.nodes)), trace.nodes, return_dtype=pl.String))
+    ranges = trace if isinstance(trace, RangeTrace) else RangeTrace.of(trace)
     meta = json.dumps(
         {
             "format": 1,
@@ -79,9 +79,20 @@ def save_trace(trace: Trace, path: Path, provenance: Mapping[str, Any]) -> None:
     with writing(path, "wb") as out:
         if path.suffix == ".csv":
             out.write(f"# {KEY} {meta}\n".encode())
-            frame.write_csv(out, datetime_format="%Y-%m-%dT%H:%M:%S%.3fZ")
+            for number, frame in enumerate(_frames(ranges)):
+                frame.write_csv(out, datetime_format="%Y-%m-%dT%H:%M:%S%.3fZ", include_header=number == 0)
         else:
-            frame.write_parquet(out, metadata={KEY: meta})
+            rows = register_io_source(lambda *_: _frames(ranges), schema=_SCHEMA)
+            rows.sink_parquet(out, metadata={KEY: meta})
+
+
+def _frames(ranges: RangeTrace) -> Iterator[pl.DataFrame]:
+    """The rows of a trace file, at least one frame."""
+    names = pl.Series(ranges.nodes, dtype=pl.String)
+    yield pl.DataFrame(schema=_SCHEMA)
+    for node, start, end, is_open in ranges.pieces():
+        times = (pl.Series(_milliseconds(times)).cast(_TIME) for times in (start, end))
+        yield pl.DataFrame([names.gather(node), *times, pl.Series(is_open)], schema=_SCHEMA)
 
 
 def _milliseconds(seconds: Floats) -> npt.NDArray[np.int64]:
@@ -142,16 +153,34 @@ def is_csv(head: bytes) -> bool:
     return {b"node", b"start", b"end"} <= names
 
 
-def _from_parquet(data: bytes) -> tuple[pl.DataFrame, dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class _File:
+    """Rows of a trace file, which are read some at a time."""
+
+    frame: pl.LazyFrame
+    columns: list[str]
+    rows: int
+
+    def part(self, at: int, count: int) -> pl.DataFrame:
+        """Some of the rows."""
+        try:
+            return self.frame.slice(at, count).collect()
+        except (Exception, pl.exceptions.PanicException) as problem:  # damaged files can make the decoder panic
+            raise InputError(f"truncated or damaged Parquet file ({_first_line(problem)})") from None
+
+
+def _from_parquet(data: bytes) -> tuple[_File, dict[str, Any]]:
     try:
         meta = pl.read_parquet_metadata(io.BytesIO(data)).get(KEY, "{}")
-        frame = pl.read_parquet(io.BytesIO(data))
-    except (Exception, pl.exceptions.PanicException) as problem:  # damaged files can make the decoder panic
+        frame = pl.scan_parquet(io.BytesIO(data))
+        columns = frame.collect_schema().names()
+        rows = int(frame.select(pl.len()).collect().item())
+    except (Exception, pl.exceptions.PanicException) as problem:
         raise InputError(f"truncated or damaged Parquet file ({_first_line(problem)})") from None
-    return frame, _meta(meta)
+    return _File(frame.select(name for name in COLUMNS if name in columns), columns, rows), _meta(meta)
 
 
-def _from_csv(data: bytes) -> tuple[pl.DataFrame, dict[str, Any]]:
+def _from_csv(data: bytes) -> tuple[_File, dict[str, Any]]:
     meta = "{}"
     mark = f"# {KEY} ".encode()
     if data.startswith(mark):
@@ -161,7 +190,8 @@ def _from_csv(data: bytes) -> tuple[pl.DataFrame, dict[str, Any]]:
         frame = pl.read_csv(io.BytesIO(data), infer_schema=False)
     except (Exception, pl.exceptions.PanicException) as problem:
         raise InputError(f"unreadable CSV ({_first_line(problem)})") from None
-    return frame.rename(lambda name: name.strip().lower()), _meta(meta)
+    frame = frame.rename(lambda name: name.strip().lower())
+    return _File(frame.lazy(), frame.columns, len(frame)), _meta(meta)
 
 
 def _meta(text: str) -> dict[str, Any]:
@@ -174,30 +204,43 @@ def _meta(text: str) -> dict[str, Any]:
     return meta
 
 
-def _to_trace(frame: pl.DataFrame, meta: dict[str, Any], beside: Path, clock: Clock) -> Trace:
-    missing = [name for name in COLUMNS[:3] if name not in frame.columns]
+def _to_trace(file: _File, meta: dict[str, Any], beside: Path, clock: Clock) -> Trace:
+    missing = [name for name in COLUMNS[:3] if name not in file.columns]
     if missing:
         raise InputError(
             f"a trace must have the columns node, start and end, but {', '.join(missing)} is missing "
-            f"(found {', '.join(frame.columns[:8]) or 'none'})"
+            f"(found {', '.join(file.columns[:8]) or 'none'})"
         )
-    node = frame["node"].cast(pl.String)
-    if node.null_count():
-        raise InputError(f"row {int(node.is_null().arg_max() or 0) + 1} has no node")
-    nodes, known = _machine(node, meta, beside)
+    nodes, known = _machine(file, meta, beside)
     position = pl.DataFrame(
         {"node": pl.Series(nodes, dtype=pl.String), "position": np.arange(len(nodes), dtype=np.int32)}
     )
-    number = node.to_frame("node").join(position, on="node", how="left", maintain_order="left")["position"]
-    if number.null_count():
-        stranger = node[int(number.is_null().arg_max() or 0)]
-        where = "its metadata" if "nodes" in meta else str(beside)
-        raise InputError(f"node {stranger!r} has a fragment but is not among the {len(nodes)} nodes of {where}")
-    start, end = (_seconds(frame[name], clock) for name in ("start", "end"))
-    return Trace.build(nodes, number.to_numpy(), start, end, _flags(frame), _window(meta), known)
+    node, start, end = (np.empty(file.rows, dtype) for dtype in (np.int32, np.float64, np.float64))
+    is_open = np.zeros(file.rows, dtype=np.bool_)
+    for at in range(0, file.rows, _ROWS_AT_ONCE):
+        part = file.part(at, _ROWS_AT_ONCE)
+        rows = slice(at, at + len(part))
+        names = _complete(part["node"], at).cast(pl.String)
+        number = names.to_frame("node").join(position, on="node", how="left", maintain_order="left")["position"]
+        if number.null_count():
+            stranger = names[int(number.is_null().arg_max() or 0)]
+            where = "its metadata" if "nodes" in meta else str(beside)
+            raise InputError(f"node {stranger!r} has a fragment but is not among the {len(nodes)} nodes of {where}")
+        node[rows] = number.to_numpy()
+        start[rows], end[rows] = (_seconds(_complete(part[name], at), clock) for name in ("start", "end"))
+        if "open" in part.columns:
+            is_open[rows] = _flags(part["open"])
+    return Trace.build(nodes, node, start, end, is_open, _window(meta), known)
 
 
-def _machine(node: pl.Series, meta: dict[str, Any], beside: Path) -> tuple[Sequence[str], bool]:
+def _complete(column: pl.Series, at: int) -> pl.Series:
+    """A column of the rows from row `at` on, in which no value may be missing."""
+    if column.null_count():
+        raise InputError(f"row {at + int(column.is_null().arg_max() or 0) + 1} has no {column.name}")
+    return column
+
+
+def _machine(file: _File, meta: dict[str, Any], beside: Path) -> tuple[Sequence[str], bool]:
     """The machine's nodes, and whether the list is known to be complete."""
     names = meta.get("nodes")
     if names is not None:
@@ -207,7 +250,9 @@ def _machine(node: pl.Series, meta: dict[str, Any], beside: Path) -> tuple[Seque
         return names, bool(meta.get("nodes_known", True))
     if beside.is_file():
         return read_node_names(beside), True
-    return node.unique(maintain_order=True).to_list(), False
+    parts = (_complete(file.part(at, _ROWS_AT_ONCE)["node"], at) for at in range(0, file.rows, _ROWS_AT_ONCE))
+    seen = (part.cast(pl.String).unique(maintain_order=True).to_list() for part in parts)
+    return list(dict.fromkeys(chain.from_iterable(seen))), False
 
 
 def _refuse_twice(names: Sequence[str]) -> None:
@@ -229,8 +274,6 @@ def _window(meta: dict[str, Any]) -> Window | None:
 
 def _seconds(column: pl.Series, clock: Clock) -> Floats:
     """A column of times, in any form, as seconds since 1970 UTC."""
-    if column.null_count():
-        raise InputError(f"row {int(column.is_null().arg_max() or 0) + 1} has no {column.name}")
     if isinstance(column.dtype, pl.Datetime) and (column.dtype.time_zone or clock.zone is UTC):
         seconds = column.dt.epoch("us").to_numpy() / 1e6
     elif column.dtype.is_numeric():
@@ -256,10 +299,7 @@ def _parsed(column: pl.Series, clock: Clock) -> Floats:
         raise InputError(f"column {column.name}: {problem}") from None
 
 
-def _flags(frame: pl.DataFrame) -> npt.NDArray[np.bool_] | None:
-    if "open" not in frame.columns:
-        return None
-    column = frame["open"]
+def _flags(column: pl.Series) -> npt.NDArray[np.bool_]:
     if column.dtype == pl.String:
         column = column.str.to_lowercase().replace_strict(
             {"true": True, "1": True, "false": False, "0": False}, default=None, return_dtype=pl.Boolean

@@ -1,18 +1,20 @@
-"""Source file of an import: opened once, unpacked if gzipped, hashed and counted while it is read.
+"""Source file of an import: opened once, unpacked if packed, hashed and counted while it is read.
 
 Every problem with the file itself becomes one `InputError` here, so readers see only lines or bytes.
 """
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import hashlib
 import io
+import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from bftrainer.errors import InputError
 
@@ -22,6 +24,19 @@ Progress = Callable[[int, int], None]
 _BLOCK = 1 << 20
 _HEAD = 1 << 16
 _LONGEST_LINE = 1 << 25
+_BOM = b"\xef\xbb\xbf"
+_PACKED: dict[bytes, Callable[[Any], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\0": lzma.open,
+}
+"""How packed files begin, and what unpacks them."""
+_REFUSED = {
+    b"\x28\xb5\x2f\xfd": "is packed with zstd: unpack it first, with zstd -d",
+    b"PK\x03\x04": "is a zip archive: unpack it first, with unzip",
+    b"\xff\xfe": "is UTF-16 text: convert it first, with iconv -f UTF-16 -t UTF-8",
+    b"\xfe\xff": "is UTF-16 text: convert it first, with iconv -f UTF-16 -t UTF-8",
+}
 
 
 class _Counted(io.RawIOBase):
@@ -52,9 +67,16 @@ class Source:
         if raw.seekable():
             raw.seek(0)
         self._stream = io.BufferedReader(cast(io.RawIOBase, self._counted), _BLOCK)
-        if self._stream.peek(2)[:2] == b"\x1f\x8b":
-            unpacked = gzip.GzipFile(fileobj=self._stream)
-            self._stream = io.BufferedReader(cast(io.RawIOBase, unpacked), _BLOCK)
+        for magic, unpack in _PACKED.items():
+            if self._stream.peek(8).startswith(magic):
+                self._stream = io.BufferedReader(cast(io.RawIOBase, unpack(self._stream)), _BLOCK)
+                break
+        begin = self._stream.peek(8)
+        for magic, problem in _REFUSED.items():
+            if begin.startswith(magic):
+                raise InputError(problem)
+        if begin.startswith(_BOM):
+            self._stream.read(len(_BOM))
 
     @property
     def stream(self) -> io.BufferedReader[io.RawIOBase]:
@@ -96,8 +118,8 @@ def opened(path: Path, progress: Progress = lambda done, total: None) -> Iterato
             yield Source(path, raw, progress)
     except InputError as problem:
         raise InputError(f"{path}: {problem}") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as problem:
-        raise InputError(f"{path}: truncated or damaged gzip data ({problem})") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as problem:
+        raise InputError(f"{path}: truncated or damaged gzip, bzip2 or xz data ({problem})") from None
     except OSError as problem:
         raise InputError(f"{path}: {problem.strerror or problem}") from None
 

@@ -7,13 +7,13 @@ joins and leaves count in (from, to]; fragments with end > from are cut to the w
 from __future__ import annotations
 
 import itertools
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from bftrainer.core.trace import Floats, Trace, Window
+from bftrainer.core.trace import Flags, Floats, Trace, Window
 from bftrainer.errors import InputError
 
 SHORT_S = 600.0
@@ -95,21 +95,52 @@ class IdleStats:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Groups:
+    """Idle times of groups: `nodes` nodes that became idle together and ceased to be together.
+
+    No figure depends on which nodes these are, and large machines have a hundred times fewer groups than fragments.
+    """
+
+    start: Floats
+    end: Floats
+    open: Flags
+    nodes: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, trace: Trace) -> _Groups:
+        """The groups of neighbouring rows of a trace."""
+        start, end, is_open = trace.start, trace.end, trace.open
+        new = np.ones(len(trace), dtype=np.bool_)
+        new[1:] = (start[1:] != start[:-1]) | (end[1:] != end[:-1]) | (is_open[1:] != is_open[:-1])
+        at = np.flatnonzero(new)
+        return cls(start[at], end[at], is_open[at], np.diff(at, append=len(trace)))
+
+    def where(self, keep: Flags) -> _Groups:
+        """Some of the groups."""
+        return _Groups(self.start[keep], self.end[keep], self.open[keep], self.nodes[keep])
+
+    def cut(self, window: Window) -> _Groups:
+        """The groups that are idle in `window`, their times cut to it."""
+        inside = self.where((self.end > window.start) & (self.start < window.end))
+        return replace(inside, start=np.maximum(inside.start, window.start), end=np.minimum(inside.end, window.end))
+
+
 def idle_stats(trace: Trace, window: Window | None = None) -> IdleStats:
     """The figures of `trace` in `window`, by default the whole trace."""
     window = window or trace.window
     if window.start < trace.window.start or window.end > trace.window.end:
         raise InputError(f"the trace covers {trace.window}, not all of {window}")
-    leaves = trace.end[~trace.open]
-    times = np.unique(np.concatenate((trace.start, leaves)))
-    joins_in = trace.start[(trace.start > window.start) & (trace.start <= window.end)]
-    leaves_in = leaves[(leaves > window.start) & (leaves <= window.end)]
-    join_times, leave_times = np.unique(joins_in), np.unique(leaves_in)
-    inside = (trace.end > window.start) & (trace.start < window.end)
-    start = np.maximum(trace.start[inside], window.start)
-    end = np.minimum(trace.end[inside], window.end)
-    length = end - start
-    total = float(length.sum())
+    groups = _Groups.of(trace)
+    leaving = groups.where(~groups.open)
+    times = np.union1d(groups.start, leaving.end)
+    joins_in = (groups.start > window.start) & (groups.start <= window.end)
+    leaves_in = (leaving.end > window.start) & (leaving.end <= window.end)
+    join_times, leave_times = np.unique(groups.start[joins_in]), np.unique(leaving.end[leaves_in])
+    inside = groups.cut(window)
+    length = inside.end - inside.start
+    fragments = int(inside.nodes.sum())
+    total = _node_seconds(length, inside.nodes)
     short = length < SHORT_S
     hours = window.hours
     event_times = times[(times >= window.start) & (times <= window.end)]
@@ -122,33 +153,30 @@ def idle_stats(trace: Trace, window: Window | None = None) -> IdleStats:
         node_hours=total / 3600,
         eq_nodes=total / window.seconds,
         ratio=total / window.seconds / len(trace.nodes) if trace.nodes else 0.0,
-        fragments=len(length),
-        short_fragment_share=float(short.mean()) if len(length) else None,
-        short_fragment_node_time_share=float(length[short].sum() / total) if total else None,
+        fragments=fragments,
+        short_fragment_share=int(inside.nodes[short].sum()) / fragments if fragments else None,
+        short_fragment_node_time_share=_node_seconds(length[short], inside.nodes[short]) / total if total else None,
         hours=hours,
         nodes=len(trace.nodes),
         nodes_known=trace.nodes_known,
         window=(window.start, window.end),
-        fragment_quantiles_s=_quantiles(length),
-        mean_fragment_s=total / len(length) if len(length) else None,
-        nodes_per_join=len(joins_in) / len(join_times) if len(join_times) else None,
-        nodes_per_leave=len(leaves_in) / len(leave_times) if len(leave_times) else None,
+        fragment_quantiles_s=_quantiles(length, inside.nodes),
+        mean_fragment_s=total / fragments if fragments else None,
+        nodes_per_join=int(groups.nodes[joins_in].sum()) / len(join_times) if len(join_times) else None,
+        nodes_per_leave=int(leaving.nodes[leaves_in].sum()) / len(leave_times) if len(leave_times) else None,
         pool=_pool_size(*pool_steps(trace, window), window),
         hazard=hazard(trace, window),
-        horizon=_horizon(trace, window, event_times, leave_times),
+        horizon=_horizon(inside, window, event_times, leave_times),
     )
 
 
 def pool_steps(trace: Trace, window: Window) -> tuple[Floats, npt.NDArray[np.int64]]:
     """The size of the pool over time: times from the window's start on, and the number of idle nodes from each on."""
-    inside = (trace.end > window.start) & (trace.start < window.end)
-    start = np.maximum(trace.start[inside], window.start)
-    end = trace.end[inside]
-    end = end[end < window.end]
-    times, where = np.unique(np.concatenate(([window.start], start, end)), return_inverse=True)
+    inside = _Groups.of(trace).cut(window)
+    leaving = inside.where(inside.end < window.end)
+    times, where = np.unique(np.concatenate(([window.start], inside.start, leaving.end)), return_inverse=True)
     change = np.zeros(len(times), dtype=np.int64)
-    np.add.at(change, where[1 : 1 + len(start)], 1)
-    np.add.at(change, where[1 + len(start) :], -1)
+    np.add.at(change, where[1:], np.concatenate((inside.nodes, -leaving.nodes)))
     return times, np.cumsum(change)
 
 
@@ -168,38 +196,42 @@ def hazard(trace: Trace, window: Window) -> list[HazardRow]:
     Ages are true ages, so a fragment under way when the trace begins, whose age is unknown, is left out. So is every
     instant from which the time ahead reaches past the end of what is known.
     """
-    known = (trace.start > trace.window.start) & (trace.end > window.start) & (trace.start < window.end)
-    closed, is_open = known & ~trace.open, known & trace.open
-    start, end = trace.start[closed], trace.end[closed]
+    groups = _Groups.of(trace)
+    known = groups.where(
+        (groups.start > trace.window.start) & (groups.end > window.start) & (groups.start < window.end)
+    )
+    closed, still_open = known.where(~known.open), known.where(known.open)
     rows = []
     for low, high in itertools.pairwise(HAZARD_AGES_S):
-        reaches = end - start > low  # the other fragments end before that age, and before any later one
-        start, end = start[reaches], end[reaches]
-        first, last = _at_age(start, end, low, high, window)
-        open_first, open_last = _at_age(trace.start[is_open], trace.end[is_open], low, high, window)
-        closed_s = _total(last - first)
+        # The other fragments end before that age, and before any later one.
+        closed = closed.where(closed.end - closed.start > low)
+        first, last = _at_age(closed, low, high, window)
+        open_first, open_last = _at_age(still_open, low, high, window)
+        closed_s = _node_seconds(last - first, closed.nodes)
         within: dict[str, float | None] = {}
         for ahead in HAZARD_AHEAD_S:
             # In a fragment still open at the end, only instants whose time ahead is known count.
-            exposure = closed_s + _total(np.minimum(open_last, trace.end[is_open] - ahead) - open_first)
-            about_to_leave = _total(last - np.maximum(first, end - ahead))
+            judged = np.minimum(open_last, still_open.end - ahead) - open_first
+            exposure = closed_s + _node_seconds(judged, still_open.nodes)
+            about_to_leave = _node_seconds(last - np.maximum(first, closed.end - ahead), closed.nodes)
             within[f"{ahead:.0f}"] = about_to_leave / exposure if exposure >= LEAST_EXPOSURE else None
-        node_hours = (closed_s + _total(open_last - open_first)) / 3600
+        node_hours = (closed_s + _node_seconds(open_last - open_first, still_open.nodes)) / 3600
         rows.append(HazardRow(low, None if np.isinf(high) else high, node_hours, within))
     return rows
 
 
-def _at_age(start: Floats, end: Floats, low: float, high: float, window: Window) -> tuple[Floats, Floats]:
+def _at_age(groups: _Groups, low: float, high: float, window: Window) -> tuple[Floats, Floats]:
     """Starts and ends of the spans in which fragments are in pool and window, at an age from `low` to `high`."""
-    return np.maximum(start + low, window.start), np.minimum(np.minimum(start + high, end), window.end)
+    ageing_until = np.minimum(groups.start + high, groups.end)
+    return np.maximum(groups.start + low, window.start), np.minimum(ageing_until, window.end)
 
 
-def _total(spans: Floats) -> float:
-    """The sum of the spans of positive length."""
-    return float(np.maximum(spans, 0).sum())
+def _node_seconds(spans: Floats, nodes: npt.NDArray[np.int64]) -> float:
+    """The sum of the spans of positive length, each times its number of nodes."""
+    return float((np.maximum(spans, 0) * nodes).sum())
 
 
-def _horizon(trace: Trace, window: Window, events: Floats, leaves: Floats) -> Horizon:
+def _horizon(inside: _Groups, window: Window, events: Floats, leaves: Floats) -> Horizon:
     """The mean time between leaves, as a recommended horizon.
 
     A decision assumes that no node leaves within the horizon, and this is how long that holds on average.
@@ -213,10 +245,9 @@ def _horizon(trace: Trace, window: Window, events: Floats, leaves: Floats) -> Ho
     next_leave = np.append(leaves, np.inf)[following]
     disturbed = float((next_leave - events <= seconds)[judged].mean()) if judged.any() else None
     # A node idle at a random instant leaves within `seconds` for the last `seconds` of its fragment.
-    inside = (trace.end > window.start) & (trace.start < window.end)
-    start = np.maximum(trace.start[inside], window.start)
-    end = np.minimum(trace.end[inside], window.end)
-    gone = np.minimum(end - start, seconds)[~trace.open[inside]].sum() / (end - start).sum()
+    leaving = inside.where(~inside.open)
+    leaving_s = _node_seconds(np.minimum(leaving.end - leaving.start, seconds), leaving.nodes)
+    gone = leaving_s / _node_seconds(inside.end - inside.start, inside.nodes)
     reasoning = (
         f"a node or a group of nodes leaves the pool every {between:.0f} s on average, and a decision assumes that no "
         f"node leaves within its horizon: with {seconds:.0f} s, "
@@ -224,13 +255,20 @@ def _horizon(trace: Trace, window: Window, events: Floats, leaves: Floats) -> Ho
         + f"only {gone:.0%} of idle nodes are gone by then. Shorter forgoes rescales that would pay; longer pays for "
         "rescales that a leave undoes"
     )
-    return Horizon(seconds, between, disturbed, float(gone), reasoning)
+    return Horizon(seconds, between, disturbed, gone, reasoning)
 
 
-def _quantiles(length: Floats) -> dict[str, float]:
+def _quantiles(length: Floats, nodes: npt.NDArray[np.int64]) -> dict[str, float]:
+    """Quantiles of fragment lengths, interpolated as `numpy.quantile` does, with `nodes` fragments of each length."""
     if not len(length):
         return {}
-    values = np.quantile(length, QUANTILES)
+    order = np.argsort(length)
+    length, through = length[order], np.cumsum(nodes[order])
+    place = np.array(QUANTILES) * (through[-1] - 1)
+    below = length[np.searchsorted(through, np.floor(place), "right")]
+    above = length[np.searchsorted(through, np.ceil(place), "right")]
+    share = place - np.floor(place)
+    values = np.where(share < 0.5, below + (above - below) * share, above - (above - below) * (1 - share))
     return {f"{q:g}": float(v) for q, v in zip(QUANTILES, values, strict=True)}
 
 

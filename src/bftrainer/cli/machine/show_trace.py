@@ -30,7 +30,7 @@ def facts(console: Console, title: str) -> Table:
 def show_import(imported: Imported, output: Path) -> None:
     """Print what happened to every line of a log, and what the trace holds."""
     console = _console()
-    report, trace = imported.report, imported.trace
+    report, trace = imported.report, imported.ranges
     if report.lines:
         table = facts(console, f"Read as {report.format}")
         table.add_row("lines", f"{report.lines:,}")
@@ -43,8 +43,8 @@ def show_import(imported: Imported, output: Path) -> None:
     table = facts(console, "Idle nodes")
     table.add_row("window", f"{trace.window.hours:,.1f} h", str(trace.window))
     table.add_row("nodes", f"{len(trace.nodes):,}")
-    table.add_row("fragments", f"{len(trace):,}")
-    idle = trace.lengths.sum()
+    table.add_row("fragments", f"{trace.fragments:,}")
+    idle = trace.node_seconds
     table.add_row(
         "idle", f"{idle / 3600:,.0f} node-h", f"{idle / (len(trace.nodes) * trace.window.seconds):.1%} of all"
     )

@@ -47,7 +47,7 @@ MinIdle = Annotated[
 
 @trace_app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Log to read; may be gzipped.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Log to read; may be packed with gzip, bzip2 or xz.")],
     output: Output,
     format_name: Annotated[
         str | None,
@@ -94,9 +94,9 @@ def import_(
         imported = import_trace(file, options, format_name, progress)
     origin = provenance({file.name: imported.sha256})
     with waiting(f"writing {output.name}"):
-        files.save_trace(imported.trace, output, {**origin, "import": imported.report.as_dict()})
+        files.save_trace(imported.ranges, output, {**origin, "import": imported.report.as_dict()})
     if as_json:
-        print_json({**imported.report.as_dict(), "fragments": len(imported.trace), "provenance": origin})
+        print_json({**imported.report.as_dict(), "fragments": imported.ranges.fragments, "provenance": origin})
     else:
         show_import(imported, output)
 

@@ -1,56 +1,58 @@
 """Idle times of nodes: the complement of the union of the times that jobs held them.
 
-`importing.py` feeds jobs in; `first_fit.py` does so for logs that name no nodes. Shared nodes are handled correctly
+`joblog.py` feeds jobs in; `first_fit.py` does so for logs that name no nodes. Shared nodes are handled correctly
 because a node is idle only when no job at all is on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from bftrainer.core.trace import Floats, Indices, Trace, Window
+from bftrainer.core.trace import Floats, Indices
+from bftrainer.traces.ranges import NodeSpans
 
-_COMPACT_AT = 4_000_000
+_ROWS_AT_ONCE = 1 << 20
+"""Rows of single nodes that are handled together."""
 
 
-class BusyTimes:
-    """Collects when numbered nodes were in use and keeps the union, so memory grows with busy periods, not jobs."""
+class IdleSpans:
+    """Collects idle times of nodes and keeps them by ranges of nodes, so memory grows with ranges, not nodes."""
 
     def __init__(self) -> None:
         self._nodes: list[Indices] = []
-        self._spans: list[tuple[float, float]] = []
+        self._since: list[Floats] = []
+        self._until: list[float] = []
         self._rows = 0
-        self._merged = _empty()
+        self._spans: list[NodeSpans] = []
 
-    def add(self, nodes: Indices, start: float, end: float) -> None:
-        """Record that `nodes` were in use from `start` to `end`."""
+    def add(self, nodes: Indices, since: Floats, until: float) -> None:
+        """Record that `nodes` were idle, each since its own time, until all were used together."""
         self._nodes.append(nodes)
-        self._spans.append((start, end))
+        self._since.append(since)
+        self._until.append(until)
         self._rows += len(nodes)
-        if self._rows > _COMPACT_AT:
-            self._compact()
+        if self._rows > _ROWS_AT_ONCE:
+            self._group()
 
-    def intervals(self) -> Intervals:
-        """When each node was in use, without overlaps, sorted by node, then time."""
-        self._compact()
-        return self._merged
+    def spans(self) -> NodeSpans:
+        """All idle times that are not empty."""
+        self._group()
+        return NodeSpans.joined(self._spans)
 
-    def _compact(self) -> None:
-        if not self._nodes:
+    def _group(self) -> None:
+        if not self._rows:
             return
-        counts = np.fromiter((len(n) for n in self._nodes), dtype=np.int64, count=len(self._nodes))
-        spans = np.array(self._spans, dtype=np.float64)
-        old = self._merged
-        self._merged = union(
-            np.concatenate([old.node, *self._nodes]),
-            np.concatenate([old.start, np.repeat(spans[:, 0], counts)]),
-            np.concatenate([old.end, np.repeat(spans[:, 1], counts)]),
-        )
-        self._nodes, self._spans, self._rows = [], [], 0
+        counts = [len(nodes) for nodes in self._nodes]
+        node, since = np.concatenate(self._nodes), np.concatenate(self._since)
+        until = np.repeat(np.array(self._until), counts)
+        keep = since < until
+        self._spans.append(NodeSpans.grouped(node[keep], since[keep], until[keep]))
+        self._nodes, self._since, self._until, self._rows = [], [], [], 0
 
 
 class Numbering:
@@ -58,14 +60,14 @@ class Numbering:
 
     def __init__(self) -> None:
         self.index: dict[str, int] = {}
-        self._known: dict[tuple[str, ...], Indices] = {}
+        self._known: dict[tuple[str, ...], bytes] = {}
 
-    def __call__(self, names: tuple[str, ...]) -> Indices:
-        """The numbers of `names`."""
+    def __call__(self, names: tuple[str, ...]) -> bytes:
+        """The numbers of `names`, as the bytes of an array of type "i"."""
         numbers = self._known.get(names)
         if numbers is None:
             index = self.index
-            numbers = np.array([index.setdefault(name, len(index)) for name in names], dtype=np.int32)
+            numbers = array("i", [index.setdefault(name, len(index)) for name in names]).tobytes()
             if len(self._known) >= 4096:
                 self._known.clear()
             self._known[names] = numbers
@@ -73,74 +75,90 @@ class Numbering:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Intervals:
-    """Spans of time by node number, sorted by node, then start, never touching within a node."""
+class IdleTimes:
+    """When nodes were idle between jobs, and at which time each node's jobs began and ended."""
 
-    node: Indices
-    start: Floats
-    end: Floats
+    between: NodeSpans
+    first: Floats
+    """Start of each node's first job; infinite for a node without jobs."""
+    last: Floats
+    """End of each node's last job; infinite for a node without jobs."""
 
-    def seconds(self, window: Window) -> float:
-        """Node-seconds inside `window`."""
-        inside = np.minimum(self.end, window.end) - np.maximum(self.start, window.start)
-        return float(np.maximum(inside, 0).sum())
+    def edges(self) -> NodeSpans:
+        """The time before each node's first and after its last job; for a node without jobs, the whole time."""
+        node = np.arange(len(self.first), dtype=np.int32)
+        ever = np.full(len(node), np.inf)
+        return NodeSpans.joined([NodeSpans.grouped(node, -ever, self.first), NodeSpans.grouped(node, self.last, ever)])
 
 
-def union(node: Indices, start: Floats, end: Floats) -> Intervals:
-    """Merge overlapping and touching spans of the same node."""
-    if not len(node):
-        return _empty()
-    order = np.lexsort((start, node))
-    node, start, end = node[order], start[order], end[order]
-    # The latest end so far within each node, in one pass: compare ranks of ends, offset so that nodes never mix.
+class BusyTimes:
+    """Collects which numbered nodes jobs held, and when: four bytes per node of a job."""
+
+    def __init__(self) -> None:
+        self._nodes = array("i")
+        self._counts = array("q")
+        self._starts, self._ends = array("d"), array("d")
+
+    def add(self, nodes: bytes, start: float, end: float) -> None:
+        """Record that `nodes`, an array of type "i" as bytes, were in use from `start` to `end`."""
+        self._nodes.frombytes(nodes)
+        self._counts.append(len(nodes) // self._nodes.itemsize)
+        self._starts.append(start)
+        self._ends.append(end)
+
+    def idle_times(self, place: Indices, nodes: int) -> IdleTimes:
+        """When the nodes of a machine of `nodes` nodes were idle.
+
+        Node i has the number `place[i]` there; a node with a negative place is left out.
+        """
+        first, last = np.full(nodes, np.inf), np.full(nodes, -np.inf)
+        parts = []
+        for node, start, end in self._in_order_of_start(place):
+            order = np.argsort(node, kind="stable")
+            node, start, end = node[order], start[order], end[order]
+            new = np.append(True, node[1:] != node[:-1])
+            heads = np.flatnonzero(new)
+            mine = node[heads]
+            busy_until = last[mine]
+            end[heads] = np.maximum(end[heads], busy_until)
+            latest = _latest(np.cumsum(new), end)
+            before = np.append(-np.inf, latest[:-1])
+            before[heads] = busy_until
+            gap = np.flatnonzero((before < start) & (before > -np.inf))
+            gap = gap[np.lexsort((node[gap], start[gap], before[gap]))]
+            parts.append(NodeSpans.grouped(node[gap], before[gap], start[gap]))
+            first[mine] = np.minimum(first[mine], start[heads])
+            last[mine] = latest[np.append(heads[1:], len(node)) - 1]
+        last[np.isinf(first)] = np.inf
+        return IdleTimes(NodeSpans.joined(parts), first, last)
+
+    def _in_order_of_start(self, place: Indices) -> Iterator[tuple[Indices, Floats, Floats]]:
+        """Rows of node, start and end, about a million at a time."""
+        nodes = np.frombuffer(self._nodes, dtype=np.int32)
+        counts = np.frombuffer(self._counts, dtype=np.int64)
+        starts, ends = np.frombuffer(self._starts), np.frombuffer(self._ends)
+        offsets = np.cumsum(counts) - counts
+        jobs = np.argsort(starts, kind="stable")
+        through = np.cumsum(counts[jobs])
+        at = 0
+        while at < len(jobs):
+            done = int(through[at - 1]) if at else 0
+            until = max(at + 1, int(np.searchsorted(through, done + _ROWS_AT_ONCE, "right")))
+            some = jobs[at:until]
+            count = counts[some]
+            rows = np.repeat(offsets[some] - (np.cumsum(count) - count), count) + np.arange(count.sum())
+            node = place[nodes[rows]]
+            keep = node >= 0
+            if keep.any():
+                yield node[keep], np.repeat(starts[some], count)[keep], np.repeat(ends[some], count)[keep]
+            at = until
+
+
+def _latest(group: npt.NDArray[np.int64], end: Floats) -> Floats:
+    """The latest end so far within each group of rows."""
+    # In one pass: compare ranks of ends, offset so that groups never mix.
+    order = np.argsort(end, kind="stable")
     rank = np.empty(len(end), dtype=np.int64)
-    rank[np.argsort(end, kind="stable")] = np.arange(len(end))
-    key = np.maximum.accumulate(node.astype(np.int64) * len(end) + rank)
-    latest = np.sort(end, kind="stable")[key - node.astype(np.int64) * len(end)]
-    first = np.ones(len(node), dtype=np.bool_)
-    first[1:] = (node[1:] != node[:-1]) | (start[1:] > latest[:-1])
-    last = np.append(first[1:], True)
-    return Intervals(node[first], start[first], latest[last])
-
-
-def idle_trace(
-    busy: Intervals, nodes: Sequence[str], window: Window, *, keep_edges: bool, nodes_known: bool
-) -> tuple[Trace, float]:
-    """The time in `window` when nodes were not busy, and the node-seconds left out at the edges.
-
-    Before its first and after its last job nothing shows that a node was up, so that time is left out unless
-    `keep_edges` says that a node without jobs is idle.
-    """
-    node, start, end = busy.node, busy.start, busy.end
-    same = node[1:] == node[:-1]
-    parts = [(node[1:][same], end[:-1][same], start[1:][same])]
-    edges = _edges(busy, len(nodes))
-    trimmed = 0.0
-    if keep_edges:
-        parts += edges
-    else:
-        trimmed = sum(Intervals(*edge).seconds(window) for edge in edges)
-    gap_node, gap_start, gap_end = (np.concatenate(column) for column in zip(*parts, strict=True))
-    is_open = gap_end > window.end
-    clipped_start = np.maximum(gap_start, window.start)
-    clipped_end = np.minimum(gap_end, window.end)
-    keep = clipped_end > clipped_start
-    trace = Trace.build(
-        nodes, gap_node[keep], clipped_start[keep], clipped_end[keep], is_open[keep], window, nodes_known
-    )
-    return trace, trimmed
-
-
-def _edges(busy: Intervals, nodes: int) -> list[tuple[Indices, Floats, Floats]]:
-    """For each node the time before its first use, and after its last; for a node never used, the whole time."""
-    first = np.full(nodes, np.inf)
-    last = np.full(nodes, np.inf)
-    np.minimum.at(first, busy.node, busy.start)
-    last[busy.node] = busy.end  # sorted by time within a node, so the last interval wins
-    numbers = np.arange(nodes, dtype=np.int32)
-    return [(numbers, np.full(nodes, -np.inf), first), (numbers, last, np.full(nodes, np.inf))]
-
-
-def _empty() -> Intervals:
-    nothing: npt.NDArray[np.float64] = np.empty(0)
-    return Intervals(np.empty(0, dtype=np.int32), nothing, nothing)
+    rank[order] = np.arange(len(end))
+    offset = group * len(end)
+    return end[order[np.maximum.accumulate(offset + rank) - offset]]

@@ -10,12 +10,14 @@ from __future__ import annotations
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from bftrainer.core.trace import Trace
 from bftrainer.errors import InputError
 from bftrainer.traces import files
+from bftrainer.traces.ranges import RangeTrace
 from bftrainer.traces.readers import summit
 from bftrainer.traces.readers.joblog import read_jobs
 from bftrainer.traces.readers.jobs import JobLogReader, ReaderOptions
@@ -30,13 +32,18 @@ from bftrainer.traces.recorder.recording import read_journal
 from bftrainer.traces.source import Progress, Source, opened
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Imported:
-    """A trace and the report of its import."""
+    """A trace, as ranges of nodes, and the report of its import."""
 
-    trace: Trace
+    ranges: RangeTrace
     report: ImportReport
     sha256: str
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The trace with one row per fragment."""
+        return self.ranges.trace()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,7 @@ class Format:
     name: str
     about: str
     recognises: Callable[[bytes], bool]
-    read: Callable[[Source, ImportOptions], tuple[Trace, ImportReport]] = field(repr=False)
+    read: Callable[[Source, ImportOptions], tuple[RangeTrace, ImportReport]] = field(repr=False)
 
 
 def import_trace(
@@ -59,10 +66,10 @@ def import_trace(
     options = options or ImportOptions()
     with opened(path, progress) as source:
         chosen = _by_name(format_name) if format_name else _detect(source)
-        trace, report = chosen.read(source, options)
-        trace = trace.without_transients(options.min_idle_s)
-        report.nodes, report.window = len(trace.nodes), trace.window
-        return Imported(trace, report, source.sha256())
+        ranges, report = chosen.read(source, options)
+        ranges = ranges.without_transients(options.min_idle_s)
+        report.nodes, report.window = len(ranges.nodes), ranges.window
+        return Imported(ranges, report, source.sha256())
 
 
 def _by_name(name: str) -> Format:
@@ -91,10 +98,9 @@ def _job_log(reader_class: type[JobLogReader], about: str) -> Format:
     def recognises(head: bytes) -> bool:
         if b"\0" in head:
             return False
-        lines = head.decode("utf-8", "replace").splitlines()
-        return reader_class.recognises(lines)
+        return reader_class.recognises(head.decode("utf-8", "replace").splitlines())
 
-    def read(source: Source, options: ImportOptions) -> tuple[Trace, ImportReport]:
+    def read(source: Source, options: ImportOptions) -> tuple[RangeTrace, ImportReport]:
         return read_jobs(source, reader_class(ReaderOptions(options.zone, options.columns)), options)
 
     return Format(reader_class.name, about, recognises, read)
@@ -102,10 +108,10 @@ def _job_log(reader_class: type[JobLogReader], about: str) -> Format:
 
 def _of_idleness(
     name: str, read: Callable[[Source, ImportOptions], tuple[Trace, list[str]]]
-) -> Callable[[Source, ImportOptions], tuple[Trace, ImportReport]]:
+) -> Callable[[Source, ImportOptions], tuple[RangeTrace, ImportReport]]:
     """Reader for formats that already hold idle fragments: only the user's options are applied."""
 
-    def reader(source: Source, options: ImportOptions) -> tuple[Trace, ImportReport]:
+    def reader(source: Source, options: ImportOptions) -> tuple[RangeTrace, ImportReport]:
         trace, notes = read(source, options)
         report = ImportReport(name, notes=notes)
         if options.nodes is not None:
@@ -118,7 +124,7 @@ def _of_idleness(
         trace = trace.select(without_nodes(trace.nodes, options.exclude))
         if options.start is not None or options.end is not None:
             trace = trace.clip(choose_window(trace.window.start, trace.window.end, options))
-        return trace, report
+        return RangeTrace.of(trace), report
 
     return reader
 
@@ -174,11 +180,14 @@ FORMATS: tuple[Format, ...] = (
         _is_pickle_or_tar,
         _of_idleness("summit", _read_summit),
     ),
-    _job_log(SwfReader, "Standard Workload Format"),
     _job_log(LsfReader, "LSF lsb.acct"),
     _job_log(PbsReader, "PBS or Torque accounting"),
     _job_log(JobcompReader, "Slurm jobcomp/filetxt"),
     _job_log(SacctPairsReader, "Slurm sacct as Name=value pairs"),
     _job_log(SacctReader, "Slurm sacct -P"),
+    _job_log(SwfReader, "Standard Workload Format"),
 )
-"""Every format that can be imported, in the order of detection."""
+"""Every format that can be imported, in the order of detection.
+
+SWF comes last: other logs too may begin with comments that look like its header.
+"""

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bftrainer.core.trace import Trace
+from bftrainer.core.trace import Indices
 from bftrainer.errors import InputError
+from bftrainer.traces.ranges import NodeSpans, RangeTrace
 from bftrainer.traces.readers import jobs
 from bftrainer.traces.readers.first_fit import lay_first_fit
-from bftrainer.traces.readers.idle import BusyTimes, Intervals, Numbering, idle_trace
+from bftrainer.traces.readers.idle import BusyTimes, Numbering
 from bftrainer.traces.readers.jobs import Job, JobLogReader
 from bftrainer.traces.readers.options import ImportOptions, choose_window, without_nodes
 from bftrainer.traces.readers.report import ImportReport
@@ -53,7 +54,7 @@ class _Jobs:
             self.lines.append(job.line)
 
 
-def read_jobs(source: Source, reader: JobLogReader, options: ImportOptions) -> tuple[Trace, ImportReport]:
+def read_jobs(source: Source, reader: JobLogReader, options: ImportOptions) -> tuple[RangeTrace, ImportReport]:
     """The idle time that the jobs of `source` leave, and the report on each line."""
     report = ImportReport(reader.name)
     found = _Jobs()
@@ -88,7 +89,7 @@ def _refuse_useless(report: ImportReport) -> None:
         raise InputError(f"no job in it held a node for a known time: {report.reasons()}")
 
 
-def _from_node_lists(found: _Jobs, options: ImportOptions, report: ImportReport) -> Trace:
+def _from_node_lists(found: _Jobs, options: ImportOptions, report: ImportReport) -> RangeTrace:
     # Such logs list jobs by end time. Before the first end, jobs that ended earlier are missing.
     first = min(found.first_end, found.latest)
     window = choose_window(first if first < found.latest else found.first_start, found.latest, options)
@@ -104,20 +105,25 @@ def _from_node_lists(found: _Jobs, options: ImportOptions, report: ImportReport)
             )
     nodes = without_nodes(nodes, options.exclude)
     _check_machine(len(nodes))
-    busy = _renumbered(found.occupancy.intervals(), found.number.index, nodes)
-    report.busy_share = busy.seconds(window) / (len(nodes) * window.seconds)
+    idle = found.occupancy.idle_times(_places(found.number.index, nodes), len(nodes))
+    edges = idle.edges()
+    edge_seconds = edges.seconds(window)
+    all_seconds = len(nodes) * window.seconds
+    report.busy_share = (all_seconds - idle.between.seconds(window) - edge_seconds) / all_seconds
     if options.nodes is None:
         report.notes.append(
             f"the machine is assumed to have the {len(nodes)} nodes in the log; name all with --nodes-file"
         )
-    trace, trimmed = idle_trace(
-        busy, nodes, window, keep_edges=options.keep_edges, nodes_known=options.nodes is not None
-    )
-    report.trimmed_node_hours = trimmed / 3600
-    return trace
+    if options.keep_edges:
+        spans = NodeSpans.joined([idle.between, edges])
+    else:
+        # Nothing shows that a node was up before its first and after its last job.
+        spans = idle.between
+        report.trimmed_node_hours = edge_seconds / 3600
+    return RangeTrace.cut(nodes, spans, window, nodes_known=options.nodes is not None)
 
 
-def _from_counts(found: _Jobs, reader: JobLogReader, options: ImportOptions, report: ImportReport) -> Trace:
+def _from_counts(found: _Jobs, reader: JobLogReader, options: ImportOptions, report: ImportReport) -> RangeTrace:
     facts = reader.facts
     if options.nodes is not None:
         names = list(options.nodes)
@@ -146,23 +152,22 @@ def _from_counts(found: _Jobs, reader: JobLogReader, options: ImportOptions, rep
             f"the machine's {processors}: {layout.clipped_share:.2%} of all processor-time was clipped"
         )
     kept = without_nodes(names, options.exclude)
-    busy = _renumbered(layout.busy, {name: i for i, name in enumerate(names)}, kept)
-    report.busy_share = busy.seconds(window) / (len(kept) * window.seconds)
+    idle = layout.idle
+    if len(kept) < len(names):
+        idle = idle.renumbered(_places({name: i for i, name in enumerate(names)}, kept))
     # These nodes are invented, so no job shows when they were up: the whole machine counts.
-    trace, _ = idle_trace(busy, kept, window, keep_edges=True, nodes_known=True)
-    return trace
+    all_seconds = len(kept) * window.seconds
+    report.busy_share = (all_seconds - idle.seconds(window)) / all_seconds
+    return RangeTrace.cut(kept, idle, window, nodes_known=True)
 
 
-def _renumbered(busy: Intervals, index: dict[str, int], nodes: Sequence[str]) -> Intervals:
-    """`busy` with nodes numbered by their index in `nodes`; others are left out."""
+def _places(index: dict[str, int], nodes: Sequence[str]) -> Indices:
+    """For each number in `index` the position of that node in `nodes`; -1 if it is not there."""
     place = np.full(len(index), -1, dtype=np.int32)
     for i, name in enumerate(nodes):
         if (old := index.get(name)) is not None:
             place[old] = i
-    keep = place[busy.node] >= 0
-    node, start, end = place[busy.node[keep]], busy.start[keep], busy.end[keep]
-    order = np.lexsort((start, node))
-    return Intervals(node[order], start[order], end[order])
+    return place
 
 
 def _check_machine(size: int) -> None:

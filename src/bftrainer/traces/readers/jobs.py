@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
+from itertools import islice
 from typing import ClassVar, Protocol
 
 # Reasons that several readers share. Each has one wording, so that reports of different logs can be compared.
@@ -29,6 +30,16 @@ MALFORMED = "malformed"
 """The prefix of every reason that means the line itself is broken."""
 NOT_A_JOB = (COMMENT, HEADER, JOB_STEP, START_RECORD, OTHER_RECORD)
 """Prefixes of the reasons for lines that do not stand for a job."""
+
+
+def is_comment(line: str) -> bool:
+    """Whether a line is blank or starts with `;` or `#`. No format starts a job's line so."""
+    return not line or line.isspace() or line.startswith((";", "#"))
+
+
+def first_records(head: Sequence[str]) -> list[str]:
+    """The first twenty lines of a file's head that are not comments: enough to recognise a format."""
+    return list(islice((line for line in head if not is_comment(line)), 20))
 
 
 @dataclass(frozen=True, slots=True)

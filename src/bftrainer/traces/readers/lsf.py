@@ -31,12 +31,12 @@ class LsfReader:
     @classmethod
     def recognises(cls, head: Sequence[str]) -> bool:
         """Whether records start with a quoted event name and a quoted LSF version."""
-        return any(re.match(r'"[A-Z_]+" "[\d.]+" \d{9,}', line) for line in head[:20])
+        return any(re.match(r'"[A-Z_]+" "[\d.]+" \d{9,}', line) for line in jobs.first_records(head))
 
     def read(self, lines: Iterable[tuple[int, str]]) -> Iterator[Job | Skip]:
         """See `JobLogReader`."""
         for number, line in lines:
-            if not line or line.isspace() or line.startswith("#"):
+            if jobs.is_comment(line):
                 yield Skip(number, jobs.COMMENT)
             elif line.startswith(_FINISH):
                 yield _finish(number, line)

@@ -34,13 +34,13 @@ class PbsReader:
     @classmethod
     def recognises(cls, head: Sequence[str]) -> bool:
         """Whether lines hold a date, a one-letter record type and a job."""
-        return any(_RECORD.match(line) for line in head[:20])
+        return any(_RECORD.match(line) for line in jobs.first_records(head))
 
     def read(self, lines: Iterable[tuple[int, str]]) -> Iterator[Job | Skip]:
         """See `JobLogReader`."""
         running: dict[str, Job] = {}
         for number, line in lines:
-            if not line or line.isspace():
+            if jobs.is_comment(line):
                 yield Skip(number, jobs.COMMENT)
                 continue
             match = _RECORD.match(line)

@@ -104,11 +104,11 @@ class SacctReader:
     @classmethod
     def recognises(cls, head: Sequence[str]) -> bool:
         """Whether there is a header with Slurm's column names, or 26 columns with times in the right places."""
-        lines = [line for line in head if line.strip()]
+        lines = jobs.first_records(head)
         if not lines:
             return False
         names = {name.strip().lower() for name in lines[0].split("|")}
-        return len(names & {*NEEDED, "jobid", "jobidraw", "submit", "elapsed"}) >= 3 or any(map(_is_26, lines[:20]))
+        return len(names & {*NEEDED, "jobid", "jobidraw", "submit", "elapsed"}) >= 3 or any(map(_is_26, lines))
 
     def read(self, lines: Iterable[tuple[int, str]]) -> Iterator[Job | Skip]:
         """See `JobLogReader`."""
@@ -117,7 +117,7 @@ class SacctReader:
         if columns:
             where = _positions(columns, "--columns")
         for number, line in lines:
-            if not line or line.isspace():
+            if jobs.is_comment(line):
                 yield Skip(number, jobs.COMMENT)
                 continue
             fields = line.split("|")
@@ -154,12 +154,12 @@ class SacctPairsReader:
     @classmethod
     def recognises(cls, head: Sequence[str]) -> bool:
         """Whether there are pairs with a JobID and a Start early in the line."""
-        return any("JobID=" in line and "Start=" in line and line.count(",") >= 3 for line in head[:20])
+        return any("JobID=" in line and "Start=" in line and line.count(",") >= 3 for line in jobs.first_records(head))
 
     def read(self, lines: Iterable[tuple[int, str]]) -> Iterator[Job | Skip]:
         """See `JobLogReader`."""
         for number, line in lines:
-            if not line or line.isspace():
+            if jobs.is_comment(line):
                 yield Skip(number, jobs.COMMENT)
                 continue
             try:
@@ -190,12 +190,12 @@ class JobcompReader:
     @classmethod
     def recognises(cls, head: Sequence[str]) -> bool:
         """Whether a line starts with JobId and names a state."""
-        return any(line.startswith("JobId=") and " JobState=" in line for line in head[:20])
+        return any(line.startswith("JobId=") and " JobState=" in line for line in jobs.first_records(head))
 
     def read(self, lines: Iterable[tuple[int, str]]) -> Iterator[Job | Skip]:
         """See `JobLogReader`."""
         for number, line in lines:
-            if not line or line.isspace():
+            if jobs.is_comment(line):
                 yield Skip(number, jobs.COMMENT)
                 continue
             words = dict(self._WANTED.findall(line))

@@ -1,7 +1,7 @@
 """SWF reader for the Parallel Workloads Archive's Standard Workload Format: 18 numbers per job, header in comments.
 
-SWF counts processors and names no nodes (except for the `{node,node,…}` extension in field 19), so its jobs are laid
-onto nodes afterwards.
+SWF counts processors and names no nodes, so its jobs are laid onto nodes afterwards. An exception is the extension
+`{node,node,…}` after the 18 numbers. Other columns beyond the 18 are ignored.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ UNKNOWN_STARTS_LIMIT = 0.05
 """Above this share of jobs without a known start, apparent idle time is meaningless."""
 
 START_UNKNOWN = "start unknown (wait time is -1)"
+NEGATIVE_RUN = jobs.MALFORMED + ": negative run time"
+NEGATIVE_WAIT = jobs.MALFORMED + ": negative wait time"
 
 _FIELD = re.compile(r";\s*(\w+)\s*:\s*(.*?)\s*$")
 
@@ -38,7 +40,7 @@ class SwfReader:
         """Whether there are comment lines with SWF's fields, or rows of 18 numbers and more."""
         if any((m := _FIELD.match(line)) and m[1] in _HEADER_NAMES for line in head):
             return True
-        rows = [line.split() for line in head if line.strip() and not line.startswith(";")][:5]
+        rows = [line.split() for line in jobs.first_records(head)[:5]]
         return bool(rows) and all(len(row) >= 18 and all(map(_is_number, row[:18])) for row in rows)
 
     @property
@@ -58,10 +60,7 @@ class SwfReader:
         ran = unknown = 0
         origin: float | None = None
         for number, line in lines:
-            if not line or line.isspace():
-                yield Skip(number, jobs.COMMENT)
-                continue
-            if line.startswith(";"):
+            if jobs.is_comment(line):
                 if match := _FIELD.match(line):
                     self._header.setdefault(match[1], match[2])
                 yield Skip(number, jobs.COMMENT)
@@ -88,26 +87,23 @@ class SwfReader:
             submit, wait, run, got, asked = (float(words[i]) for i in (1, 2, 3, 4, 7))
         except ValueError:
             return Skip(number, jobs.MALFORMED + ": not a number")
-        if not all(-2 <= value <= LATEST for value in (submit, wait, run, got, asked)):
+        if not all(-LATEST <= value <= LATEST for value in (submit, wait, run, got, asked)):
             return Skip(number, jobs.MALFORMED + ": number out of range")
+        if run < 0 and run != -1:
+            return Skip(number, NEGATIVE_RUN)
         if run < 0:
             return Skip(number, "run time unknown" if words[10] == "1" else jobs.NEVER_STARTED)
         if run == 0 and got <= 0:
             return Skip(number, jobs.NEVER_STARTED)
         if wait < 0:
-            return Skip(number, START_UNKNOWN)
+            return Skip(number, START_UNKNOWN if wait == -1 else NEGATIVE_WAIT)
         start = origin + submit + wait
-        if not 0 <= start + run <= LATEST:
+        if not (start >= 0 and start + run <= LATEST):
             return Skip(number, jobs.BAD_TIME)
-        nodes: tuple[str, ...] = ()
-        if len(words) > 18:
-            listed = " ".join(words[18:])
-            if not (listed.startswith("{") and listed.endswith("}")):
-                return Skip(number, jobs.BAD_NODES)
-            try:
-                nodes = expand(listed[1:-1].replace(" ", "")) if listed != "{}" else ()
-            except ValueError:
-                return Skip(number, jobs.BAD_NODES)
+        try:
+            nodes = _listed_nodes("".join(words[18:])) if len(words) > 18 else ()
+        except ValueError:
+            return Skip(number, jobs.BAD_NODES)
         processors = int(got)
         if processors <= 0 and not nodes:
             processors = int(asked)
@@ -136,6 +132,21 @@ class SwfReader:
 _HEADER_NAMES = frozenset(
     ["Version", "Computer", "MaxJobs", "MaxRecords", "UnixStartTime", "MaxNodes", "MaxProcs", "MaxQueues"]
 )
+
+
+def _listed_nodes(columns: str) -> tuple[str, ...]:
+    """The nodes of the first `{node,node,…}` in the columns beyond the 18th; none without braces.
+
+    Raises ValueError for a list that is unreadable or not closed.
+    """
+    _, brace, rest = columns.partition("{")
+    if not brace:
+        return ()
+    listed, closed, _ = rest.partition("}")
+    if not closed:
+        raise ValueError("the list of nodes is not closed")
+    listed = listed.removesuffix(",")
+    return expand(listed) if listed else ()
 
 
 def _is_number(word: str) -> bool:
