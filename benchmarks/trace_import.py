@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,18 @@ from support.traces.large import LONG, WIDE, write_swf  # type: ignore[import-no
 SHAPES = {"wide": WIDE, "long": LONG}
 
 
-def command(*words: str) -> tuple[float, float, dict[str, Any]]:
-    """Seconds, peak resident megabytes and the JSON of one `bftrainer` command."""
+@dataclass(frozen=True)
+class Done:
+    """What a command took and printed."""
+
+    seconds: float
+    cpu_s: float
+    peak_mb: float
+    printed: dict[str, Any]
+
+
+def command(*words: str) -> Done:
+    """Run one `bftrainer` command."""
     began = time.perf_counter()
     with tempfile.TemporaryFile() as out:
         child = subprocess.Popen([sys.executable, "-m", "bftrainer", *words, "--json"], stdout=out)
@@ -38,7 +49,7 @@ def command(*words: str) -> tuple[float, float, dict[str, Any]]:
         if child.returncode:
             raise SystemExit(f"bftrainer {' '.join(words)} ended with {child.returncode}")
         out.seek(0)
-        return seconds, used.ru_maxrss / 1024, json.load(out)
+        return Done(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, json.load(out))
 
 
 def measure(name: str, share: float, runs: int, folder: Path) -> dict[str, Any]:
@@ -49,9 +60,9 @@ def measure(name: str, share: float, runs: int, folder: Path) -> dict[str, Any]:
     write_swf(log, shape)
     imports = [command("trace", "import", str(log), "-o", str(trace)) for _ in range(runs)]
     stats = [command("trace", "stats", str(trace)) for _ in range(runs)]
-    report = imports[0][2]
+    report = imports[0].printed
     assert report["used"] == shape.jobs
-    assert stats[0][2]["fragments"] == report["fragments"]
+    assert stats[0].printed["fragments"] == report["fragments"]
     result = {
         "jobs": shape.jobs,
         "nodes": shape.nodes,
@@ -62,8 +73,9 @@ def measure(name: str, share: float, runs: int, folder: Path) -> dict[str, Any]:
         "trace_mb": round(trace.stat().st_size / 1e6, 1),
     }
     for step, done in (("import", imports), ("stats", stats)):
-        result[f"{step}_s"] = round(statistics.median(seconds for seconds, _, _ in done), 1)
-        result[f"{step}_peak_mb"] = round(max(peak for _, peak, _ in done))
+        result[f"{step}_s"] = round(statistics.median(d.seconds for d in done), 1)
+        result[f"{step}_cpu_s"] = round(statistics.median(d.cpu_s for d in done), 1)
+        result[f"{step}_peak_mb"] = round(max(d.peak_mb for d in done))
     log.unlink()
     trace.unlink()
     return result
@@ -85,8 +97,8 @@ def main() -> None:
     for name, r in results.items():
         print(
             f"{name}: {r['jobs']:,} jobs on {r['nodes']:,} nodes, {r['fragments']:,} fragments: "
-            f"import {r['import_s']} s and {r['import_peak_mb']:,} MB, stats {r['stats_s']} s and "
-            f"{r['stats_peak_mb']:,} MB"
+            f"import {r['import_s']} s ({r['import_cpu_s']} s of CPU) and {r['import_peak_mb']:,} MB, "
+            f"stats {r['stats_s']} s ({r['stats_cpu_s']} s of CPU) and {r['stats_peak_mb']:,} MB"
         )
 
 

@@ -48,14 +48,14 @@ class _Machine:
 
     def take(self, need: int, now: float) -> tuple[Indices, Amounts]:
         """Take `need` processors, at most the free ones, of the lowest-numbered nodes: these nodes and the amounts."""
-        through = np.cumsum(self._free_in_block)
-        low = int(np.searchsorted(through, 0, "right")) * _BLOCK
-        high = (int(np.searchsorted(through, need)) + 1) * _BLOCK
+        through = self._free_in_block.cumsum()
+        low = int(through.searchsorted(0, "right")) * _BLOCK
+        high = (int(through.searchsorted(need)) + 1) * _BLOCK
         part = self._free[low:high]
-        where = np.flatnonzero(part)
+        where = part.nonzero()[0]
         amount = part[where]
-        taken = np.cumsum(amount)
-        last = int(np.searchsorted(taken, need))
+        taken = amount.cumsum()
+        last = int(taken.searchsorted(need))
         nodes: Indices = (where[: last + 1] + low).astype(np.int32)
         amount = amount[: last + 1].copy()
         was_idle = nodes[amount == self._whole[nodes]]
