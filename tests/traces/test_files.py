@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from datetime import datetime
 from pathlib import Path
 
@@ -149,6 +150,19 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
         fail()
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["t.txt"]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+def test_a_disk_that_is_full_is_one_clear_error_and_leaves_nothing(suffix: str, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    path = tmp_path / f"t{suffix}"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(InputError, match=rf"t\{suffix}: could not be written \(.*File too large"):
+            save_trace(TRACE, path, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_written_file_has_the_usual_permissions(tmp_path: Path) -> None:

@@ -76,14 +76,17 @@ def save_trace(trace: Trace | RangeTrace, path: Path, provenance: Mapping[str, A
             "provenance": dict(provenance),
         }
     )
-    with writing(path, "wb") as out:
-        if path.suffix == ".csv":
-            out.write(f"# {KEY} {meta}\n".encode())
-            for number, frame in enumerate(_frames(ranges)):
-                frame.write_csv(out, datetime_format="%Y-%m-%dT%H:%M:%S%.3fZ", include_header=number == 0)
-        else:
-            rows = register_io_source(lambda *_: _frames(ranges), schema=_SCHEMA)
-            rows.sink_parquet(out, metadata={KEY: meta})
+    try:
+        with writing(path, "wb") as out:
+            if path.suffix == ".csv":
+                out.write(f"# {KEY} {meta}\n".encode())
+                for number, frame in enumerate(_frames(ranges)):
+                    frame.write_csv(out, datetime_format="%Y-%m-%dT%H:%M:%S%.3fZ", include_header=number == 0)
+            else:
+                rows = register_io_source(lambda *_: _frames(ranges), schema=_SCHEMA)
+                rows.sink_parquet(out, metadata={KEY: meta})
+    except (OSError, pl.exceptions.PolarsError) as problem:
+        raise InputError(f"{path}: could not be written ({_first_line(problem)}). Is the disk full?") from None
 
 
 def _frames(ranges: RangeTrace) -> Iterator[pl.DataFrame]:
