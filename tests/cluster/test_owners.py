@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bftrainer.allocate.admission import admit
 from bftrainer.allocate.equal import EqualAllocator
 from bftrainer.allocate.problem import Limits
-from bftrainer.allocate.quotas import Quota, admit, limits_in_force
+from bftrainer.allocate.quotas import Quota, limits_in_force
 from bftrainer.cli.main import run
 from bftrainer.cluster.controller import owners
 from bftrainer.cluster.controller.owners import QuotaError
@@ -377,7 +378,8 @@ def test_the_command_sets_lists_and_removes(tmp_path: Path, capsys: pytest.Captu
     assert "105%" in capsys.readouterr().err
     assert run(["owner", "list", "--json", *state]) == 0
     shown = json.loads(capsys.readouterr().out)["owners"]
-    assert shown[0] == {"owner": "ann", "max_nodes": None, "max_trainers": 3, "share": "25%", "trainers": 0}
+    limits = {"max_nodes": None, "max_trainers": 3, "share": "25%"}
+    assert shown[0] == {"owner": "ann", **limits, "trainers": 0}
     assert run(["owner", "list", *state]) == 0
     assert "böb <b>" in capsys.readouterr().out
     assert run(["owner", "remove", "ann", *state]) == 0

@@ -197,8 +197,8 @@ class PolicySettings:
         Annotated[int, Field(ge=1, le=1_000_000)] | None,
         _AUTO,
         Field(description="a whole number from 1, or auto"),
-        Doc("how many trainers are considered at once, first come first served; or auto"),
-    ] = 10
+        Doc("how many trainers are considered at once, first come first served; auto: as many as can use the pool"),
+    ] = None
     placement: Annotated[
         str,
         PlainValidator(_placement),
