@@ -19,6 +19,7 @@ def test_the_controller_assumes_what_the_configuration_says() -> None:
     agents, trainers, settings = DEFAULTS.agents, DEFAULTS.trainers, ControllerSettings()
     assert (settings.reattach_s, settings.silence_s) == (agents.reattach_s, agents.silence_s)
     assert (settings.default_up_s, settings.default_down_s) == (trainers.default_up_s, trainers.default_down_s)
+    assert settings.max_weight == DEFAULTS.policy.max_weight
     assert settings.job.leave_grace_s == agents.leave_grace_s
     assert settings.job.finish_grace_s == trainers.finish_grace_s
     assert settings.job.stuck_after_s == trainers.stuck_after_s
