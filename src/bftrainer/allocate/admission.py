@@ -16,7 +16,7 @@ from bftrainer.core.trainer import Trainer
 
 USUAL_PARALLEL = 10
 """Max parallel of the paper, and the least that `automatic_parallel` returns."""
-MOST_CELLS = 20_000_000
+MOST_CELLS = 10_000_000
 """Trainers × nodes above which `automatic_parallel` admits no more trainers than the pool needs.
 
 The time and memory of an exact decision grow with this product.
