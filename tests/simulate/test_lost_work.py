@@ -74,6 +74,14 @@ def test_a_trainer_that_is_stopped_by_a_decision_loses_nothing() -> None:
     assert (both.end, both.lost["preemption"]) == (550.0, 0)
 
 
+def test_a_trainer_that_is_done_has_nothing_to_lose() -> None:
+    at_once = machine(("n0", 0, 100), ("n0", 200, 1000))
+    assert run(at_once, trainer(work=1000.0), every_s=30.0).end == 100.0
+    settings = ReplaySettings(Policy(), "stall", "pool", 30.0)
+    unnoticed = replay(machine(("n0", 0, 110), ("n0", 200, 1000)), [trainer(work=1000.0)], settings)
+    assert (unnoticed.end, unnoticed.lost["preemption"]) == (110.0, 0)
+
+
 def test_the_rigid_baseline_loses_as_much() -> None:
     trace = machine(("n0", 0, 100), ("n0", 200, 1000))
     for every_s, lost in ((0.0, 0.0), (30.0, 100.0), (70.0, 300.0)):

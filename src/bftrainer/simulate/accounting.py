@@ -107,12 +107,13 @@ class Books:
     def preempted(self, job: SimulatedTrainer, now: float, nodes_left: int, *, all_gone: bool = False) -> None:
         """Record that a job lost nodes and continues with those left, if any.
 
-        `all_gone`: no node is left that has the training state, so the work since the last snapshot is lost.
+        `all_gone`: no node is left that has the training state, so the work since the last snapshot is lost, unless
+        the job is done.
         """
+        if all_gone and not job.is_done():
+            self._lose_unsaved(job)
         if self.accounting == "paper":
             self._charge(job, job.trainer.down_s, "preemption")
-        if all_gone:
-            self._lose_unsaved(job)
         self._resize(job, nodes_left)
         if self.accounting == "stall" and nodes_left:
             self._stall(job, now + job.trainer.down_s, "preemption")
