@@ -84,7 +84,7 @@ def test_a_trainer_preempted_below_its_minimum_has_stopped_and_frees_its_nodes()
     plan = Scheduler(Policy(max_parallel=2)).decide(state)
     assert plan.counts == {"big": 0, "small": 3}
     assert [c.action for c in plan.changes] == ["wait", "start"]
-    assert plan.changes[0].reason == "big waits: the nodes are worth more elsewhere"
+    assert plan.changes[0].reason == "big waits: it needs at least 4 nodes; the pool has 3"
 
 
 def test_a_shrinking_trainer_is_told_that_others_gain_more() -> None:
@@ -111,9 +111,10 @@ def test_automatic_max_parallel_lies_between_idle_nodes_and_starved_trainers() -
     state = started(*(trainer(f"t{i}") for i in range(200)), nodes=64)
     # 8 trainers can use 64 nodes at their largest, 64 fit at their smallest.
     assert scheduler.max_parallel(state) == round(math.sqrt(8 * 64))
-    assert scheduler.max_parallel(started(trainer("a"), nodes=64)) == 1
-    assert scheduler.max_parallel(started(trainer("a", least=8), nodes=2)) == 1
-    assert scheduler.max_parallel(State()) == 1
+    # Never fewer than with the paper's setting.
+    assert scheduler.max_parallel(started(trainer("a"), nodes=64)) == 10
+    assert scheduler.max_parallel(started(trainer("a", least=8), nodes=2)) == 10
+    assert scheduler.max_parallel(State()) == 10
 
 
 def test_a_smaller_automatic_number_never_drops_a_trainer_that_was_admitted() -> None:

@@ -8,16 +8,17 @@ It uses no clock, input or output. The simulator and the live system keep a `Sta
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Literal
 
+from bftrainer.allocate.admission import USUAL_PARALLEL, admit, admit_for_idle, automatic_parallel
 from bftrainer.allocate.exact import ExactAllocator
 from bftrainer.allocate.place import Placed, Placement, Stable, place
 from bftrainer.allocate.problem import Allocator, Claim, Decision, Limits, Problem
-from bftrainer.allocate.quotas import Quota, admit, limits_in_force
+from bftrainer.allocate.quotas import Quota, limits_in_force
 from bftrainer.allocate.registry import make_allocator
 from bftrainer.core.curve import Curve
 from bftrainer.core.objective import Objective, throughput
@@ -44,8 +45,9 @@ class Policy:
     objective: Objective = throughput
     horizon_s: float | None = DEFAULT_HORIZON_S
     """T_fwd; None: the mean time between leaves seen so far."""
-    max_parallel: int | None = 10
-    """Pj_max, how many trainers are considered at once; None: from the pool and the trainers' sizes."""
+    max_parallel: int | None = USUAL_PARALLEL
+    """Pj_max, how many trainers are considered at once; None: as many as the pool's size and the trainers' sizes ask
+    for, and more while nodes are idle that waiting trainers could use."""
     placement: Placement = field(default_factory=Stable)
     limits: Limits = field(default_factory=Limits)
     quotas: Mapping[str, Quota] = field(default_factory=lambda: MappingProxyType({}))
@@ -176,6 +178,7 @@ class Change:
     claim: Claim
     after: int
     horizon_s: float
+    pool: int
     limited: bool = False
     """Whether owners have limits."""
 
@@ -213,6 +216,8 @@ class Change:
     def reason(self) -> str:
         """The decision in words, with its numbers."""
         action = self.action
+        if action == "wait" and self.claim.min_nodes > self.pool:
+            return f"{self.trainer} waits: it needs at least {self.claim.min_nodes} nodes; the pool has {self.pool}"
         if action == "wait":
             return f"{self.trainer} waits: the nodes are worth more elsewhere"
         if action == "keep":
@@ -263,19 +268,12 @@ class Scheduler:
         return DEFAULT_HORIZON_S if between is None else min(max(between, LEAST_HORIZON_S), MOST_HORIZON_S)
 
     def max_parallel(self, state: State) -> int:
-        """The number of trainers to consider.
-
-        Automatic: at least as many as can use the whole pool at their largest size, at most as many as fit at their
-        smallest. The geometric mean of the two is as far from idle nodes as from starved trainers.
-        """
+        """The number of trainers to consider; see `automatic_parallel` if the policy names none."""
         if self.policy.max_parallel is not None:
             return self.policy.max_parallel
         mean = state.seen.mean_pool
-        pool = max(len(state.pool) if mean is None else mean, 1.0)
-        queue = (*state.admitted, *state.waiting)
-        fewest = _how_many(pool, (trainer.max_nodes for trainer in queue), enough=True)
-        most = _how_many(pool, (trainer.min_nodes for trainer in queue), enough=False)
-        return max(1, round(math.sqrt(max(fewest, 1) * max(most, fewest, 1))))
+        pool = float(len(state.pool)) if mean is None else mean
+        return automatic_parallel(pool, (*state.admitted, *state.waiting))
 
     def limits(self, state: State) -> Limits:
         """Current limits of owners, from the policy's quotas and its own limits."""
@@ -292,20 +290,39 @@ class Scheduler:
     def decide(self, state: State, limits: Limits | None = None) -> Plan:
         """The best use of the pool for the trainers considered. `limits`: those of an earlier decision, to redo it."""
         limits = self.limits(state) if limits is None else limits
-        room = max(self.max_parallel(state) - len(state.admitted), 0)
-        newcomers = admit(state.admitted, state.waiting, room, limits, len(state.pool))
-        considered = (*state.admitted, *newcomers) if newcomers else state.admitted
-        horizon_s = self.horizon_s(state)
+        newcomers = self._newcomers(state, state.waiting, limits)
+        plan = self._plan(state, (*state.admitted, *newcomers) if newcomers else state.admitted, limits)
+        if self.policy.max_parallel is None:
+            wanted = idle = plan.pool - sum(plan.decision.counts)
+            while more := admit_for_idle(plan.considered, plan.decision.counts, state.waiting, limits, idle, wanted):
+                plan = self._plan(state, (*plan.considered, *more), limits)
+                idle = plan.pool - sum(plan.decision.counts)
+                wanted = max(2 * wanted, idle)  # so that few rounds are enough, whatever the newcomers use
+        return plan
+
+    def would_consider(self, state: State, trainer: Trainer) -> bool:
+        """Whether a decision would consider a trainer that is submitted now."""
+        if self.policy.max_parallel is None or self.policy.quotas:
+            return True  # it may: nodes may be idle, or its owner may have a share
+        return trainer in self._newcomers(state, (*state.waiting, trainer), self.policy.limits)
+
+    def _newcomers(self, state: State, waiting: Sequence[Trainer], limits: Limits) -> tuple[Trainer, ...]:
+        room = self.max_parallel(state) - len(state.admitted)
+        return admit(state.admitted, waiting, room, limits, len(state.pool))
+
+    def _plan(self, state: State, considered: tuple[Trainer, ...], limits: Limits) -> Plan:
+        """The best use of the pool for these trainers."""
+        pool, horizon_s = len(state.pool), self.horizon_s(state)
         claims = tuple(self._claim(trainer, len(state.assigned.get(trainer.name, ()))) for trainer in considered)
-        problem = Problem(len(state.pool), horizon_s, claims, _among(limits, considered))
+        problem = Problem(pool, horizon_s, claims, _among(limits, considered))
         decision, allocator = self._allocate(problem)
         counts = {claim.name: count for claim, count in zip(claims, decision.counts, strict=True)}
         placed = place(state.pool, state.assigned, counts, self.policy.placement)
         limited = bool(problem.limits)
         changes = tuple(
-            Change(claim, count, horizon_s, limited) for claim, count in zip(claims, decision.counts, strict=True)
+            Change(claim, count, horizon_s, pool, limited) for claim, count in zip(claims, decision.counts, strict=True)
         )
-        return Plan(decision, placed, changes, considered, horizon_s, len(state.pool), limits, allocator.name)
+        return Plan(decision, placed, changes, considered, horizon_s, pool, limits, allocator.name)
 
     def _allocate(self, problem: Problem) -> tuple[Decision, Allocator]:
         """A decision, and the allocator that made it."""
@@ -357,16 +374,3 @@ def _among(limits: Limits, considered: Sequence[Trainer]) -> Limits:
     names = {trainer.name for trainer in considered}
     groups = (group & names for group in limits.exclusive)
     return replace(limits, exclusive=tuple(group for group in groups if len(group) > 1))
-
-
-def _how_many(pool: float, sizes: Iterable[int], *, enough: bool) -> int:
-    """The number of trainers, first come first served, whose sizes fill the pool; or how many fit into it."""
-    total = number = 0
-    for size in sizes:
-        if not enough and total + size > pool:
-            break
-        total += size
-        number += 1
-        if enough and total >= pool:
-            break
-    return number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -509,13 +510,15 @@ def test_nonsense_of_a_script_is_its_own_failure(bench: Bench, said: dict[str, o
 
 
 @pytest.mark.parametrize("rate", [1e-300, 1e300])
-def test_absurd_weights_and_rates_do_not_upset_decisions(bench: Bench, rate: float) -> None:
+def test_absurd_weights_and_rates_do_not_upset_decisions(tmp_path: Path, rate: float) -> None:
+    bench = Bench(tmp_path, ControllerSettings(max_weight=math.inf))
     trainer = bench.submit("1-4", weight=1e308, curve={"nodes": [1, 2], "rates": [1e-300, 1e10]})
     bench.submit("1-4", weight=1e-308)
     bench.join("n1", "n2", "n3")
     bench.report(trainer, samples=5, rates={"1": rate, "2": rate})
     bench.restart()
     assert len(bench.cluster.planner.state.assigned) >= 1
+    bench.store.close()
 
 
 def test_when_the_clock_is_set_nobody_is_lost_and_nothing_is_late(bench: Bench) -> None:

@@ -6,18 +6,20 @@ from dataclasses import fields
 from pathlib import Path
 
 from bftrainer.cluster.config.keys import DEFAULTS
+from bftrainer.cluster.config.policy import policy_of
 from bftrainer.cluster.controller.active import ControllerSettings
 from bftrainer.cluster.launchers.base import StateLayout
 from bftrainer.cluster.wire.messages import Welcome
 from bftrainer.elastic.local.coordinator import CoordinatorSettings
 from bftrainer.scheduler import Policy
-from bftrainer.simulate.study import Study
+from bftrainer.simulate.study import SNAPSHOT_EVERY_S, Study
 
 
 def test_the_controller_assumes_what_the_configuration_says() -> None:
     agents, trainers, settings = DEFAULTS.agents, DEFAULTS.trainers, ControllerSettings()
     assert (settings.reattach_s, settings.silence_s) == (agents.reattach_s, agents.silence_s)
     assert (settings.default_up_s, settings.default_down_s) == (trainers.default_up_s, trainers.default_down_s)
+    assert settings.max_weight == DEFAULTS.policy.max_weight
     assert settings.job.leave_grace_s == agents.leave_grace_s
     assert settings.job.finish_grace_s == trainers.finish_grace_s
     assert settings.job.stuck_after_s == trainers.stuck_after_s
@@ -41,6 +43,12 @@ def test_a_run_on_one_machine_has_the_limits_of_the_live_system() -> None:
 
 def test_simulations_decide_as_the_live_system_does() -> None:
     policy = DEFAULTS.policy
-    assert (Policy().horizon_s, Policy().max_parallel) == (policy.horizon_s, policy.max_parallel)
     study = {field.name: field.default for field in fields(Study)}
-    assert (study["horizon_s"], study["max_parallel"]) == (policy.horizon_s, policy.max_parallel)
+    assert Policy().horizon_s == study["horizon_s"] == policy.horizon_s
+    assert DEFAULTS.trainers.snapshot_every_s == SNAPSHOT_EVERY_S
+
+
+def test_max_parallel_is_automatic_in_the_live_system_and_the_papers_in_simulations() -> None:
+    study = {field.name: field.default for field in fields(Study)}
+    assert Policy().max_parallel == study["max_parallel"] == 10
+    assert policy_of(DEFAULTS).max_parallel is None

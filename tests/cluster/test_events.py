@@ -33,6 +33,7 @@ from bftrainer.cluster.store.events import (
     TrainerLearned,
     TrainerSubmitted,
     TypedEvent,
+    WeightLimited,
     WorkerEnded,
     WorkerFailed,
     WorkerStarted,
@@ -89,6 +90,7 @@ STORED: list[tuple[LogEvent, str, str, str, str]] = [
         '"counts":{"t1":2},"nodes":{"t1":["n1","n2"]},"changes":[{"trainer":"t1"}],"reasons":["grows"],"waiting":1,'
         '"ms":0.25}',
     ),
+    (WeightLimited("t1", 9.0, 1.0), "trainer.weight-limited", "t1", "", '{"weight":9.0,"max_weight":1.0}'),
     (OwnersChanged([{"owner": "ann"}]), "owners.changed", "", "", '{"owners":[{"owner":"ann"}]}'),
     (PoolPaused(), "pool.paused", "", "", "{}"),
     (PoolResumed(), "pool.resumed", "", "", "{}"),

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bftrainer.allocate.admission import admit
 from bftrainer.allocate.equal import EqualAllocator
 from bftrainer.allocate.problem import Limits
-from bftrainer.allocate.quotas import Quota, admit, limits_in_force
+from bftrainer.allocate.quotas import Quota, limits_in_force
 from bftrainer.cli.main import run
 from bftrainer.cluster.controller import owners
 from bftrainer.cluster.controller.owners import QuotaError
@@ -333,10 +334,10 @@ def test_the_api_says_who_one_is_and_refuses_what_is_too_much(tmp_path: Path) ->
         bench.join("n1", "n2", "n3")
         found = (await client.get("/v1/me", headers=mine)).json()
         assert (found["owner"], found["role"], found["token"]) == ("ann", "user", "ann")
-        assert found["limits"] == {"max_nodes": 4, "max_trainers": 2, "share": "12.5%"}
+        assert found["limits"] == {"max_nodes": 4, "max_trainers": 2, "share": "12.5%", "max_weight": 1.0}
         assert (found["use"]["nodes"], found["use"]["trainers"]) == (3, 2)
         nobody = (await client.get("/v1/me", headers=other)).json()
-        assert nobody["limits"] == {"max_nodes": None, "max_trainers": None, "share": None}
+        assert nobody["limits"] == {"max_nodes": None, "max_trainers": None, "share": None, "max_weight": 1.0}
         assert nobody["use"] == {"nodes": 0, "trainers": 0, "trainers_finished": 0, "node_seconds": 0, "samples": 0}
         assert (await client.get("/v1/owners", headers=other)).status_code == 403
         rows = (await client.get("/v1/owners", headers=admin)).json()["owners"]
@@ -377,7 +378,8 @@ def test_the_command_sets_lists_and_removes(tmp_path: Path, capsys: pytest.Captu
     assert "105%" in capsys.readouterr().err
     assert run(["owner", "list", "--json", *state]) == 0
     shown = json.loads(capsys.readouterr().out)["owners"]
-    assert shown[0] == {"owner": "ann", "max_nodes": None, "max_trainers": 3, "share": "25%", "trainers": 0}
+    limits = {"max_nodes": None, "max_trainers": 3, "share": "25%", "max_weight": None}
+    assert shown[0] == {"owner": "ann", **limits, "trainers": 0}
     assert run(["owner", "list", *state]) == 0
     assert "böb <b>" in capsys.readouterr().out
     assert run(["owner", "remove", "ann", *state]) == 0

@@ -224,7 +224,7 @@ def test_a_job_that_makes_no_progress_never_finishes() -> None:
     [
         ({"nodes": 0}, "`nodes` must be 1 or more, but got 0"),
         ({"max_parallel": 0}, "`max_parallel` must be 1 or more"),
-        ({"checkpoint_s": 0}, "`checkpoint_s` must be a number of seconds above 0"),
+        ({"checkpoint_s": -1}, "`checkpoint_s` must be a number of seconds, 0 or more"),
         ({"checkpoint_s": math.nan}, "`checkpoint_s` must be"),
         ({"guaranteed": ((4, -1.0),)}, "seconds of 0 or more, but got -1.0 for 4 nodes"),
         ({"guaranteed": ((4, math.nan),)}, "seconds of 0 or more"),

@@ -1,15 +1,13 @@
-"""Quotas of owners, the limits in nodes that follow from them, and admission from the queue.
+"""Quotas of owners, and the limits in nodes that follow from them.
 
-Quotas come in with the pool's size and the queue; `Limits` in nodes go to the allocator, which enforces them. The queue
-is first come, first served up to max parallel. `admit` makes sure that an owner's limit is not void because other
-owners came first.
+Quotas come in with the pool's size and the queue; `Limits` in nodes go to the allocator, which enforces them, and to
+`admission.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -82,66 +80,3 @@ def _whole(shares: Mapping[str, float], pool: int) -> dict[str, int]:
     for owner in sorted(exact, key=lambda owner: (found[owner] - exact[owner], owner))[: max(left, 0)]:
         found[owner] += 1
     return {owner: nodes for owner, nodes in found.items() if nodes}
-
-
-def admit(
-    admitted: Sequence[Trainer], waiting: Sequence[Trainer], room: int, limits: Limits, pool: int
-) -> tuple[Trainer, ...]:
-    """The waiting trainers that are considered from now on; `room`: how many more max parallel allows.
-
-    First come, first served, except for owners' limits. Trainers of owners whose share the admitted trainers cannot use
-    come first, beyond max parallel if necessary. A trainer is passed over if its owner's cap is used up by the minimum
-    that the owner's admitted trainers need. If caps leave nodes that no admitted trainer may use, others are admitted
-    for them, also beyond max parallel.
-    """
-    caps, shares = limits.owner_caps, limits.owner_shares
-    if not caps and not shares:
-        return tuple(waiting[: max(room, 0)])
-    least: defaultdict[str, int] = defaultdict(int)
-    most: defaultdict[str, int] = defaultdict(int)
-    within: defaultdict[str, int] = defaultdict(int)  # nodes usable by trainers that fit into the share
-    chosen: set[str] = set()
-
-    def reach(owner: str) -> int:
-        return min(caps.get(owner, pool), pool)
-
-    def count(trainer: Trainer) -> None:
-        least[trainer.owner] += trainer.min_nodes
-        if trainer.min_nodes <= reach(trainer.owner):
-            most[trainer.owner] += trainer.max_nodes
-        if trainer.min_nodes <= shares.get(trainer.owner, 0):
-            within[trainer.owner] += trainer.max_nodes
-
-    def take(trainer: Trainer) -> None:
-        chosen.add(trainer.name)
-        count(trainer)
-
-    for trainer in admitted:
-        count(trainer)
-        if trainer.owner in caps and trainer.min_nodes > caps[trainer.owner]:
-            room += 1  # admitted before it was forbidden to run: it must not take the place of others
-    for trainer in waiting:
-        if within[trainer.owner] < (share := shares.get(trainer.owner, 0)) and trainer.min_nodes <= share:
-            take(trainer)
-    for trainer in waiting:
-        wanted = most[trainer.owner] < shares.get(trainer.owner, 0) and trainer.min_nodes <= reach(trainer.owner)
-        if wanted and trainer.name not in chosen:
-            take(trainer)
-    for trainer in waiting:
-        if len(chosen) >= room:
-            break
-        cap = caps.get(trainer.owner)
-        if trainer.name not in chosen and (cap is None or least[trainer.owner] + trainer.min_nodes <= cap):
-            take(trainer)
-    over = min(
-        sum(max(0, nodes - reach(owner)) for owner, nodes in most.items() if owner in caps),
-        pool - sum(min(nodes, reach(owner)) for owner, nodes in most.items()),
-    )
-    for trainer in waiting:
-        if over <= 0:
-            break
-        free = reach(trainer.owner) - most[trainer.owner]
-        if trainer.name not in chosen and free >= trainer.min_nodes:
-            over -= min(trainer.max_nodes, free)
-            take(trainer)
-    return tuple(trainer for trainer in waiting if trainer.name in chosen)

@@ -139,6 +139,7 @@ def _build(config: Config, prepared: _Prepared, store: Store, *, dry_run: bool) 
         silence_s=config.agents.silence_s,
         default_up_s=config.trainers.default_up_s,
         default_down_s=config.trainers.default_down_s,
+        max_weight=config.policy.max_weight,
         dry_run=dry_run,
         job=JobSettings(
             leave_grace_s=config.agents.leave_grace_s,

@@ -160,7 +160,8 @@ def replay_to(setting: Setting, run: PaperRun, path: Path) -> None:
     policy = run.policy()
     trace = run.trace(setting)
     trainers = run.trainers(setting, trace)
-    result = replay(trace, trainers, ReplaySettings(policy, accounting="paper", decide_on="pool"))
+    settings = ReplaySettings(policy, accounting="paper", decide_on="pool", snapshot_every_s=0.0)
+    result = replay(trace, trainers, settings)
     columns = {field.name: getattr(result.timeline, field.name) for field in fields(Timeline)}
     with writing(path.with_suffix(".npz"), "wb") as out:
         np.savez_compressed(out, **columns)

@@ -1,7 +1,8 @@
 """Accounting of what trainers gain and lose while the simulator's clock runs.
 
 There are two ways to account for rescaling. `paper`, the authors': it costs rate·R samples at once. `stall`, what
-really happens: nothing is produced for R seconds. `replay.py` drives the accounting; `metrics.py` reads the totals.
+really happens: nothing is produced for R seconds. When all nodes of a trainer go, the work since its last snapshot is
+lost. `replay.py` drives the accounting; `metrics.py` reads the totals.
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ class SimulatedTrainer:
     """Value per second on the trainer's current nodes."""
     stalled_until: float = -math.inf
     stalled_by: Loss = "waiting"
+    unsaved_s: float = 0.0
+    """Seconds in which the trainer produced since its last snapshot."""
+    unsaved: float = 0.0
+    """Samples since the last snapshot."""
+    unsaved_value: float = 0.0
 
     def finish_time(self, now: float) -> float:
         """The time at which the trainer will be done if nothing changes."""
@@ -61,6 +67,8 @@ class Books:
     """Totals of samples produced and lost over all trainers, also in the objective's unit."""
 
     accounting: Accounting
+    snapshot_every_s: float = 0.0
+    """Seconds of production between two snapshots; 0: no work is lost when all nodes of a trainer go."""
     outcome: float = 0.0
     lost: dict[Loss, float] = field(default_factory=_nothing)
     value: float = 0.0
@@ -85,6 +93,8 @@ class Books:
         job.done += made
         self.outcome += made
         self.value += job.value * seconds
+        if self.snapshot_every_s:
+            self._unsaved(job, seconds)
 
     def finished(self, job: SimulatedTrainer) -> None:
         """Record that a job is done: the rest that the clock could not resolve counts as made."""
@@ -94,8 +104,14 @@ class Books:
         if job.rate > 0:
             self.value += left / job.rate * job.value
 
-    def preempted(self, job: SimulatedTrainer, now: float, nodes_left: int) -> None:
-        """Record that a job lost nodes and continues with those left, if any."""
+    def preempted(self, job: SimulatedTrainer, now: float, nodes_left: int, *, all_gone: bool = False) -> None:
+        """Record that a job lost nodes and continues with those left, if any.
+
+        `all_gone`: no node is left that has the training state, so the work since the last snapshot is lost, unless
+        the job is done.
+        """
+        if all_gone and not job.is_done():
+            self._lose_unsaved(job)
         if self.accounting == "paper":
             self._charge(job, job.trainer.down_s, "preemption")
         self._resize(job, nodes_left)
@@ -130,7 +146,28 @@ class Books:
         if until > job.stalled_until:
             job.stalled_until, job.stalled_by = until, why
 
+    def _unsaved(self, job: SimulatedTrainer, seconds: float) -> None:
+        """Count what a job produced in `seconds`, and take the snapshots that are due meanwhile."""
+        total = job.unsaved_s + seconds
+        if total >= self.snapshot_every_s:
+            # The rest since the last snapshot lies within these seconds, in which the rate did not change.
+            rest = total % self.snapshot_every_s
+            job.unsaved_s, job.unsaved, job.unsaved_value = rest, job.rate * rest, job.value * rest
+        else:
+            job.unsaved_s = total
+            job.unsaved += job.rate * seconds
+            job.unsaved_value += job.value * seconds
+
+    def _lose_unsaved(self, job: SimulatedTrainer) -> None:
+        job.done -= job.unsaved
+        self.outcome -= job.unsaved
+        self.value -= job.unsaved_value
+        self.lost["preemption"] += job.unsaved
+        self.lost_value["preemption"] += job.unsaved_value
+
     def _resize(self, job: SimulatedTrainer, nodes: int) -> None:
+        if not nodes:  # a trainer that stops in order takes a snapshot
+            job.unsaved_s = job.unsaved = job.unsaved_value = 0.0
         job.nodes = nodes
         job.rate = job.trainer.curve.rate(nodes)
         job.value = job.rate if job.worth is job.trainer.curve else job.worth.rate(nodes)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bftrainer.allocate.admission import admit
 from bftrainer.allocate.problem import Claim, Problem
 from bftrainer.core.curve import Curve
 from bftrainer.core.pool import Pool
@@ -108,19 +109,27 @@ def static_time(trainers: Sequence[Trainer], policy: Policy, nodes: float, start
     static = _StaticRates(policy, nodes)
     arrivals = sorted(trainers, key=lambda trainer: trainer.submit)
     running: list[tuple[Trainer, float]] = []  # trainers with the samples left
+    waiting: list[Trainer] = []
+    pool = math.ceil(nodes)
     parallel = Scheduler(policy).max_parallel(_static_state(nodes, arrivals))
     # Seconds since the start: seconds since 1970 would be too coarse for the rest of a trainer's work.
     now, made, following = 0.0, 0.0, 0
     while True:
-        while following < len(arrivals) and len(running) < parallel and arrivals[following].submit - start <= now:
-            running.append((arrivals[following], arrivals[following].work))
+        while following < len(arrivals) and arrivals[following].submit - start <= now:
+            waiting.append(arrivals[following])
             following += 1
+        considered = [trainer for trainer, _ in running]
+        for trainer in admit(considered, waiting, parallel - len(running), policy.limits, pool):
+            running.append((trainer, trainer.work))
+            waiting.remove(trainer)
         rates = static.rates([trainer for trainer, _ in running])
         total = math.fsum(rates)
         spans = [left / rate if rate > 0 else math.inf for (_, left), rate in zip(running, rates, strict=True)]
         passed = min(spans, default=math.inf)
-        if following < len(arrivals) and len(running) < parallel:
-            passed = min(passed, arrivals[following].submit - start - now)
+        if following < len(arrivals):
+            arrival, considered = arrivals[following], [trainer for trainer, _ in running]
+            if arrival in admit(considered, (*waiting, arrival), parallel - len(running), policy.limits, pool):
+                passed = min(passed, arrival.submit - start - now)
         if math.isinf(passed) or made + total * passed >= outcome * (1 - 1e-12):
             return now + ((outcome - made) / total if total > 0 else 0.0)
         made += total * passed
@@ -145,12 +154,14 @@ class _StaticRates:
         self._policy = policy
         self._sizes = (math.floor(nodes), math.ceil(nodes))
         self._fraction = nodes - math.floor(nodes)
-        self._known: dict[tuple[tuple[int, int, int], ...], list[float]] = {}
+        self._known: dict[tuple[int, ...], list[float]] = {}
         self._values: dict[str, Curve] = {}
+        self._kinds: dict[tuple[Curve, Curve, int, int], int] = {}
+        self._kind_of: dict[str, int] = {}
 
     def rates(self, trainers: Sequence[Trainer]) -> list[float]:
         """Samples per second of each trainer."""
-        key = tuple((id(t.curve), t.min_nodes, t.max_nodes) for t in trainers)
+        key = tuple(self._kind(t) for t in trainers)
         found = self._known.get(key) if not self._policy.limits else None
         if found is None:
             low, high = (self._counts(trainers, size) for size in self._sizes)
@@ -164,6 +175,14 @@ class _StaticRates:
         horizon_s = self._policy.horizon_s or DEFAULT_HORIZON_S
         claims = tuple(Claim(t.name, 0, t.min_nodes, t.max_nodes, self._value(t), 0.0, 0.0, t.owner) for t in trainers)
         return self._policy.allocator.allocate(Problem(pool, horizon_s, claims, self._policy.limits)).counts
+
+    def _kind(self, trainer: Trainer) -> int:
+        """A number for all that the rates depend on: trainers with the same number are interchangeable."""
+        kind = self._kind_of.get(trainer.name)
+        if kind is None:
+            what = (trainer.curve, self._value(trainer), trainer.min_nodes, trainer.max_nodes)
+            kind = self._kind_of[trainer.name] = self._kinds.setdefault(what, len(self._kinds))
+        return kind
 
     def _value(self, trainer: Trainer) -> Curve:
         value = self._values.get(trainer.name)

@@ -34,6 +34,12 @@ class ReplaySettings:
     accounting: Accounting = "stall"
     decide_on: DecideOn = "all"
     """`pool`: only at changes of the pool, where completions and arrivals are noticed; `all`: at those too."""
+    snapshot_every_s: float = 0.0
+    """Seconds between snapshots of a trainer; 0: no work is lost when all its nodes go, as the paper assumes."""
+
+    def __post_init__(self) -> None:
+        if not self.snapshot_every_s >= 0:
+            raise InputError(f"time between snapshots must be 0 seconds or more, but got {self.snapshot_every_s}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +155,7 @@ class _Engine:
         self.arrivals = sorted(trainers, key=lambda trainer: trainer.submit)
         _check(trace, self.arrivals)
         self.scheduler = Scheduler(settings.policy)
-        self.books = Books(settings.accounting)
+        self.books = Books(settings.accounting, settings.snapshot_every_s)
         self.best = BestValues(self.scheduler.value_of)
         self.state = State()
         self.jobs: dict[str, SimulatedTrainer] = {}
@@ -213,10 +219,9 @@ class _Engine:
         """The next completion, or arrival of a trainer for which there is room."""
         moment = min((job.finish_time(self.now) for job in self.jobs.values()), default=math.inf)
         if self.next_arrival < len(self.arrivals):
-            room = self.scheduler.max_parallel(self.state) - len(self.state.admitted)
-            # With quotas there may be room for some trainers even while others wait.
-            if room > len(self.state.waiting) or self.scheduler.policy.quotas:
-                moment = min(moment, max(self.arrivals[self.next_arrival].submit, self.now))
+            arrival = self.arrivals[self.next_arrival]
+            if arrival.submit < moment and self.scheduler.would_consider(self.state, arrival):
+                moment = max(arrival.submit, self.now)
         return moment
 
     def _step(self, event: Event) -> None:
@@ -225,8 +230,9 @@ class _Engine:
         if changes_pool:
             self.pool_events += 1
             self.state, lost = self.state.pool_changed(event)
-            for name in lost:
-                self.books.preempted(self.jobs[name], self.now, len(self.state.assigned.get(name, ())))
+            for name, nodes in lost.items():
+                job, left = self.jobs[name], len(self.state.assigned.get(name, ()))
+                self.books.preempted(job, self.now, left, all_gone=len(nodes) == job.nodes)
         self._complete()
         self._admit_arrivals()
         decided = bool(self.state.admitted or self.state.waiting)

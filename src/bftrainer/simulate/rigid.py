@@ -84,9 +84,9 @@ def simulate_rigid(
 ) -> RigidResult:
     """Run `trainers` first come, first served on the idle nodes of `trace`, each on `nodes` nodes as its limits allow.
 
-    `checkpoint_s` is the producing time between (free) checkpoints. `guaranteed` lists the queue's steps: (largest job
-    size, seconds for which a run of up to that size may not be killed); larger jobs have no guarantee. A killed job
-    waits again at the place of its submission, which is before every job that has not run yet.
+    `checkpoint_s` is the producing time between (free) checkpoints; 0: no work is lost. `guaranteed` lists the queue's
+    steps: (largest job size, seconds for which a run of up to that size may not be killed); larger jobs have no
+    guarantee. A killed job waits again at the place of its submission, which is before every job that has not run yet.
     """
     _check(nodes, max_parallel, checkpoint_s, guaranteed)
     jobs: list[_Job] = []
@@ -101,8 +101,8 @@ def _check(nodes: int, max_parallel: int, checkpoint_s: float, guaranteed: Seque
     for name, value in (("nodes", nodes), ("max_parallel", max_parallel)):
         if value < 1:
             raise InputError(f"`{name}` must be 1 or more, but got {value}")
-    if not checkpoint_s > 0:
-        raise InputError(f"`checkpoint_s` must be a number of seconds above 0, but got {checkpoint_s}")
+    if not checkpoint_s >= 0:
+        raise InputError(f"`checkpoint_s` must be a number of seconds, 0 or more, but got {checkpoint_s}")
     below = 0
     for size, seconds in guaranteed:
         if not size > below:

@@ -21,6 +21,9 @@ from bftrainer.simulate.metrics import Metrics, measure, static_time
 from bftrainer.simulate.replay import DecideOn, Replay, ReplaySettings, Watch, replay
 from bftrainer.simulate.rigid import simulate_rigid
 
+SNAPSHOT_EVERY_S = 30.0
+"""Time between snapshots in the live system by default, and of `bftrainer simulate`. In the paper no work is lost."""
+
 
 @dataclass(frozen=True, slots=True)
 class Study:
@@ -32,13 +35,14 @@ class Study:
     max_parallel: int | None = 10
     accounting: Accounting = "stall"
     decide_on: DecideOn = "all"
+    snapshot_every_s: float = 0.0
 
     def settings(self) -> ReplaySettings:
         """The settings as values."""
         policy = Policy(
             make_allocator(self.allocator), find_objective(self.objective), self.horizon_s, self.max_parallel
         )
-        return ReplaySettings(policy, self.accounting, self.decide_on)
+        return ReplaySettings(policy, self.accounting, self.decide_on, self.snapshot_every_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,14 +127,18 @@ def rigid_baseline(
     trainers: Sequence[Trainer],
     study: Study,
     nodes: int,
-    checkpoint_s: float,
+    checkpoint_s: float | None,
     guaranteed: Sequence[tuple[int, float]],
 ) -> RigidFigures:
-    """The baseline on the same trace and workload, in the same unit."""
+    """The baseline on the same trace and workload, in the same unit.
+
+    `checkpoint_s` None: jobs lose as much as the study's trainers do when all nodes go, by the time between snapshots.
+    """
     policy = study.settings().policy
     parallel = policy.max_parallel or max(1, len(trace.nodes) // nodes)
+    period_s = study.snapshot_every_s if checkpoint_s is None else checkpoint_s
     result = simulate_rigid(
-        trace, trainers, nodes=nodes, max_parallel=parallel, checkpoint_s=checkpoint_s, guaranteed=guaranteed
+        trace, trainers, nodes=nodes, max_parallel=parallel, checkpoint_s=period_s, guaranteed=guaranteed
     )
     seconds = result.hours * 3600
     eq_nodes = result.node_seconds_offered / seconds if seconds else 0.0

@@ -40,12 +40,16 @@ def set_(
             metavar="N|P%|none", help="Nodes, or part of the pool, reserved for the owner while they have work."
         ),
     ] = None,
+    max_weight: Annotated[
+        str | None,
+        typer.Option(metavar="W|none", help="Largest weight of a trainer; none: policy.max_weight of the controller."),
+    ] = None,
     state: State = None,
     as_json: Json = False,
 ) -> None:
     """Set an owner's limits. Limits that are not named stay as they are; `none` lifts a limit."""
-    if max_nodes is None and max_trainers is None and share is None:
-        raise InputError("give at least one limit to set: --max-nodes, --max-trainers or --share")
+    if max_nodes is None and max_trainers is None and share is None and max_weight is None:
+        raise InputError("give at least one limit to set: --max-nodes, --max-trainers, --share or --max-weight")
     with live_packages():
         from bftrainer.cluster.controller.owners import check_row, read_share
         from bftrainer.cluster.store.rows import OwnerRow
@@ -56,6 +60,8 @@ def set_(
         changes["max_trainers"] = _whole(max_trainers, "--max-trainers")
     if share is not None:
         changes["share_nodes"], changes["share_percent"] = (None, None) if share == NONE else read_share(share)
+    if max_weight is not None:
+        changes["max_weight"] = _weight(max_weight)
     with open_store(state_of(state), make=True) as store, store.transaction():
         known = {row.owner: row for row in store.owners()}
         row = check_row(replace(known.get(name, OwnerRow(name)), **changes))
@@ -85,10 +91,11 @@ def list_(state: State = None, as_json: Json = False) -> None:
         print_json({"owners": shown})
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("owner", "max nodes", "share", "max trainers", "trainers"):
+    for title in ("owner", "max nodes", "share", "max trainers", "max weight", "trainers"):
         table.add_column(title, no_wrap=True, overflow="ellipsis")
     for row in shown:
-        limits = ("" if row[key] is None else str(row[key]) for key in ("max_nodes", "share", "max_trainers"))
+        keys = ("max_nodes", "share", "max_trainers", "max_weight")
+        limits = ("" if row[key] is None else f"{row[key]}" for key in keys)
         table.add_row(Text(printable(row["owner"])), *limits, str(row["trainers"]))
     screen().print(table if shown else Text("no owners", style="dim"))
 
@@ -112,11 +119,21 @@ def _whole(text: str, option: str) -> int | None:
     return int(text)
 
 
+def _weight(text: str) -> float | None:
+    if text == NONE:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"--max-weight must be a number above 0, or none, but got {text!r:.80}") from None
+
+
 def _shown(row: OwnerRow) -> dict[str, Any]:
     from bftrainer.cluster.controller.owners import share_as_text
 
     found = asdict(row)
-    return {key: found[key] for key in ("owner", "max_nodes", "max_trainers")} | {"share": share_as_text(row)}
+    kept = ("owner", "max_nodes", "max_trainers", "max_weight")
+    return {key: found[key] for key in kept} | {"share": share_as_text(row)}
 
 
 def _said(row: OwnerRow) -> str:
@@ -125,6 +142,7 @@ def _said(row: OwnerRow) -> str:
         f"at most {shown['max_nodes']} nodes" if shown["max_nodes"] is not None else "",
         f"at most {shown['max_trainers']} trainers" if shown["max_trainers"] is not None else "",
         f"a share of {shown['share']}{'' if '%' in shown['share'] else ' nodes'}" if shown["share"] else "",
+        f"weights up to {shown['max_weight']:g}" if shown["max_weight"] is not None else "",
     ]
     return ", ".join(part for part in parts if part) or "no limits"
 

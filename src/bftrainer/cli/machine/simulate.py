@@ -20,7 +20,7 @@ from bftrainer.simulate.gantt import GanttRecorder
 from bftrainer.simulate.metrics import as_json
 from bftrainer.simulate.replay import DecideOn
 from bftrainer.simulate.report import write_report
-from bftrainer.simulate.study import Study, rigid_baseline, simulate, simulate_parts
+from bftrainer.simulate.study import SNAPSHOT_EVERY_S, Study, rigid_baseline, simulate, simulate_parts
 from bftrainer.simulate.workload import Workload, load_curves, load_workload
 from bftrainer.traces import files
 from bftrainer.traces.times import time_zone
@@ -58,6 +58,14 @@ DecideOnName = Annotated[
     str,
     typer.Option("--decide-on", metavar="pool|all", help="Decide at pool changes, or at completions and arrivals too."),
 ]
+SnapshotEvery = Annotated[
+    float,
+    typer.Option(
+        "--snapshot-every",
+        metavar="S",
+        help="Seconds between snapshots: what a trainer loses when all its nodes go. 0: nothing, as in the paper.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -78,6 +86,7 @@ def simulate_command(
     ] = 1,
     accounting: AccountingName = "stall",
     decide_on: DecideOnName = "all",
+    snapshot_every: SnapshotEvery = SNAPSHOT_EVERY_S,
     rigid: Annotated[
         int | None,
         typer.Option(
@@ -86,7 +95,10 @@ def simulate_command(
             help="Simulate jobs of exactly N nodes in a killable queue instead, as centres run today.",
         ),
     ] = None,
-    checkpoint: Annotated[float, typer.Option(metavar="S", help="With --rigid: seconds between checkpoints.")] = 1800.0,
+    checkpoint: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="With --rigid: seconds between checkpoints, if not those of --snapshot-every."),
+    ] = None,
     guarantee: Annotated[
         str | None,
         typer.Option(metavar="N:S,…", help="With --rigid: jobs of up to N nodes are not killed for S seconds."),
@@ -108,6 +120,7 @@ def simulate_command(
         number_or_auto(max_parallel, "--max-parallel", int),
         cast(Accounting, one_of(accounting, get_args(Accounting), "--accounting")),
         cast(DecideOn, one_of(decide_on, get_args(DecideOn), "--decide-on")),
+        snapshot_every,
     )
     study.settings()  # a wrong name should fail before the trace is read
     trace, workload = load(trace_file, workload_file, curves, nodes, from_, to, tz)

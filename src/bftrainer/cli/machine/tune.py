@@ -22,6 +22,7 @@ from bftrainer.cli.machine.simulate import (
     Json,
     Nodes,
     ObjectiveName,
+    SnapshotEvery,
     To,
     TraceFile,
     WorkloadFile,
@@ -32,7 +33,7 @@ from bftrainer.cli.machine.simulate import (
 from bftrainer.errors import InputError
 from bftrainer.simulate.accounting import Accounting
 from bftrainer.simulate.replay import DecideOn
-from bftrainer.simulate.study import Study
+from bftrainer.simulate.study import SNAPSHOT_EVERY_S, Study
 from bftrainer.simulate.tuning import Advice, sweep
 from bftrainer.simulate.tuning_plot import plot_advice
 from bftrainer.traces.plot import check_picture
@@ -53,6 +54,7 @@ def tune(
     max_parallels: Annotated[str, typer.Option(metavar="P,P,…", help="Values of max parallel to try.")] = "5,10,20,35",
     accounting: AccountingName = "stall",
     decide_on: DecideOnName = "all",
+    snapshot_every: SnapshotEvery = SNAPSHOT_EVERY_S,
     plot: Annotated[Path | None, typer.Option(metavar="F", help="Draw the trade-off: .png, .svg or .pdf.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -64,6 +66,7 @@ def tune(
         objective,
         accounting=cast(Accounting, one_of(accounting, get_args(Accounting), "--accounting")),
         decide_on=cast(DecideOn, one_of(decide_on, get_args(DecideOn), "--decide-on")),
+        snapshot_every_s=snapshot_every,
     )
     study.settings()
     horizons_s = _numbers(horizons, "--horizons", float)

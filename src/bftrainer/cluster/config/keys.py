@@ -23,6 +23,8 @@ from bftrainer.util.plugins import is_named
 
 UNMEASURED_S = 1.0
 """The assumed cost of a rescale in seconds, until one was measured."""
+MOST_WEIGHT = 1_000_000
+"""The largest weight that can be allowed to an owner."""
 PLACEMENTS = ("stable", "compact")
 """The words for `policy.placement`; any other value is a path."""
 
@@ -197,14 +199,20 @@ class PolicySettings:
         Annotated[int, Field(ge=1, le=1_000_000)] | None,
         _AUTO,
         Field(description="a whole number from 1, or auto"),
-        Doc("how many trainers are considered at once, first come first served; or auto"),
-    ] = 10
+        Doc("how many trainers are considered at once, first come first served; auto: as many as can use the pool"),
+    ] = None
     placement: Annotated[
         str,
         PlainValidator(_placement),
         Field(description="stable, compact or the path of a Slurm topology.conf"),
         Doc("which nodes a trainer gets: stable, compact (near each other by Slurm's switches), or a topology.conf"),
     ] = "stable"
+    max_weight: Annotated[
+        float,
+        _NUMBER,
+        Field(gt=0, le=MOST_WEIGHT, description=f"a number above 0, up to {MOST_WEIGHT:,}"),
+        Doc("largest weight of a trainer; `bftrainer owner set --max-weight` sets another one for an owner"),
+    ] = 1.0
 
 
 @dataclass(frozen=True, slots=True)

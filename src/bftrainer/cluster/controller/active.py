@@ -47,6 +47,8 @@ class ControllerSettings:
     default_up_s: float = DEFAULTS.trainers.default_up_s
     default_down_s: float = DEFAULTS.trainers.default_down_s
     """The assumed costs of growing and shrinking, before the first one was measured."""
+    max_weight: float = DEFAULTS.policy.max_weight
+    """The largest weight of a trainer whose owner has no maximum of their own."""
     dry_run: bool = False
     """Make decisions, but start nothing."""
     job: JobSettings = field(default_factory=JobSettings)
@@ -214,6 +216,11 @@ class ActiveTrainer:
         """The description that its launcher gets."""
         return Launch(self.id, self.name, self.spec)
 
+    @property
+    def weight(self) -> float:
+        """The weight that its user asked for, within the bounds of numbers."""
+        return min(max(self.spec.weight, LEAST), MOST)
+
     def as_trainer(self, usual_rate: float) -> Trainer:
         """Return the description for the scheduler. Its name there is the trainer's id."""
         spec, learned = self.spec, self.learned
@@ -227,7 +234,7 @@ class ActiveTrainer:
             min(learned.down_s, MOST),
             submit=self.submitted,
             owner=self.owner,
-            weight=min(max(spec.weight, LEAST), MOST),
+            weight=self.weight,
             model=spec.model,
         )
 

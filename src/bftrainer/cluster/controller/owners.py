@@ -6,6 +6,7 @@ scheduler, refuses trainers that exceed them (`OwnerLimits.check`), and shows li
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from bftrainer.allocate.quotas import Quota
+from bftrainer.cluster.config.keys import MOST_WEIGHT
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.store.rows import OwnerRow
 from bftrainer.errors import InputError
@@ -43,6 +45,8 @@ def check_row(row: OwnerRow) -> OwnerRow:
         raise InputError(
             f"an owner must be one line of 1 to {MOST_NAME} printable characters, but got {row.owner!r:.80}"
         )
+    if row.max_weight is not None and not 0 < row.max_weight <= MOST_WEIGHT:
+        raise InputError(f"max weight must be above 0, up to {MOST_WEIGHT:,}, but got {row.max_weight:g}")
     if row.max_trainers is not None and not 0 <= row.max_trainers <= MOST_TRAINERS:
         raise InputError(f"max trainers must be from 0 to {MOST_TRAINERS:,}, but got {row.max_trainers}")
     quota_of(row)
@@ -74,18 +78,35 @@ def share_as_text(row: OwnerRow) -> str | None:
 class OwnerLimits:
     """The limits of all owners, as read last from the store."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, max_weight: float) -> None:
         self._store = store
+        self._usual_max_weight = max_weight
         self._rows: Mapping[str, OwnerRow] = MappingProxyType({})
+        self._admins: frozenset[str] = frozenset()
         self.read()
 
     def read(self) -> None:
         """Read the limits again: a command may have changed them."""
         self._rows = MappingProxyType({row.owner: row for row in self._store.owners()})
+        tokens = self._store.tokens.all()
+        self._admins = frozenset(token.owner for token in tokens if token.role == "admin" and token.revoked is None)
 
     def of(self, owner: str) -> OwnerRow:
         """Return the limits of one owner."""
         return self._rows.get(owner) or OwnerRow(owner)
+
+    def max_weight(self, owner: str) -> float:
+        """Return the largest weight of the owner's trainers. Admins, who set limits, have none unless it is set."""
+        limit = self.of(owner).max_weight
+        if limit is not None and limit > 0:  # a wrong row, edited by hand, must not stop training
+            return limit
+        return math.inf if owner in self._admins else self._usual_max_weight
+
+    @property
+    def max_weights(self) -> tuple[Mapping[str, float], frozenset[str]]:
+        """All that `max_weight` depends on: the maxima that are set, and the admins."""
+        limits = {owner: row.max_weight for owner, row in self._rows.items() if row.max_weight is not None}
+        return limits, self._admins
 
     @property
     def rows(self) -> tuple[OwnerRow, ...]:
@@ -103,8 +124,13 @@ class OwnerLimits:
         return MappingProxyType(quotas)
 
     def check(self, owner: str, spec: TrainerSpec, unfinished: int) -> None:
-        """Raise `QuotaError` if the owner has too many unfinished trainers, or if this one could never run."""
+        """Raise `QuotaError` if the trainer exceeds its owner's limits, or could never run within them."""
         row = self.of(owner)
+        if spec.weight > (limit := self.max_weight(owner)):
+            raise QuotaError(
+                f"weight is {spec.weight:g}, but {owner} may use at most {limit:g}: choose a smaller weight, or ask an "
+                "admin for a larger maximum (`bftrainer owner set --max-weight`)"
+            )
         if row.max_trainers is not None and unfinished >= row.max_trainers:
             raise QuotaError(
                 f"{owner} may have {row.max_trainers} unfinished trainers and has {unfinished}: "
@@ -126,7 +152,12 @@ def as_json(owner: str, cluster: Reconciler, past: Mapping[str, tuple[int, float
     mine = [live for live in cluster.trainers.values() if live.owner == owner and live.state not in FINISHED]
     return {
         "owner": owner,
-        "limits": {"max_nodes": row.max_nodes, "max_trainers": row.max_trainers, "share": share_as_text(row)},
+        "limits": {
+            "max_nodes": row.max_nodes,
+            "max_trainers": row.max_trainers,
+            "share": share_as_text(row),
+            "max_weight": None if math.isinf(limit := cluster.planner.limits.max_weight(owner)) else limit,
+        },
         "use": {
             "nodes": sum(len(cluster.planner.state.assigned.get(live.id, ())) for live in mine),
             "trainers": len(mine),

@@ -28,10 +28,10 @@ from bftrainer.scheduler import PoolStatistics, Scheduler, State
 class Planner:
     """The scheduler, its state, and what it is told about trainers and owners."""
 
-    def __init__(self, store: Store, scheduler: Scheduler) -> None:
+    def __init__(self, store: Store, scheduler: Scheduler, max_weight: float) -> None:
         self.scheduler = scheduler
         self.state = State()
-        self.limits = OwnerLimits(store)
+        self.limits = OwnerLimits(store, max_weight)
         self.last_decision: Mapping[str, Any] | None = None
         self.decisions = 0
         self._store = store
@@ -40,6 +40,8 @@ class Planner:
         self._pool_node_s = 0.0
         self._pool_counted_at = 0.0
         self._totals_at = 0.0
+        self._limited_weights: dict[str, float] = store.kept("limited_weights") or {}
+        """The weight in force of each trainer that asked for more than its owner may use. Each is logged once."""
         self._obey_limits()
 
     @property
@@ -79,12 +81,14 @@ class Planner:
         live.known = None
         self.state = self.state.finished(live.id)
         self.scheduler.forget(live.id)
+        if self._limited_weights.pop(live.id, None) is not None:
+            self._store.keep("limited_weights", self._limited_weights)
 
     def decide(self, trainers: Mapping[str, ActiveTrainer], now: float) -> Mapping[str, tuple[Node, ...]]:
         """Decide which nodes each trainer has from now on, and return the nodes by trainer."""
         usual_rate = _usual_rate(trainers.values())
         for live in trainers.values():
-            if live.stale and live.known is not None:
+            if live.known is not None and (live.stale or live.known.weight != self._weight(live)):
                 self.state = self.state.relearned(self._describe(live, usual_rate, now))
         began = clock.perf_counter()
         plan = self.scheduler.decide(self.state)
@@ -108,9 +112,9 @@ class Planner:
         return self.read_limits(now)
 
     def read_limits(self, now: float) -> bool:
-        """Read the owners' limits, which commands change in the store. Returns whether the quotas changed."""
+        """Read the owners' limits, which commands change in the store. Returns whether a decision depends on it."""
         self.limits.read()
-        if self.limits.quotas == self.scheduler.policy.quotas:
+        if self.limits.quotas == self.scheduler.policy.quotas and self.limits.max_weights == self._max_weights:
             return False
         self._obey_limits()
         self._store.log(now, events.OwnersChanged([asdict(row) for row in self.limits.rows]))
@@ -123,6 +127,7 @@ class Planner:
 
     def _obey_limits(self) -> None:
         self.scheduler.policy = replace(self.scheduler.policy, quotas=self.limits.quotas)
+        self._max_weights = self.limits.max_weights
 
     def _keep_totals(self, now: float) -> None:
         self._totals_at = now
@@ -130,10 +135,21 @@ class Planner:
 
     def _describe(self, live: ActiveTrainer, usual_rate: float, now: float) -> Trainer:
         """Return the scheduler's description of a trainer, and log it so that decisions can be replayed."""
-        live.known = live.as_trainer(usual_rate)
+        known = live.as_trainer(usual_rate)
+        if known.weight > (weight := self._weight(live)):
+            if self._limited_weights.get(live.id) != weight:
+                self._store.log(now, events.WeightLimited(live.id, live.spec.weight, weight))
+                self._limited_weights[live.id] = weight
+                self._store.keep("limited_weights", self._limited_weights)
+            known = replace(known, weight=weight)
+        live.known = known
         live.stale = False
-        self._store.log(now, learned_event(live.known))
-        return live.known
+        self._store.log(now, learned_event(known))
+        return known
+
+    def _weight(self, live: ActiveTrainer) -> float:
+        """Return the weight with which a trainer counts."""
+        return min(live.weight, self.limits.max_weight(live.owner))
 
 
 def _usual_rate(trainers: Iterable[ActiveTrainer]) -> float:

@@ -44,7 +44,7 @@ class Reconciler:
         self, store: Store, scheduler: Scheduler, settings: ControllerSettings, launchers: Mapping[str, Launcher]
     ) -> None:
         self.store = store
-        self.planner = Planner(store, scheduler)
+        self.planner = Planner(store, scheduler, settings.max_weight)
         self.settings = settings
         self.launchers = launchers
         self.nodes: dict[str, NodeState] = {}

@@ -20,6 +20,7 @@ class WaitReasons:
     def __init__(self, cluster: Reconciler) -> None:
         self._cluster = cluster
         self._state = cluster.planner.state
+        self._scheduler = cluster.planner.scheduler
 
     def of(self, live: ActiveTrainer | None) -> str:
         """Return why a trainer has no nodes; an empty text if it has some, or is about to get some."""
@@ -55,9 +56,11 @@ class WaitReasons:
     def _queued(self, trainer: str) -> str:
         if trainer in self._admitted:
             return "" if self._cluster.planner.undecided else "the nodes are worth more to other trainers now"
-        if len(self._admitted) >= self._parallel:
-            return f"waits for its turn: max parallel is {self._parallel}"
-        return ""
+        if len(self._admitted) < self._parallel:
+            return ""
+        if self._scheduler.policy.max_parallel is None:
+            return "waits for its turn: the nodes are used by earlier trainers"
+        return f"waits for its turn: max parallel is {self._parallel}"
 
     @cached_property
     def _admitted(self) -> frozenset[str]:
@@ -65,11 +68,11 @@ class WaitReasons:
 
     @cached_property
     def _parallel(self) -> int:
-        return self._cluster.planner.scheduler.max_parallel(self._state)
+        return self._scheduler.max_parallel(self._state)
 
     @cached_property
     def _caps(self) -> dict[str, int]:
-        return dict(self._cluster.planner.scheduler.limits(self._state).owner_caps)
+        return dict(self._scheduler.limits(self._state).owner_caps)
 
     @cached_property
     def _held(self) -> dict[str, int]:

@@ -193,6 +193,16 @@ class Decided(TypedEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class WeightLimited(TypedEvent):
+    """A trainer's weight is above the maximum of its owner, so it counts with the maximum."""
+
+    kind = "trainer.weight-limited"
+    trainer: str
+    weight: float
+    max_weight: float
+
+
+@dataclass(frozen=True, slots=True)
 class OwnersChanged(TypedEvent):
     """The owners' limits were changed. `owners` are all rows of the store."""
 

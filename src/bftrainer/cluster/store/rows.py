@@ -114,6 +114,8 @@ class OwnerRow:
     share_nodes: int | None = None
     share_percent: float | None = None
     changed: float = 0.0
+    max_weight: float | None = None
+    """Largest weight of a trainer. None: `policy.max_weight`."""
 
 
 @dataclass(frozen=True, slots=True)
