@@ -148,5 +148,7 @@ _PLACES = (
     "ALTER TABLE points ADD COLUMN metrics_at TEXT NOT NULL DEFAULT '{}'",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _OWNERS, _POINTS, _PLACES)
+_EXPIRY = ("ALTER TABLE tokens ADD COLUMN expires REAL",)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _OWNERS, _POINTS, _PLACES, _EXPIRY)
 """The statements that lead from version N to N + 1, in order. Each entry is one transaction."""
