@@ -110,9 +110,9 @@ class Server:
     host: Annotated[
         str,
         PlainValidator(some_text),
-        Field(description="the name or address of a network interface"),
-        Doc("address to listen on; any but loopback needs tokens"),
-    ] = "127.0.0.1"
+        Field(description="the name or address of a network interface, or auto"),
+        Doc("address to listen on; auto: 127.0.0.1, and with the slurm pool the address that its nodes can reach"),
+    ] = "auto"
     port: Annotated[
         int,
         _NUMBER,
@@ -131,6 +131,11 @@ class Server:
 class Api:
     """The API's certificate and name, its tokens, and what it shows without a token."""
 
+    tls: Annotated[
+        bool,
+        Field(strict=True, description="true or false"),
+        Doc("beyond loopback, encrypt all connections; without api.certificate the controller makes its own authority"),
+    ] = True
     certificate: Annotated[
         FilePath, Doc("certificate of the controller, PEM; with api.key: TLS for all connections")
     ] = ""
