@@ -49,7 +49,8 @@ def test_the_certificate_is_for_the_controllers_names_and_keys_are_private(made:
     assert (made / "tls").stat().st_mode & 0o777 == 0o700
     strict = ["openssl", "verify", "-x509_strict", "-CAfile", identity.authority, str(identity.certificate)]
     assert subprocess.run(strict, capture_output=True).returncode == 0
-    tls.client_context(Path(identity.authority).read_text())  # a client may have it as text
+    for known in (identity.authority, Path(identity.authority).read_text(), tls.one_line(Path(identity.authority))):
+        assert len(tls.client_context(known).get_ca_certs()) == 1  # a file, its text, and a line of text
 
 
 def test_what_is_good_stays_and_the_authority_outlives_its_certificates(made: Path) -> None:
@@ -111,4 +112,7 @@ def test_beyond_loopback_a_controller_is_encrypted_and_a_users_file_is_all_that_
 def test_a_text_that_holds_no_certificate_is_refused() -> None:
     with pytest.raises(InputError, match="its text must have certificates in PEM form"):
         tls.client_context(f"{tls.PEM}\nnonsense\n-----END CERTIFICATE-----\n")
+    for odd in ("base64:bm9uc2Vuc2U=", "base64:???"):
+        with pytest.raises(InputError):
+            tls.client_context(odd)
     assert tls.client_context("").verify_mode == ssl.CERT_REQUIRED

@@ -170,3 +170,26 @@ def test_what_a_pilot_says_is_an_event_a_sentence_and_kept_for_the_doctor(
     host.nodes = frozenset({"n1"})
     play(Pilot(2, "n1", "running"))
     assert (calls.problem, host.memory) == ("", {callbacks.STORED: ""})
+
+
+def test_of_a_pilot_that_died_before_its_agent_could_speak_the_last_line_is_told(tmp_path: Path) -> None:
+    host, calls = Host(), CallBacks()
+    prepare_folder(tmp_path)
+    (tmp_path / "n1.log").write_text("/shared/pilot.sh: 4: exec: /none/python: not found\n\n")
+    (tmp_path / "n2.log").write_text("2026-11-16 n2: joined as n2\nTraceback: something later\n")
+
+    def play(*pilots: Pilot) -> None:
+        asyncio.run(take(calls, tmp_path, host, pilots))  # type: ignore[arg-type]
+
+    play(Pilot(1, "n1", "ended", how="FAILED"))  # before this controller
+    assert host.notes == []
+    host.nodes = frozenset({"n3"})
+    play(Pilot(4, "n3", "running"))
+    host.nodes = frozenset()
+    died = [Pilot(job, f"n{node}", "ended", how="FAILED") for job, node in ((2, 1), (3, 2), (4, 3))]
+    play(*died, Pilot(5, "n4", "ended", how="PREEMPTED"))
+    assert [facts["node"] for _, facts in host.notes] == ["n1"]
+    assert calls.problem.startswith(
+        "pilots on n1 ended before they reached the controller: /shared/pilot.sh: 4: exec: /none/python: not found; see"
+    )
+    assert (calls.held(0.0), calls.room(5, 0, 0.0)) == (set(), 5)  # the pool tries again by its own rule

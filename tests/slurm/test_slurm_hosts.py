@@ -129,16 +129,9 @@ def test_an_address_that_the_nodes_cannot_reach_is_one_clear_sentence_and_no_pil
         assert doctor.returncode == 1
         told = ask("/v1/events", kind="pool.call_back_failed")["events"]
         assert sorted(event["node"] or event["data"]["node"] for event in told) == sorted(NODES), told
-        wait_until(lambda: not lab.jobs("-p", "scavenger"), "the end of the pilots", 60)
-        wait_until(lambda: set(lab.states().values()) == {"idle"}, "idle nodes", 30)
-        rounds = ask("/v1/status")["now"]
-        wait_until(lambda: ask("/v1/status")["now"] > rounds + 1.5, "some rounds")
-        assert pilots(lab) - before == Counter(NODES)
+        assert pilots(lab) - before == Counter(NODES)  # for how long: test_slurm_callbacks.py
     refused = site.type(f"{SERVE} --host 127.0.0.1")
     assert refused.returncode == 2
     assert "only this machine can reach" in refused.stderr
     assert "such as 10.77.0.1" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
-    foreign = site.type(f"{SERVE} --host 10.77.0.99")
-    assert foreign.returncode == 2
-    assert "10.77.0.99 is not an address of this machine" in foreign.stderr

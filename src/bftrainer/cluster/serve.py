@@ -52,7 +52,7 @@ from bftrainer.cluster.store.state_folder import LOCK_FILE, SECRET_FILE, STATE_I
 from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.cluster.store.tokens import LOCAL_TOKEN
 from bftrainer.cluster.wire import tls
-from bftrainer.cluster.wire.authority import own_identity
+from bftrainer.cluster.wire.authority import OWN_AUTHORITY, own_identity
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes import variables
 from bftrainer.scheduler import Scheduler
@@ -116,6 +116,12 @@ class _Prepared:
         """File of certificates by which agents and commands verify the controller; empty: the system's."""
         return self.identity.authority if self.identity is not None else ""
 
+    @property
+    def authority_of_agents(self) -> str:
+        """The same for agents. The controller's own authority is given as text: not all nodes see the state folder."""
+        own = self.folder / OWN_AUTHORITY
+        return tls.one_line(own) if self.authority == str(own) else self.authority
+
 
 def _prepare(
     config: Config, folder: Path, store: Store, listening: LimitedListener, address: ControllerAddress
@@ -176,7 +182,7 @@ def _build(config: Config, prepared: _Prepared, store: Store, *, dry_run: bool) 
         return Logbook(StateLayout(folder, state_id).folder(trainer), config.trainers.max_log_mb << 20)
 
     agents = {variables.URL: prepared.url, variables.SECRET: prepared.secret, variables.STATE_ID: state_id}
-    agents |= {tls.CA: prepared.authority} if prepared.authority else {}
+    agents |= {tls.CA: prepared.authority_of_agents} if prepared.authority else {}
     return Controller(cluster, pool, config, logbook, agents)
 
 

@@ -23,6 +23,8 @@ from bftrainer.errors import BFTrainerError, InputError
 FOLDER = "tls"
 AUTHORITY, AUTHORITY_KEY = "ca.pem", "ca.key"
 CERTIFICATE, KEY = "controller.pem", "controller.key"
+OWN_AUTHORITY = f"{FOLDER}/{AUTHORITY}"
+"""File in a state folder with the certificate by which clients verify the controller."""
 KEYS = (f"{FOLDER}/{AUTHORITY_KEY}", f"{FOLDER}/{KEY}")
 """Files in a state folder that only their owner may read."""
 

@@ -7,6 +7,7 @@ some where none are configured. Clients and agents get the context that verifies
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import ssl
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ CA = "BFTRAINER_CA"
 """The environment variable of clients and agents with a file of trusted certificates; else the system's are used."""
 PEM = "-----BEGIN CERTIFICATE-----"
 """How the content of a file of certificates begins."""
+_ONE_LINE = "base64:"
+"""How a certificate in one line begins, for variables of agents on nodes that do not see the controller's files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +68,15 @@ def verify(identity: Identity, name: str) -> None:
 def client_context(authority: str, source: str = "api.authority") -> ssl.SSLContext:
     """Return a context that verifies a controller by certificates, or by the system's if none are given.
 
-    `authority` is the path of a file in PEM form, or the content of one.
+    `authority` is the path of a file in PEM form, the content of one, or what `one_line` returned.
     """
     if not authority:
         return ssl.create_default_context()
     try:
         if authority.startswith(PEM):
             return ssl.create_default_context(cadata=authority)
+        if authority.startswith(_ONE_LINE):
+            return ssl.create_default_context(cadata=base64.b64decode(authority.removeprefix(_ONE_LINE), validate=True))
         return ssl.create_default_context(cafile=authority)
     except ssl.SSLError:
         raise InputError(f"{source}: {_shown(authority)} must have certificates in PEM form, but has none") from None
@@ -81,8 +86,13 @@ def client_context(authority: str, source: str = "api.authority") -> ssl.SSLCont
         raise InputError(f"{source}: must be the path of a file, but got {authority!r:.80}") from None
 
 
+def one_line(certificate: Path) -> str:
+    """Return the only certificate in a file as one line of text, which `client_context` accepts."""
+    return _ONE_LINE + base64.b64encode(ssl.PEM_cert_to_DER_cert(certificate.read_text())).decode()
+
+
 def _shown(authority: str) -> str:
-    return "its text" if authority.startswith(PEM) else authority
+    return "its text" if authority.startswith((PEM, _ONE_LINE)) else authority
 
 
 def reason(problem: ssl.SSLError) -> str:

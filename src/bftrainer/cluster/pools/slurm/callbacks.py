@@ -3,7 +3,8 @@
 A pilot that cannot reach the controller writes its reason to a file (`agent/call_back.py`). In each round the pool has
 the files read and reported (`take`), and asks `CallBacks` where it may submit pilots. A node that failed gets no
 pilot for `PAUSE_S`. If several nodes fail in the same way and none is connected, no node gets one for that time, and
-then one node is tried. `CallBacks` has no clock: the pool passes the time in.
+then one node is tried. Of a pilot that ended before its agent could say anything, such as one without its Python, the
+last line of its output is reported. `CallBacks` has no clock: the pool passes the time in.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from bftrainer.cluster.pools.base import PoolHost
 from bftrainer.cluster.pools.keeper import NODE_NAME
 from bftrainer.cluster.pools.slurm.read import Pilot
 from bftrainer.processes import variables
-from bftrainer.util.text import natural, one_line
+from bftrainer.util.text import last_line, natural, one_line
 
 FOLDER = "call-backs"
 PAUSE_S = 300.0
@@ -34,6 +35,10 @@ SEVERAL = 2
 STORED = "slurm.call_back"
 """Key of the present problem in the pool's memory, for the doctor."""
 
+_DIED = "died"
+"""Kind of a failure that the pilot did not report itself. The pool's own back-off is enough for it."""
+_JOINED = b": joined as "
+"""What an agent writes to its output when the controller has accepted it."""
 _MOST_BYTES = 10_000
 _ADVICE: Mapping[str, str] = {
     "route": "set server.host to an address of this machine that the nodes can reach",
@@ -63,6 +68,10 @@ class _Failure:
     call: FailedCall
     at: float
 
+    def pauses(self, now: float) -> bool:
+        """Return whether the node must not get a pilot."""
+        return self.call.kind != _DIED and now < self.at + PAUSE_S
+
 
 class CallBacks:
     """The nodes whose pilots could not reach the controller."""
@@ -74,15 +83,17 @@ class CallBacks:
         self._connected_at = -math.inf
         self._closed = False
         """Whether no node seems to reach the controller."""
-        self._looked_at: frozenset[int] = frozenset()
+        self._ended: frozenset[int] | None = None
         """Pilots that had ended by the last round."""
+        self._joined: frozenset[int] = frozenset()
+        """Pilots whose agents were connected at some time."""
         self._stored: str | None = None
 
     def failed(self, node: str, call: FailedCall, now: float) -> None:
         """Record that the pilot of a node could not reach the controller."""
         self._failures[node] = _Failure(call, now)
         alike = [other for other in self._failures.values() if other.call.kind == call.kind]
-        if len(alike) >= SEVERAL and now - self._connected_at >= PAUSE_S:
+        if len(alike) >= SEVERAL and call.kind != _DIED and now - self._connected_at >= PAUSE_S:
             self._closed = True
 
     def update(self, connected: Collection[str], now: float) -> None:
@@ -103,7 +114,7 @@ class CallBacks:
 
     def held(self, now: float) -> frozenset[str]:
         """Return the nodes that must not get a pilot now."""
-        return frozenset(node for node, failure in self._failures.items() if now < failure.at + PAUSE_S)
+        return frozenset(node for node, failure in self._failures.items() if failure.pauses(now))
 
     def room(self, room: int, pilots: int, now: float) -> int:
         """Return how many pilots may be submitted now, out of `room`, while there are this many `pilots`."""
@@ -113,7 +124,7 @@ class CallBacks:
 
     def pausing(self, now: float) -> bool:
         """Return whether no node seems to reach the controller and none is to be tried now: waiting pilots must go."""
-        return self._closed and now < max(failure.at for failure in self._failures.values()) + PAUSE_S
+        return self._closed and any(failure.pauses(now) for failure in self._failures.values())
 
     @property
     def warning(self) -> str:
@@ -124,6 +135,8 @@ class CallBacks:
         nodes = [node for node, failure in self._failures.items() if failure.call.kind == last.kind]
         nodes.sort(key=natural)
         named = ", ".join(nodes[:3]) + (f" and {len(nodes) - 3} more nodes" if len(nodes) > 3 else "")
+        if last.kind == _DIED:
+            return f"pilots on {named} ended before they reached the controller: {last.reason}; {_OTHER_ADVICE}"
         next_try = "one node is tried again every" if self._closed else "a node is tried again after"
         return (
             f"pilots cannot reach the controller at {last.url} from {named}: {last.reason}; "
@@ -135,13 +148,19 @@ class CallBacks:
         """The same sentence if no node is connected; empty if the pool works with others."""
         return "" if self._connected else self.warning
 
-    def must_look(self, pilots: Collection[Pilot], connected: Collection[str]) -> bool:
-        """Return whether there may be news: a pilot runs and is not connected, or has ended since the last call."""
-        ended = frozenset(pilot.job for pilot in pilots if pilot.state == "ended")
+    def news(self, pilots: Collection[Pilot], connected: Collection[str]) -> tuple[bool, list[Pilot]]:
+        """Return whether pilots may have called back since the last round, and those that failed and never joined."""
+        ended = {pilot.job: pilot for pilot in pilots if pilot.state == "ended"}
+        joined = (pilot.job for pilot in pilots if pilot.state == "running" and pilot.node in connected)
+        self._joined = self._joined.intersection(pilot.job for pilot in pilots).union(joined)
+        before = ended.keys() if self._ended is None else self._ended
+        fresh = [pilot for job, pilot in ended.items() if job not in before]
         silent = any(pilot.state in ("running", "ending") and pilot.node not in connected for pilot in pilots)
-        news = silent or not ended <= self._looked_at
-        self._looked_at = ended
-        return news
+        self._ended = frozenset(ended)
+        return silent or bool(fresh), [pilot for pilot in fresh if self._died(pilot)]
+
+    def _died(self, pilot: Pilot) -> bool:
+        return pilot.how == "FAILED" and pilot.job not in self._joined and pilot.node not in self._failures
 
     def store(self, host: PoolHost) -> None:
         """Store the present sentence, if it is another one, for the doctor."""
@@ -159,13 +178,18 @@ def prepare_folder(folder: Path) -> None:
 async def take(calls: CallBacks, folder: Path, host: PoolHost, pilots: Collection[Pilot]) -> None:
     """Read what pilots said since the last round, and report it."""
     calls.update(host.nodes, time.monotonic())
-    if calls.must_look(pilots, host.nodes):
+    look, died = calls.news(pilots, host.nodes)
+    if look:
         url = host.agent_environment.get(variables.URL, "")
-        for node, call in (await asyncio.to_thread(read_call_backs, folder / FOLDER, url)).items():
+        said = await asyncio.to_thread(read_call_backs, folder / FOLDER, url)
+        last = await asyncio.to_thread(
+            read_last_lines, folder, [pilot.node for pilot in died if pilot.node not in said]
+        )
+        for node, call in {**{node: FailedCall(url, _DIED, line) for node, line in last.items()}, **said}.items():
             if node not in host.nodes:  # else it was reached in the meantime
                 calls.failed(node, call, time.monotonic())
                 host.note("call_back_failed", node=node, reason=call.reason, url=call.url)
-                _log.warning("the pilot on %s cannot reach the controller at %s: %s", node, call.url, call.reason)
+                _log.warning("the pilot on %s did not reach the controller at %s: %s", node, call.url, call.reason)
     calls.store(host)
 
 
@@ -186,11 +210,23 @@ def read_call_backs(folder: Path, url: str) -> dict[str, FailedCall]:
     return found
 
 
+def read_last_lines(folder: Path, nodes: Collection[str]) -> dict[str, str]:
+    """Return the last line in the logs of these nodes whose agent did not join. It waits for the file system."""
+    lines: dict[str, str] = {}
+    for node in nodes:
+        with contextlib.suppress(OSError), (folder / f"{node}.log").open("rb") as file:
+            output = file.read(_MOST_BYTES)
+            if _JOINED not in output:
+                lines[node] = one_line(last_line(output.decode(errors="replace")))[:300] or "it printed nothing"
+    return lines
+
+
 def _read(path: Path) -> FailedCall | None:
     try:
         with path.open("rb") as file:
-            fields = json.loads(file.read(_MOST_BYTES))
+            content = file.read(_MOST_BYTES)
         path.unlink()
+        fields = json.loads(content)
         url, kind, reason = (one_line(fields[name])[:500] for name in ("url", "kind", "reason"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
