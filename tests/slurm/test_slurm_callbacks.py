@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bftrainer.cluster.doctor.doctor import examine
 from bftrainer.cluster.pools.keeper import Keeper, Timeouts
 from bftrainer.cluster.pools.slurm import callbacks
 from bftrainer.cluster.pools.slurm.callbacks import (
@@ -21,6 +22,7 @@ from bftrainer.cluster.pools.slurm.callbacks import (
     take,
 )
 from bftrainer.cluster.pools.slurm.read import Pilot
+from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.processes import variables
 from support.clocks import Clock
 
@@ -193,3 +195,22 @@ def test_of_a_pilot_that_died_before_its_agent_could_speak_the_last_line_is_told
         "pilots on n1 ended before they reached the controller: /shared/pilot.sh: 4: exec: /none/python: not found; see"
     )
     assert (calls.held(0.0), calls.room(5, 0, 0.0)) == (set(), 5)  # the pool tries again by its own rule
+
+
+def test_the_doctor_tells_what_pilots_said_and_of_keys_that_others_can_read(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    (tmp_path / "tls").mkdir()
+    (tmp_path / "tls" / "ca.key").touch(0o644)
+    (tmp_path / "tls" / "ca.key").chmod(0o644)
+    told = []
+    for sentence in (None, "pilots cannot reach the controller", ""):
+        with Store.open(tmp_path / FILE) as store:
+            if sentence is not None:
+                store.keep(f"pool.{callbacks.STORED}", sentence)
+        told.append([(found.level, found.what) for found in examine(tmp_path) if "pilot" in found.what])
+    assert told == [
+        [],
+        [("error", "pilots cannot reach the controller")],
+        [("ok", "no pilot says that it cannot reach the controller")],
+    ]
+    assert [finding.level for finding in examine(tmp_path) if "ca.key is open to others" in finding.what] == ["error"]
