@@ -567,6 +567,43 @@ def test_a_token_is_made_listed_and_revoked(call: Call, tmp_path: Path) -> None:
     database.close()
 
 
+def test_a_token_lasts_as_long_as_is_said_or_as_the_configuration_says(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def days(name: str) -> float | None:
+        rows = {row["name"]: row for row in json.loads(call("token", "list", "--json").out)["tokens"]}
+        expires = rows[name]["expires"]
+        return None if expires is None else round((expires - rows[name]["created"]) / 86400, 3)
+
+    call("token", "create", "plain")
+    call("token", "create", "month", "--expires", "30d")
+    monkeypatch.setenv("BFTRAINER_API__TOKEN_LIFETIME", "12h")
+    call("token", "create", "short")
+    call("token", "create", "lasting", "--expires", "never")
+    assert [days(name) for name in ("plain", "month", "short", "lasting")] == [None, 30, 0.5, None]
+    listed = call("token", "list").out
+    assert "expires" in listed
+    assert "never" in listed
+    for wrong in ("30", "0d", "-1d", "30 days", "999999d", ""):
+        refused(call("token", "create", "odd", "--expires", wrong), "--expires must be a time such as 12h, 30d or 52w")
+    monkeypatch.setenv("BFTRAINER_API__TOKEN_LIFETIME", "soon")
+    refused(call("token", "list"), "api.token_lifetime must be a time such as 12h, 30d or 52w, or never")
+
+
+def test_a_users_file_needs_a_controller_and_a_new_place(call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "ann.json"
+    refused(call("token", "create", "ann", "--client-file", str(file)), "no controller is known", status=1)
+    (tmp_path / "state").mkdir(exist_ok=True)
+    (tmp_path / "state" / "client.json").write_text(json.dumps({"url": "http://127.0.0.1:1", "token": TOKEN}))
+    assert call("token", "create", "ann", "--client-file", str(file)).out.strip() == f"wrote {file}"
+    content = json.loads(file.read_text())
+    assert (content["url"], set(content)) == ("http://127.0.0.1:1", {"url", "token"})
+    refused(call("token", "create", "bob", "--client-file", str(file)), "exists already")
+    there = tmp_path / "none" / "bob.json"
+    refused(call("token", "create", "bob", "--client-file", str(there)), f"cannot write {there}")
+    assert call("token", "create", "bob").status == 0  # the name was not used up
+
+
 def test_the_configuration_is_printed_as_a_file_that_says_the_same(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ def load(tmp_path: Path, text: str | None = None, env: Mapping[str, str] | None 
 
 def test_without_anything_the_defaults_hold(tmp_path: Path) -> None:
     config = load(tmp_path)
-    assert (config.server.host, config.server.port) == ("127.0.0.1", 8765)
+    assert (config.server.host, config.server.port) == ("auto", 8765)
     assert config.policy.horizon_s == 120
     assert config.pool.kind == "local"
     assert config.state == tmp_path / ".local/state/bftrainer"

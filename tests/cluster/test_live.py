@@ -94,7 +94,7 @@ def test_what_a_user_does_wrong_is_one_clear_line(tmp_path: Path) -> None:
         assert used.returncode == 1  # a service tries again: it may be free then
         assert f"port {port}" in used.stderr
         assert "in use" in used.stderr
-    open_ = bftrainer(state, "serve", "--port", "0", "--host", "0.0.0.0")
+    open_ = bftrainer(state, "serve", "--port", "0", "--host", "0.0.0.0", "--set", "api.tls=false")
     assert open_.returncode == 2
     assert "without tokens" in open_.stderr
     script = tmp_path / "at_once.py"

@@ -87,6 +87,24 @@ def test_a_revoked_token_is_refused_at_once_and_another_users_finds_nothing(tmp_
     play(tmp_path, scene)
 
 
+def test_an_expired_token_is_refused_with_a_sentence_of_its_own(tmp_path: Path) -> None:
+    async def scene(client: httpx.AsyncClient, bench: Bench, tokens: dict[str, str]) -> None:
+        for role in ("user", "monitor"):
+            tokens[role] = bench.store.tokens.create(name=role, owner="old", role=role, time=1.0, expires=86400.0)
+        answers = [
+            await client.get("/v1/me", headers=by(tokens, "user")),
+            await client.post("/v1/trainers", json=SPEC, headers=by(tokens, "user")),
+            await client.get("/metrics", headers=by(tokens, "monitor")),
+        ]
+        for answer in answers:
+            assert answer.status_code == 401
+            assert "has expired at 1970-01-02 00:00 UTC: ask the operator" in answer.json()["error"]
+        unknown = await client.get("/v1/me", headers={"Authorization": "Bearer bft_" + "x" * 40})
+        assert "expired" not in unknown.json()["error"]
+
+    play(tmp_path, scene)
+
+
 REFS = [
     *("..", "../t1", "..%2ft1", "%2e%2e%2f%2e%2e%2fetc%2fpasswd", "%252e%252e", "t1%00", "%00", "t1%0a", "t1/../t2"),
     *("x" * 20_000, "t" + "9" * 400, "%F0%9F%98%80", "%ff%fe", "\N{OVERLINE}", "t1;", "t1'--", "t1%20", "T1", "t01"),

@@ -298,6 +298,28 @@ def test_a_token_is_known_by_its_hash_until_it_is_revoked(store: Store, path: Pa
     assert all(token.encode() not in file.read_bytes() for file in path.parent.iterdir())
 
 
+def test_a_token_expires_and_its_name_is_free_then(store: Store) -> None:
+    token = store.tokens.create(name="laptop", owner="ada", role="user", time=1.0, expires=100.0)
+    lasting = store.tokens.create(name="monitor", owner="ada", role="monitor", time=1.0)
+    assert store.tokens.check(token, 99.0)
+    assert store.tokens.check(token, 100.0) is None
+    assert store.tokens.check(token) is None  # now
+    assert store.tokens.check(lasting, 1e12)
+    assert store.tokens.why_refused(token) == (
+        "the token laptop has expired at 1970-01-01 00:01 UTC: ask the operator for another (`bftrainer token create`)"
+    )
+    assert [store.tokens.why_refused(other) for other in ("", "x" * 40, lasting)] == ["", "", ""]
+    with pytest.raises(InputError, match="already exists"):
+        store.tokens.create(name="laptop", owner="ada", role="user", time=99.0)
+    again = store.tokens.create(name="laptop", owner="ada", role="user", time=100.0)
+    assert store.tokens.check(again)
+    assert [(row.name, row.expires, row.revoked) for row in store.tokens.all()] == [
+        ("laptop", 100.0, 100.0),
+        ("monitor", None, None),
+        ("laptop", None, None),
+    ]
+
+
 def test_the_use_of_a_token_is_noted_now_and_then(store: Store) -> None:
     token = store.tokens.create(name="a", owner="ada", role="user", time=1.0)
     used = []

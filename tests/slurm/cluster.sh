@@ -8,7 +8,13 @@
 #   cluster.sh install     only install what is missing
 #
 # Each node n01 … is a slurmd of its own with a port of its own; there are no cgroups, and no systemd is needed. All
-# files are below LAB_DIR. Partition `main` preempts partition `scavenger`. Needs root. Settings, from the environment:
+# files are below LAB_DIR. Partition `main` preempts partition `scavenger`. Needs root.
+#
+# With LAB_NAMESPACES=1 every node is a host of its own, with a name, an address (10.77.0.11 …) and a loopback of its own.
+# slurmctld is on the host `head` (10.77.0.1), which has another address, 10.78.0.1, that no node can reach. Nothing of it
+# is in the network of this machine: `LAB_DIR/at HOST COMMAND …` runs a command on a host.
+#
+# Settings, from the environment:
 #
 #   LAB_DIR        folder of everything (at most 70 characters: sockets)     LAB_GRACE      GraceTime of scavenger
 #   LAB_PORT       port of slurmctld; node i has LAB_PORT + i                LAB_PREEMPT    CANCEL or REQUEUE
@@ -16,7 +22,7 @@
 #   LAB_MEMORY     MB that a node claims to have                             LAB_TIMEOUT    MessageTimeout
 #   LAB_SCHEDULER  SchedulerParameters                                       LAB_PROCTRACK  ProctrackType
 #   LAB_PARAMETERS SlurmctldParameters                                       LAB_ACCOUNTING 1: slurmdbd with MariaDB
-#   LAB_TOPOLOGY   lines of topology.conf: a tree of switches
+#   LAB_TOPOLOGY   lines of topology.conf: a tree of switches                LAB_NAMESPACES 1: a network per node
 #   LAB_MAIN, LAB_SCAVENGER  the lines of the partitions after their names   LAB_EXTRA      more lines of slurm.conf
 set -euo pipefail
 
@@ -38,6 +44,7 @@ LAB_MAIN=${LAB_MAIN:-PriorityTier=10 PreemptMode=OFF}
 LAB_SCAVENGER=${LAB_SCAVENGER:-PriorityTier=1 PreemptMode=$LAB_PREEMPT GraceTime=$LAB_GRACE}
 LAB_EXTRA=${LAB_EXTRA:-}
 LAB_TOPOLOGY=${LAB_TOPOLOGY:-}
+LAB_NAMESPACES=${LAB_NAMESPACES:-0}
 
 conf=$LAB_DIR/slurm.conf
 run=$LAB_DIR/run
@@ -98,14 +105,56 @@ install_missing() {
   ((done)) || fail "apt-get cannot install ${missing[*]}, see $log/apt.log"
 }
 
+# Run a command on host $1: in its namespaces, or just here if there are none.
+at() {
+  if [[ $LAB_NAMESPACES == 1 ]]; then "$LAB_DIR/at" "$@"; else "${@:2}"; fi
+}
+
+# A namespace per host, joined by a bridge on `head`. Processes keep theirs; the names are removed by `down`.
+start_hosts() {
+  local name i=0 net=bft$LAB_PORT
+  printf '127.0.0.1 localhost\n10.77.0.1 head\n' >"$LAB_DIR/hosts"
+  cat >"$LAB_DIR/at" <<END
+#!/bin/sh
+# Runs a command on a host of the cluster: at HOST COMMAND …
+host=\$1 && shift
+exec nsenter --net="/run/netns/$net-\$host" unshare --uts --mount \
+  sh -c 'hostname "\$1" && mount --bind "$LAB_DIR/hosts" /etc/hosts && shift && exec "\$@"' sh "\$host" "\$@"
+END
+  chmod 755 "$LAB_DIR/at"
+  ip netns add "$net-head"
+  ip -n "$net-head" link set lo up
+  for name in br0:10.77.0.1 hidden0:10.78.0.1; do
+    ip -n "$net-head" link add "${name%:*}" type bridge
+    ip -n "$net-head" addr add "${name#*:}/24" dev "${name%:*}"
+    ip -n "$net-head" link set "${name%:*}" up
+  done
+  for name in $(node_names); do
+    i=$((i + 1))
+    echo "10.77.0.$((10 + i)) $name" >>"$LAB_DIR/hosts"
+    ip netns add "$net-$name"
+    ip -n "$net-$name" link set lo up
+    ip -n "$net-head" link add "to-$name" type veth peer name eth0 netns "$net-$name"
+    ip -n "$net-head" link set "to-$name" master br0 up
+    ip -n "$net-$name" addr add "10.77.0.$((10 + i))/24" dev eth0
+    ip -n "$net-$name" link set eth0 up
+  done
+}
+
+end_hosts() {
+  local name
+  for name in $(ip netns list 2>/dev/null | grep -o "^bft$LAB_PORT-[a-z0-9]*" || true); do ip netns del "$name" || true; done
+}
+
 # n01, n02, …: all names of one length, so that they sort.
 node_names() { seq -f "n%0$( ((count > 99)) && echo 3 || echo 2 )g" 1 "$count"; }
 
 write_conf() {
-  local first last ports accounting='AccountingStorageType=accounting_storage/none' nodes
+  local first last ports hosts=localhost addresses=127.0.0.1 accounting='AccountingStorageType=accounting_storage/none' nodes
   first=$(node_names | head -n 1) last=$(node_names | tail -n 1)
   nodes="n[${first#n}-${last#n}]" ports="[$((LAB_PORT + 1))-$((LAB_PORT + count))]"
   ((count == 1)) && nodes=$first ports=$((LAB_PORT + 1))
+  if [[ $LAB_NAMESPACES == 1 ]]; then hosts=$nodes addresses="10.77.0.[11-$((10 + count))]"; fi
   if [[ $LAB_ACCOUNTING == 1 ]]; then
     accounting="AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=127.0.0.1
@@ -114,7 +163,7 @@ AccountingStoragePass=$run/munge.sock"
   fi
   cat <<END
 ClusterName=lab
-SlurmctldHost=$(hostname -s)(127.0.0.1)
+SlurmctldHost=$( [[ $LAB_NAMESPACES == 1 ]] && echo 'head(10.77.0.1)' || echo "$(hostname -s)(127.0.0.1)" )
 SlurmctldPort=$LAB_PORT
 SlurmUser=root
 SlurmdUser=root
@@ -149,7 +198,7 @@ ${LAB_TOPOLOGY:+TopologyPlugin=topology/tree}
 JobCompType=jobcomp/filetxt
 JobCompLoc=$log/jobcomp.log
 $accounting
-NodeName=$nodes NodeHostname=localhost NodeAddr=127.0.0.1 Port=$ports CPUs=$LAB_CPUS RealMemory=$LAB_MEMORY State=UNKNOWN
+NodeName=$nodes NodeHostname=$hosts NodeAddr=$addresses Port=$ports CPUs=$LAB_CPUS RealMemory=$LAB_MEMORY State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES OverSubscribe=EXCLUSIVE DefaultTime=60 MaxTime=INFINITE State=UP $LAB_MAIN
 PartitionName=scavenger Nodes=ALL OverSubscribe=EXCLUSIVE DefaultTime=60 MaxTime=INFINITE State=UP $LAB_SCAVENGER
 $LAB_EXTRA
@@ -178,7 +227,7 @@ END
 }
 
 # How many nodes are up and answer.
-usable() { sinfo -h -N -p main -o '%T' 2>/dev/null | grep -vcE 'down|drain|fail|unk|boot|power|\*' || true; }
+usable() { at head sinfo -h -N -p main -o '%T' 2>/dev/null | grep -vcE 'down|drain|fail|unk|boot|power|\*' || true; }
 
 all_run() {
   local name
@@ -224,12 +273,12 @@ END
 
 start_slurmctld() {
   # -c: no jobs of before; job ids go on counting.
-  slurmctld "$@" -f "$conf" </dev/null >"$log/slurmctld.out" 2>&1 ||
+  at head slurmctld "$@" -f "$conf" </dev/null >"$log/slurmctld.out" 2>&1 ||
     fail "slurmctld: $(tail -qn 3 "$log/slurmctld.out" "$log/slurmctld.log" 2>/dev/null)"
 }
 
 start_slurmd() {
-  slurmd -c -N "$1" -f "$conf" </dev/null >"$log/slurmd.$1.out" 2>&1 ||
+  at "$1" slurmd -c -N "$1" -f "$conf" </dev/null >"$log/slurmd.$1.out" 2>&1 ||
     fail "slurmd $1: $(tail -qn 3 "$log/slurmd.$1.out" "$log/slurmd.$1.log" 2>/dev/null)"
 }
 
@@ -251,6 +300,7 @@ up() {
   write_epilog >"$LAB_DIR/epilog.sh"
   chmod 755 "$LAB_DIR/epilog.sh"
   for name in $(node_names); do mkdir -p "$LAB_DIR/spool/$name"; done
+  if [[ $LAB_NAMESPACES == 1 ]]; then start_hosts; fi
   [[ -s $LAB_DIR/munge.key ]] || (umask 077; head -c 1024 /dev/urandom >"$LAB_DIR/munge.key")
   munged --force --num-threads=10 --key-file="$LAB_DIR/munge.key" --socket="$run/munge.sock" \
     --pid-file="$run/munged.pid" --log-file="$log/munged.log" --seed-file="$LAB_DIR/munge.seed" \
@@ -275,6 +325,13 @@ prepare() {
   umask 022
   mkdir -p "$LAB_DIR"/{ctld,spool} "$log" "$run"
   install_missing
+  if [[ $LAB_NAMESPACES == 1 ]]; then
+    command -v ip >/dev/null || fail "the command ip is missing (package iproute2)"
+    unshare --net --uts --mount ip link add br0 type bridge 2>"$log/namespaces" ||
+      fail "network namespaces cannot be made here: $(tail -n 1 "$log/namespaces")"
+    ((${count:-1} <= 200)) || fail "with LAB_NAMESPACES there are at most 200 nodes, but got $count"
+    [[ $LAB_ACCOUNTING != 1 ]] || fail "LAB_NAMESPACES and LAB_ACCOUNTING cannot be combined"
+  fi
 }
 
 # slurmstepd and what jobs started outlive slurmd. Those of this cluster say so in their environment.
@@ -294,14 +351,14 @@ down() {
   [[ -d $run ]] || { echo down; return 0; }
   if pid=$(pid_of "$run/slurmctld.pid" slurmctld) && pid_of "$run/munged.pid" munged >/dev/null; then
     kill -CONT "$pid" 2>/dev/null || true # a test may have stopped it
-    for file in main scavenger; do timeout 5 scontrol update PartitionName=$file State=DOWN >/dev/null 2>&1 || true; done
-    jobs=$(timeout 5 squeue -h -o %A 2>/dev/null | sort -u || true)
+    for file in main scavenger; do at head timeout 5 scontrol update PartitionName=$file State=DOWN >/dev/null 2>&1 || true; done
+    jobs=$(at head timeout 5 squeue -h -o %A 2>/dev/null | sort -u || true)
     if [[ -n $jobs ]]; then
       # shellcheck disable=SC2086
-      { timeout 10 scancel --full --signal=KILL $jobs; timeout 10 scancel $jobs; } >/dev/null 2>&1 || true
+      { at head timeout 10 scancel --full --signal=KILL $jobs; at head timeout 10 scancel $jobs; } >/dev/null 2>&1 || true
     fi
     for ((i = 0; i < 50; i++)); do
-      [[ -z $(timeout 5 squeue -h -o %A 2>/dev/null || true) ]] && break
+      [[ -z $(at head timeout 5 squeue -h -o %A 2>/dev/null || true) ]] && break
       sleep 0.1
     done
   fi
@@ -312,6 +369,7 @@ down() {
   end "$run/slurmdbd.pid" slurmdbd
   end "$run/mariadbd.pid" mariadbd
   end "$run/munged.pid" munged
+  if [[ $LAB_NAMESPACES == 1 ]]; then end_hosts; fi
   echo down
 }
 
@@ -324,9 +382,9 @@ status() {
   for file in "$run"/slurmd.*.pid; do pid_of "$file" slurmd >/dev/null && running=$((running + 1)); done
   echo "slurmd: $running"
   pid_of "$run/slurmctld.pid" slurmctld >/dev/null || { echo down; return 3; }
-  sinfo
-  squeue
-  wanted=$(sinfo -h -N -p main -o %N | wc -l)
+  at head sinfo
+  at head squeue
+  wanted=$(at head sinfo -h -N -p main -o %N | wc -l)
   (($(usable) == wanted))
 }
 
@@ -346,5 +404,5 @@ case ${1:-} in
   status) status ;;
   env) echo "export SLURM_CONF=$conf" ;;
   install) prepare ;;
-  *) sed -n '2,20p' "$0"; exit 2 ;;
+  *) sed -n '2,27p' "$0"; exit 2 ;;
 esac

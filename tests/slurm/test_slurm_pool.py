@@ -353,6 +353,36 @@ def test_the_secret_is_neither_in_the_script_nor_in_what_slurm_tells_of_the_job(
     play(tmp_path, scene, max_pilots=1)
 
 
+def test_pilots_that_cannot_reach_the_controller_are_not_submitted_again_and_one_that_dies_is_told(
+    lab: Lab, tmp_path: Path
+) -> None:
+    program = (
+        "import json, os\n"
+        "words = {'url': os.environ['BFTRAINER_URL'], 'kind': 'timeout', 'reason': 'the connection timed out'}\n"
+        "open(os.environ['BFTRAINER_CALL_BACK'], 'w').write(json.dumps(words))\n"
+        "raise SystemExit(1)\n"
+    )
+
+    async def deaf(host: FakePoolHost, pool: SlurmPool) -> None:
+        def submitted() -> list[int]:
+            jobs = lab.run("squeue", "-h", "--states=all", f"--name={pool._at.name}", "-O", "ReqNodes:|")
+            return [jobs.count(node) for node in NODES[:2]]
+
+        await until(lambda: "from n01, n02: the connection timed out" in pool.describe()["problem"], pool.describe)
+        looks = host.looks  # each round asks who is here, and otherwise a pilot that failed is replaced after 0.5 s
+        await until(lambda: host.looks > looks + 40)
+        assert submitted() == [1, 1]
+        await pool.resume()
+        await until(lambda: submitted() == [2, 2], pool.describe)
+
+    async def dead(host: FakePoolHost, pool: SlurmPool) -> None:
+        await until(lambda: pool.describe()["problem"], pool.describe)
+        assert "pilots on n03 ended before they reached the controller: no module; see" in pool.describe()["problem"]
+
+    play(tmp_path / "deaf", deaf, agent=("-c", program), nodelist=NODES[:2])
+    play(tmp_path / "dead", dead, agent=("-c", "raise SystemExit('no module')"), nodelist=NODES[2:3])
+
+
 def test_what_is_missing_is_said_at_once(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def open_it(pool: SlurmPool) -> None:
         async with FakePoolHost() as host:

@@ -333,7 +333,7 @@ def test_the_script_becomes_the_agent_and_takes_the_secret_from_a_private_file(t
     assert said.split() == ["http://x:1/$a`b`'", "hush", "n7", str(script.pid)]
     assert (folder / "agent-environment").stat().st_mode & 0o777 == 0o600
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert sorted(path.name for path in folder.iterdir()) == ["agent-environment", "pilot.sh"]
+    assert sorted(path.name for path in folder.iterdir()) == ["agent-environment", "call-backs", "pilot.sh"]
 
 
 def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:

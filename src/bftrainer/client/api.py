@@ -250,6 +250,9 @@ class ApiClient:
         if answer.status_code == 401:
             hint = f"set {TOKEN} to one from `bftrainer token create`"
             what = "does not know this token" if self.address.token else "requires a token"
+            said = found.get("error", "") if isinstance(found, dict) else ""
+            if self.address.token and "expired" in said:
+                raise RefusedError(401, f"the controller at {self._where()} refuses this token: {said}")
             raise RefusedError(401, f"the controller at {self._where()} {what}: {hint}")
         if answer.status_code >= 500 and not isinstance(found, dict):
             raise RefusedError(

@@ -45,18 +45,23 @@ from bftrainer.cluster.http.limits import (
 from bftrainer.cluster.jobs.worker import JobSettings
 from bftrainer.cluster.launchers import make_launchers
 from bftrainer.cluster.launchers.base import StateLayout
-from bftrainer.cluster.pools.registry import make_pool
+from bftrainer.cluster.listening import ANY, LOOPBACK, ControllerAddress, choose_address, in_url, listen
+from bftrainer.cluster.pools.registry import make_pool, node_addresses
 from bftrainer.cluster.store import event_logging
 from bftrainer.cluster.store.state_folder import LOCK_FILE, SECRET_FILE, STATE_ID_KEY
 from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.cluster.store.tokens import LOCAL_TOKEN
 from bftrainer.cluster.wire import tls
+from bftrainer.cluster.wire.authority import OWN_AUTHORITY, own_identity
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes import variables
 from bftrainer.scheduler import Scheduler
 from bftrainer.util import locks
 from bftrainer.util.files import replace_file
 from bftrainer.util.net import is_loopback
+
+_HOST_KEY, _PORT_KEY = "host", "port"
+"""Keys in the store of the address at which agents of an earlier controller look for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +90,13 @@ async def serve(
         _locked(folder),
         event_logging.to_file(config.log, folder),
         Store.open(folder / FILE) as store,
-        _listen(config, store) as listening,
     ):
-        prepared = _prepare(config, folder, store, listening)
-        controller = _build(config, prepared, store, dry_run=dry_run)
-        give_back = config.pool.kind == "local" if drain is None else drain
-        await _run(controller, prepared, listening, give_back=give_back, up=up)
+        listening, address = await _listen(config, store)
+        with listening:
+            prepared = _prepare(config, folder, store, listening, address)
+            controller = _build(config, prepared, store, dry_run=dry_run)
+            give_back = config.pool.kind == "local" if drain is None else drain
+            await _run(controller, prepared, listening, give_back=give_back, up=up)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,30 +116,51 @@ class _Prepared:
         """File of certificates by which agents and commands verify the controller; empty: the system's."""
         return self.identity.authority if self.identity is not None else ""
 
+    @property
+    def authority_of_agents(self) -> str:
+        """The same for agents. The controller's own authority is given as text: not all nodes see the state folder."""
+        own = self.folder / OWN_AUTHORITY
+        return tls.one_line(own) if self.authority == str(own) else self.authority
 
-def _prepare(config: Config, folder: Path, store: Store, listening: LimitedListener) -> _Prepared:
-    """Find out the controller's address, and read or make its secrets and its `client.json`."""
-    host, port = listening.getsockname()[:2]
-    name = config.api.name or _in_url(host)
-    identity = tls.identity_of(config.api.certificate, config.api.key, config.api.authority, name)
-    if identity is None and not is_loopback(host):
-        complain(f"without TLS, tokens can be read on the way to {host}: set api.certificate and api.key")
+
+def _prepare(
+    config: Config, folder: Path, store: Store, listening: LimitedListener, address: ControllerAddress
+) -> _Prepared:
+    """Read or make the controller's certificate, its secrets and its `client.json`."""
+    bound, port = listening.getsockname()[:2]
+    host = bound if address.host == address.listen else address.host
+    name = config.api.name or in_url(host)
+    identity = _identity(config, folder, bound, name)
     url = f"{'http' if identity is None else 'https'}://{name}:{port}"
     state_id = store.kept(STATE_ID_KEY) or secrets.token_hex(8)
     prepared = _Prepared(folder, host, url, identity, _secret(folder / SECRET_FILE), state_id)
     token = _make_client_file(folder, store, url, prepared.authority)
     event_logging.hidden.hide(prepared.secret, token)
-    store.keep("port", port)
+    store.keep(_PORT_KEY, port)
+    store.keep(_HOST_KEY, host)
     store.keep(STATE_ID_KEY, state_id)
     store.number_after(StateLayout(folder, state_id).last_number())
     return prepared
+
+
+def _identity(config: Config, folder: Path, bound: str, name: str) -> tls.Identity | None:
+    """Return the controller's certificate; None without TLS."""
+    api = config.api
+    identity = tls.identity_of(api.certificate, api.key, api.authority, name)
+    if identity is not None or is_loopback(bound):
+        return identity
+    if api.tls:
+        addresses = (bound,) if bound not in ANY else ()
+        return own_identity(folder, (name, *addresses, LOOPBACK), (socket.gethostname(), socket.getfqdn(), "localhost"))
+    complain(f"api.tls is false: tokens and the agents' secret can be read on the way to {bound}")
+    return None
 
 
 def _build(config: Config, prepared: _Prepared, store: Store, *, dry_run: bool) -> Controller:
     """Build the controller with its pool, its launchers and its scheduler."""
     folder, state_id = prepared.folder, prepared.state_id
     every_s = config.trainers.snapshot_every_s
-    launchers = make_launchers(folder, state_id, _in_url(prepared.host).strip("[]"), store.keep, store.kept, every_s)
+    launchers = make_launchers(folder, state_id, prepared.host, store.keep, store.kept, every_s)
     settings = ControllerSettings(
         reattach_s=config.agents.reattach_s,
         silence_s=config.agents.silence_s,
@@ -156,7 +183,7 @@ def _build(config: Config, prepared: _Prepared, store: Store, *, dry_run: bool) 
         return Logbook(StateLayout(folder, state_id).folder(trainer), config.trainers.max_log_mb << 20)
 
     agents = {variables.URL: prepared.url, variables.SECRET: prepared.secret, variables.STATE_ID: state_id}
-    agents |= {tls.CA: prepared.authority} if prepared.authority else {}
+    agents |= {tls.CA: prepared.authority_of_agents} if prepared.authority else {}
     return Controller(cluster, pool, config, logbook, agents)
 
 
@@ -276,40 +303,23 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _listen(config: Config, store: Store) -> LimitedListener:
-    host, port = config.server.host, config.server.port
-    if not is_loopback(host) and not any(t.name != LOCAL_TOKEN and t.revoked is None for t in store.tokens.all()):
+async def _listen(config: Config, store: Store) -> tuple[LimitedListener, ControllerAddress]:
+    """Choose the address of the controller and listen on it."""
+    nodes = await node_addresses(config.pool.kind, config.pool.settings)
+    before, port = str(store.kept(_HOST_KEY, "")), config.server.port
+    address = await asyncio.to_thread(
+        choose_address, config.server.host, nodes, name=config.api.name, before=before
+    )  # looking up names may take long
+    encrypted = config.api.tls or config.api.certificate
+    tokens = any(token.name != LOCAL_TOKEN and token.revoked is None for token in store.tokens.all())
+    if not (is_loopback(address.listen) or encrypted or tokens):
         raise InputError(
-            f"refusing to listen on {host}, where others can reach it, without tokens: make one with "
-            "`bftrainer token create NAME`, or set server.host to 127.0.0.1"
+            f"refusing to listen on {address.listen}, where others can reach it, without encryption and without "
+            "tokens: make one with `bftrainer token create NAME`, or set server.host to 127.0.0.1"
         )
     # Agents of an earlier controller look for a controller at its port.
-    for wanted in dict.fromkeys((port or int(store.kept("port", 0)), port)):
-        try:
-            family, _, _, _, address = socket.getaddrinfo(host, wanted, type=socket.SOCK_STREAM)[0]
-            # With an explicit protocol, asyncio sends small answers at once, without waiting for an acknowledgement.
-            listening = LimitedListener(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        except OSError as problem:
-            raise BFTrainerError(f"cannot listen on {host}: {problem.strerror}") from None
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind(address)
-            listening.listen(1024)
-            listening.setblocking(False)
-        except OSError as problem:
-            listening.close()
-            if problem.errno == errno.EADDRINUSE and wanted != port:
-                continue
-            why = "is in use: choose another by --port" if problem.errno == errno.EADDRINUSE else problem.strerror
-            raise BFTrainerError(f"port {wanted} of {host} {why}") from None
-        return listening
-    raise AssertionError
-
-
-def _in_url(host: str) -> str:
-    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
-        return socket.getfqdn()
-    return f"[{host}]" if ":" in host else host
+    ports = tuple(dict.fromkeys((port or int(store.kept(_PORT_KEY, 0)), port)))
+    return listen(address.listen, ports), address
 
 
 def _secret(path: Path) -> str:

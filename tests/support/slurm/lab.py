@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import shutil
@@ -11,6 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +20,7 @@ import pytest
 
 CLUSTER = Path(__file__).resolve().parents[2] / "slurm" / "cluster.sh"
 PATIENCE_S = 60.0
+_CLONE_NEWNET = 0x40000000
 
 
 class Lab:
@@ -32,6 +35,22 @@ class Lab:
     def conf(self) -> Path:
         return self.folder / "slurm.conf"
 
+    def at(self, host: str) -> tuple[str, ...]:
+        """The words before a command that make it run on a host: `head` or a node. None if all is one machine."""
+        return (str(self.folder / "at"), host) if self.environment.get("LAB_NAMESPACES") == "1" else ()
+
+    @contextmanager
+    def network(self, host: str) -> Iterator[Executor]:
+        """One thread of this process whose connections are made on a host."""
+
+        def enter() -> None:
+            libc = ctypes.CDLL(None, use_errno=True)
+            with Path(f"/run/netns/bft{self.environment['LAB_PORT']}-{host}").open() as namespace:
+                assert libc.setns(namespace.fileno(), _CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+
+        with ThreadPoolExecutor(1, initializer=enter) as thread:
+            yield thread
+
     def script(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run `cluster.sh`."""
         return subprocess.run(
@@ -41,7 +60,7 @@ class Lab:
     def run(self, *argv: str) -> str:
         """What a command of Slurm prints."""
         env = {**self.environment, "SLURM_CONF": str(self.conf)}
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+        done = subprocess.run([*self.at("head"), *argv], env=env, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, f"{argv}: {done.stderr}"
         return done.stdout
 
@@ -81,11 +100,11 @@ class Lab:
         while Path(f"/proc/{pid}").exists():
             assert time.monotonic() < deadline, "slurmctld does not end"
             time.sleep(0.05)
-        self._start("slurmctld", "-f", str(self.conf))
+        self._start(*self.at("head"), "slurmctld", "-f", str(self.conf))
 
     def start_node(self, node: str) -> None:
         """Start the slurmd of a node again."""
-        self._start("slurmd", "-c", "-N", node, "-f", str(self.conf))
+        self._start(*self.at(node), "slurmd", "-c", "-N", node, "-f", str(self.conf))
 
     def _start(self, *argv: str) -> None:
         env = {**self.environment, "PATH": f"{self.environment['PATH']}:/usr/sbin:/sbin"}
@@ -104,7 +123,10 @@ class Lab:
 
 @contextmanager
 def cluster(count: int, **settings: str) -> Iterator[Lab]:
-    """A cluster of `count` nodes, with settings of `cluster.sh` such as `LAB_GRACE`; skips where there can be none."""
+    """A cluster of `count` nodes, with settings of `cluster.sh` such as `LAB_GRACE`; skips where there can be none.
+
+    With `LAB_NAMESPACES="1"` every node is a host of its own: see `cluster.sh`.
+    """
     if os.geteuid() != 0:
         pytest.skip("needs root: slurmd starts jobs as their users")
     folder = Path(tempfile.mkdtemp(prefix="bft-lab-", dir="/tmp"))  # a short path: sockets are in it

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import getpass
+import json
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +18,7 @@ from bftrainer.cli.common.database import open_store
 from bftrainer.cli.common.output import print_json
 from bftrainer.cli.live.show_trainers import moment
 from bftrainer.errors import InputError
+from bftrainer.util.files import replace_file
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the token.")]
 
@@ -31,11 +34,27 @@ def create(
             metavar="user|admin|monitor", help="Users control their own trainers, admins all; monitors read /metrics."
         ),
     ] = "user",
+    expires: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="How long it is valid: 12h, 30d, 52w or never; default: api.token_lifetime, never."
+        ),
+    ] = None,
+    client_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the controller's URL, its authority and the token to a new FILE instead. The user saves it as "
+            "client.json in their state folder (~/.local/state/bftrainer), and all commands work.",
+        ),
+    ] = None,
     state: State = None,
     as_json: Json = False,
 ) -> None:
     """Create a token and print it, this once. Users set BFTRAINER_TOKEN to it."""
     with live_packages():
+        from bftrainer.cluster.config.keys import lifetime_s
+        from bftrainer.cluster.config.load import load_config
         from bftrainer.cluster.store.tokens import LOCAL_TOKEN, ROLES
     owner = owner or _user()
     for what, text in (("NAME", name), ("--owner", owner)):
@@ -45,28 +64,47 @@ def create(
         raise InputError(f"NAME must not be {name}, which is reserved for `bftrainer serve`: choose another name")
     if role not in ROLES:
         raise InputError(f"--role must be one of {', '.join(ROLES)}, but got {role!r}")
-    with open_store(state_of(state), make=True) as store:
-        token = store.tokens.create(name=name, owner=owner, role=role, time=time.time())
+    config = load_config(overrides={"server.state": state})
+    try:
+        valid_s = lifetime_s(config.api.token_lifetime if expires is None else expires)
+    except ValueError:
+        raise InputError(
+            f"--expires must be a time such as 12h, 30d or 52w, or never, but got {expires!r:.80}"
+        ) from None
+    address = None if client_file is None else _address(config.state, client_file)
+    with open_store(config.state, make=True) as store:
+        now = time.time()
+        end = None if valid_s is None else now + valid_s
+        token = store.tokens.create(name=name, owner=owner, role=role, time=now, expires=end)
+        if client_file is not None:
+            try:
+                replace_file(client_file, json.dumps({**(address or {}), "token": token}) + "\n")
+            except OSError as problem:
+                store.tokens.revoke(name, now)
+                raise InputError(f"cannot write {client_file}: {problem.strerror}") from None
+    shown = {"client_file": str(client_file)} if client_file is not None else {"token": token}
     if as_json:
-        print_json({"name": name, "owner": owner, "role": role, "token": token})
+        print_json({"name": name, "owner": owner, "role": role, "expires": end, **shown})
     else:
-        say(token)
+        say(f"wrote {client_file}" if client_file is not None else token)
 
 
 def list_(state: State = None, as_json: Json = False) -> None:
     """List the tokens, without their secret values."""
     with open_store(state_of(state), make=False) as store:
-        rows = [_shown(row) for row in store.tokens.all()]
+        rows = [{**_shown(row), "valid": row.valid(time.time())} for row in store.tokens.all()]
     if as_json:
         print_json({"tokens": rows})
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("name", "owner", "role", "created", "last used", "revoked"):
+    for title in ("name", "owner", "role", "created", "last used", "expires", "revoked"):
         table.add_column(title, no_wrap=True, overflow="ellipsis")
     for row in rows:
-        times = ("" if row.get(key) is None else moment(row[key]) for key in ("created", "last_used", "revoked"))
+        times = ["" if row.get(key) is None else moment(row[key]) for key in ("created", "last_used")]
+        times.append("never" if row["expires"] is None else moment(row["expires"]))
+        times.append("" if row["revoked"] is None else moment(row["revoked"]))
         names = (Text(printable(row[key])) for key in ("name", "owner", "role"))
-        table.add_row(*names, *times, style="dim" if row.get("revoked") is not None else "")
+        table.add_row(*names, *times, style="" if row["valid"] else "dim")
     screen().print(table if rows else Text("no tokens", style="dim"))
 
 
@@ -84,6 +122,20 @@ def revoke(name: Name, state: State = None, as_json: Json = False) -> None:
 def _shown(row: Any) -> dict[str, Any]:
     """A row without the hash, which is never shown."""
     return {key: value for key, value in asdict(row).items() if key != "hash"}
+
+
+def _address(state: Path, file: Path) -> dict[str, str]:
+    """The controller's URL and the certificates to verify it with, for a user's client file."""
+    from bftrainer.client.api import find_controller
+
+    if file.exists():
+        raise InputError(f"{file} exists already: choose another file")
+    found = find_controller(state, env={})
+    try:
+        certificates = Path(found.authority).read_text() if found.authority else ""
+    except (OSError, ValueError) as problem:
+        raise InputError(f"cannot read the controller's authority: {found.authority}: {problem}") from None
+    return {"url": found.url, **({"authority": certificates} if certificates else {})}
 
 
 def _user() -> str:

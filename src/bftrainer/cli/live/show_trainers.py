@@ -53,9 +53,10 @@ def header(status: StatusView, console: Console) -> Text:
 
 
 def pool_problem(status: StatusView) -> Text | None:
-    """The pool's problem, if there is one: nodes may never come."""
-    found = (status.get("pool") or {}).get("problem")
-    return Text(f"the pool has a problem: {printable(found)[:400]}", style="bold red") if found else None
+    """The pool's problem, if there is one: some nodes, or all, may never come."""
+    pool = status.get("pool") or {}
+    found = pool.get("problem") or pool.get("warning")
+    return Text(f"the pool has a problem: {printable(found)[:500]}", style="bold red") if found else None
 
 
 def trainers_table(rows: Sequence[Row], console: Console, colours: Mapping[str, str] | None = None) -> RenderableType:

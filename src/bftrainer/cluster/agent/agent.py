@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from bftrainer.cluster.agent.call_back import CallBack, call_back_of
 from bftrainer.cluster.agent.folder import private_folder
 from bftrainer.cluster.agent.link import ControllerLink
 from bftrainer.cluster.agent.options import AgentOptions, ResolvedAgent, read_environment, resolve
@@ -75,6 +76,7 @@ class Agent:
         inherited: Inherited | None = None,
         dismissed: Callable[[], None] = lambda: None,
         gone: Callable[[], None] = lambda: None,
+        call_back: CallBack | None = None,
     ) -> None:
         self.name = uuid.uuid4().hex
         self._settings = settings
@@ -83,7 +85,9 @@ class Agent:
         self._inherited = inherited
         self._dismissed = dismissed
         self._gone = gone
-        self._link = ControllerLink(settings.url, settings.secret, self._joining, self._obey, settings.authority)
+        self._link = ControllerLink(
+            settings.url, settings.secret, self._joining, self._obey, settings.authority, call_back
+        )
         self._leaving = asyncio.Event()
         self._reason = ""
         self._beat_s = BEAT_S
@@ -207,7 +211,12 @@ class Agent:
                 self._link.send(answer)
 
 
-def run_agent(settings: ResolvedAgent, preload: tuple[str, ...] = PRELOAD, inherited: Inherited | None = None) -> None:
+def run_agent(
+    settings: ResolvedAgent,
+    preload: tuple[str, ...] = PRELOAD,
+    inherited: Inherited | None = None,
+    call_back: CallBack | None = None,
+) -> None:
     """Run the agent in this process until it is told to leave. Raises `BFTrainerError` if it cannot continue."""
     signals = Signals()
     logging.basicConfig(format=f"%(asctime)s {settings.node}: %(message)s", level=logging.WARNING)
@@ -223,6 +232,7 @@ def run_agent(settings: ResolvedAgent, preload: tuple[str, ...] = PRELOAD, inher
             inherited=inherited,
             dismissed=lambda: exit_soon(agent.saving_s),
             gone=partial(os._exit, 0),
+            call_back=call_back,
         )
 
         def leave(name: str) -> None:
@@ -240,17 +250,22 @@ def main(argv: Sequence[str] | None = None, preload: tuple[str, ...] = PRELOAD) 
     If this process has already imported the modules to preload, workers are forked from a copy of it.
     """
     status = 0
+    call_back = call_back_of(os.environ)
     try:
         settings = _settings(argv)
     except BFTrainerError as problem:
         print(f"bftrainer: {problem}", file=sys.stderr)
+        if call_back is not None:
+            call_back.ended(problem)
         sys.exit(problem.exit_code)
     # No code around this call may catch the exception that ends a worker. Nothing may have been started before it.
     inherited = fork_forker(preload) if preload and preload[0] in sys.modules else None
     try:
-        run_agent(settings, preload, inherited)
+        run_agent(settings, preload, inherited, call_back)
     except BFTrainerError as problem:
         print(f"bftrainer: {problem}", file=sys.stderr)
+        if call_back is not None:
+            call_back.ended(problem)
         status = problem.exit_code
     sys.stdout.flush()
     sys.stderr.flush()

@@ -19,6 +19,7 @@ from contextlib import suppress
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidHandshake, InvalidStatus, InvalidURI, WebSocketException
 
+from bftrainer.cluster.agent.call_back import TRY_S, CallBack, why_unreached
 from bftrainer.cluster.wire import codec, tls
 from bftrainer.cluster.wire.messages import GIVE_UP_S, FromAgent, FromController, Join, Welcome
 from bftrainer.elastic.protocol import ProtocolError
@@ -26,6 +27,8 @@ from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.util.backoff import Backoff
 
 OPEN_S = 10.0
+FIRST_OPEN_S = 7.0
+"""The same for an agent that tells why it cannot reach its controller."""
 WELCOME_S = 30.0
 """How long a controller that has accepted the connection may take to send its welcome."""
 MOST_FRAME_BYTES = 16 << 20
@@ -50,7 +53,8 @@ class ControllerLink:
     """One agent's connection to the current controller.
 
     `joining` makes the first message of each connection. `obey` gets every message of the controller. `authority` is a
-    file of certificates to verify the controller with; empty: the system's.
+    file of certificates to verify the controller with; empty: the system's. With a `call_back`, the agent tries for a
+    shorter time to reach the controller for the first time, and tells why it does not.
     """
 
     def __init__(
@@ -60,8 +64,10 @@ class ControllerLink:
         joining: Callable[[], Join],
         obey: Callable[[FromController], None],
         authority: str = "",
+        call_back: CallBack | None = None,
     ) -> None:
-        self.give_up_s = GIVE_UP_S
+        self.give_up_s = GIVE_UP_S if call_back is None else TRY_S
+        self._call_back = call_back
         self._url = url
         self._secret = secret
         self._tls = tls.client_context(authority, tls.CA) if url.startswith("wss:") else None
@@ -113,16 +119,21 @@ class ControllerLink:
                 if status in (401, 403):
                     problem = "the controller refuses the secret"
                     if not self._ever_welcome:
+                        self._unreached(refusal, for_good=True)
                         raise Refused(f"{problem}: compare it with the controller's `agent-secret`") from None
             except InvalidURI as wrong:
                 raise InputError(f"`--url` cannot be used: {wrong}") from None
             except ssl.SSLCertVerificationError as wrong:
                 problem = f"its certificate is not to be trusted: {tls.reason(wrong)}"
                 if not self._ever_welcome:
+                    self._unreached(wrong, for_good=True)
                     hint = f"set {tls.CA} to the file of its authority"
                     raise InputError(f"the controller at {self._url}: {problem}; {hint}") from None
             except (OSError, TimeoutError, EOFError, InvalidHandshake, WebSocketException) as trouble:
                 problem = str(trouble) or type(trouble).__name__
+                if not self._ever_welcome:
+                    problem = why_unreached(trouble)[1]
+                    self._unreached(trouble)
             if self._welcome:
                 self._welcome = False
                 alone_since = time.monotonic()
@@ -137,13 +148,19 @@ class ControllerLink:
             failures += 1
             await asyncio.sleep(min(_pause_s(failures), left))
 
+    def _unreached(self, problem: BaseException, *, for_good: bool = False) -> None:
+        """Tell the pool why the controller was never reached."""
+        if self._call_back is not None:
+            kind, reason = why_unreached(problem)
+            self._call_back.failed(kind, reason, for_good=for_good)
+
     async def _connect(self, most_s: float) -> None:
         """Serve one connection from its start to its end."""
         async with connect(
             self._url,
             ssl=self._tls,
             additional_headers={"Authorization": f"Bearer {self._secret}"},
-            open_timeout=max(0.1, min(OPEN_S, most_s)),
+            open_timeout=max(0.1, min(OPEN_S if self._call_back is None else FIRST_OPEN_S, most_s)),
             close_timeout=0.2,
             ping_interval=None,  # heartbeats replace pings
             max_size=MOST_FRAME_BYTES,
@@ -172,6 +189,9 @@ class ControllerLink:
             message = codec.decode(frame)
             if isinstance(message, Welcome):
                 self._welcome = self._ever_welcome = True
+                if self._call_back is not None:
+                    self._call_back.reached()
+                    self._call_back = None
                 self.give_up_s = float(message.give_up_s)
             if isinstance(message, FromController):
                 self._obey(message)

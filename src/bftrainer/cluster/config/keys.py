@@ -7,6 +7,7 @@ the values from files, the environment and the command line. The controller gets
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,6 +79,22 @@ def _name(value: object) -> str:
     return "" if value == "" else some_text(value)
 
 
+def lifetime_s(text: str) -> float | None:
+    """Return the seconds of a lifetime such as 12h, 30d or 52w; None for `never`. Raises ValueError."""
+    if text == "never":
+        return None
+    match = re.fullmatch(r"([1-9][0-9]{0,4})([mhdw])", text, re.ASCII)
+    if match is None:
+        raise ValueError
+    return float(match[1]) * {"m": 60, "h": 3600, "d": 86400, "w": 604800}[match[2]]
+
+
+def _lifetime(value: object) -> str:
+    text = some_text(value)
+    lifetime_s(text)
+    return text
+
+
 def _log_file(value: object) -> str:
     return "none" if value == "none" else _file(value)
 
@@ -95,9 +112,9 @@ class Server:
     host: Annotated[
         str,
         PlainValidator(some_text),
-        Field(description="the name or address of a network interface"),
-        Doc("address to listen on; any but loopback needs tokens"),
-    ] = "127.0.0.1"
+        Field(description="the name or address of a network interface, or auto"),
+        Doc("address to listen on; auto: 127.0.0.1, and with the slurm pool the address that its nodes can reach"),
+    ] = "auto"
     port: Annotated[
         int,
         _NUMBER,
@@ -114,8 +131,13 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """The API's certificate and name, and what it shows without a token."""
+    """The API's certificate and name, its tokens, and what it shows without a token."""
 
+    tls: Annotated[
+        bool,
+        Field(strict=True, description="true or false"),
+        Doc("beyond loopback, encrypt all connections; without api.certificate the controller makes its own authority"),
+    ] = True
     certificate: Annotated[
         FilePath, Doc("certificate of the controller, PEM; with api.key: TLS for all connections")
     ] = ""
@@ -130,6 +152,12 @@ class Api:
         Field(description="the name of a host, or empty"),
         Doc("host name in the controller's URL; empty: taken from server.host"),
     ] = ""
+    token_lifetime: Annotated[
+        str,
+        PlainValidator(_lifetime),
+        Field(description="a time such as 12h, 30d or 52w, or never"),
+        Doc("how long new tokens are valid, such as 12h, 30d or 52w; never: until they are revoked"),
+    ] = "never"  # noqa: S105 - not a token
     open_metrics: Annotated[
         bool,
         Field(strict=True, description="true or false"),

@@ -24,11 +24,13 @@ from bftrainer.cluster.doctor.invariants import (
     trainers_agree,
     workers_agree,
 )
+from bftrainer.cluster.pools.slurm import callbacks
 from bftrainer.cluster.store import migrations
 from bftrainer.cluster.store.events import ServeStarted, ServeStopped, kinds_of
 from bftrainer.cluster.store.rows import NodeRow, WorkerRow
 from bftrainer.cluster.store.state_folder import LOCK_FILE, SECRET_FILE, STATE_ID_KEY
 from bftrainer.cluster.store.store import FILE, Store
+from bftrainer.cluster.wire import authority
 from bftrainer.elastic.protocol import WORKER
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes.variables import STATE_ID
@@ -36,7 +38,7 @@ from bftrainer.util.locks import is_locked
 
 ENOUGH_BYTES = 1_000_000_000
 
-_SECRETS = (CLIENT_FILE, SECRET_FILE)
+_SECRETS = (CLIENT_FILE, SECRET_FILE, *authority.KEYS)
 _PROC = Path("/proc")
 _OUTPUT = re.compile(r"/(t[0-9]+-[0-9]+)\.log(?: \(deleted\))?")
 
@@ -117,6 +119,7 @@ def _database(store: Store, alive: bool) -> Iterator[DoctorFinding]:
             lambda: history(store.all_events(EVENT_KINDS), trainers, trimmed=span.trimmed > 0),
         )
         yield from checked("the last controller ended in order, or runs", lambda: _ending(store, alive, running))
+        yield from _call_backs(store)
     if state_id:
         yield from summed("no process is left over", orphans(processes, running, here, alive))
 
@@ -132,6 +135,15 @@ def _ending(store: Store, alive: bool, running: Sequence[WorkerRow]) -> Iterator
         yield DoctorFinding("warning", f"{len(running)} workers ran when the controller ended", advice)
 
 
+def _call_backs(store: Store) -> Iterator[DoctorFinding]:
+    """Yield whether pilots reach the controller, if there were any."""
+    unreached = store.kept(f"pool.{callbacks.STORED}")
+    if unreached:
+        yield DoctorFinding("error", str(unreached))
+    elif unreached is not None:
+        yield DoctorFinding("ok", "no pilot says that it cannot reach the controller")
+
+
 def _modes(folder: Path) -> Iterator[DoctorFinding]:
     for path in (folder, folder / FILE, *(folder / name for name in _SECRETS)):
         try:
@@ -139,7 +151,7 @@ def _modes(folder: Path) -> Iterator[DoctorFinding]:
         except OSError:
             continue
         if mode & 0o077:
-            secret = path.name in _SECRETS
+            secret = path not in (folder, folder / FILE)
             wanted = 0o700 if path == folder else 0o600
             advice = f"chmod {wanted:o} {path}" + (", and replace what it holds: others may know it" if secret else "")
             yield DoctorFinding("error" if secret else "warning", f"{path} is open to others (mode {mode:o})", advice)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -19,6 +20,7 @@ from bftrainer import __version__
 from bftrainer.cluster.controller.controller import Controller
 from bftrainer.cluster.controller.owners import QuotaError
 from bftrainer.cluster.http import agents, dashboard, health, owners, pool, trainers
+from bftrainer.cluster.http.auth import token_refusal
 from bftrainer.cluster.http.limits import RequestLimits
 from bftrainer.cluster.http.prometheus import Counted
 from bftrainer.cluster.http.state import ApiState
@@ -42,7 +44,7 @@ def build(controller: Controller, secret: str) -> FastAPI:
     app.add_exception_handler(BFTrainerError, _failed)
     app.add_exception_handler(Exception, _crashed)
     app.add_middleware(Counted, metrics=api.metrics)
-    app.add_middleware(RequestLimits, known=lambda token: bool(token) and api.store.tokens.check(token) is not None)
+    app.add_middleware(RequestLimits, refusal=partial(token_refusal, api))
     return app
 
 

@@ -28,7 +28,7 @@ Api = Annotated[ApiState, Depends(api_state)]
 
 
 async def token_row(connection: HTTPConnection, api: Api) -> TokenRow | None:
-    """Return the token of a request and note its use; None if it is missing, wrong or revoked."""
+    """Return the token of a request and note its use; None if it is missing, wrong, revoked or expired."""
     token = bearer(connection.headers.get("authorization"))
     return api.store.tokens.check(token, time.time()) if token else None
 
@@ -36,10 +36,17 @@ async def token_row(connection: HTTPConnection, api: Api) -> TokenRow | None:
 Token = Annotated[TokenRow | None, Depends(token_row)]
 
 
-async def current_user(token: Token) -> TokenRow:
+def token_refusal(api: ApiState, token: str) -> str:
+    """Return why a token is refused; empty if it is valid."""
+    if token and api.store.tokens.check(token) is not None:
+        return ""
+    return api.store.tokens.why_refused(token) or NO_TOKEN
+
+
+async def current_user(connection: HTTPConnection, api: Api, token: Token) -> TokenRow:
     """Return the token of the caller. Refuses requests without a token and tokens of monitors."""
     if token is None:
-        raise HTTPException(401, NO_TOKEN)
+        raise HTTPException(401, token_refusal(api, bearer(connection.headers.get("authorization"))) or NO_TOKEN)
     if token.role == "monitor":
         raise HTTPException(403, "this token has the role monitor: it may read /metrics only")
     return token

@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse
 
 from bftrainer import __version__
 from bftrainer.cluster.http.auth import Api, token_row
+from bftrainer.cluster.http.limits import bearer
 from bftrainer.cluster.http.prometheus import CONTENT_TYPE
 
 router = APIRouter()
@@ -48,7 +49,8 @@ async def figures(api: Api, request: Request) -> Response:
     token = await token_row(request, api)
     open_to_all = api.controller.config.api.open_metrics and "authorization" not in request.headers
     if token is None and not open_to_all:
-        raise HTTPException(401, "the token is missing, wrong or revoked (or set api.open_metrics)")
+        expired = api.store.tokens.why_refused(bearer(request.headers.get("authorization")))
+        raise HTTPException(401, expired or "the token is missing, wrong or revoked (or set api.open_metrics)")
 
     def may_see(owner: str) -> bool:
         return token is not None and (token.role in ("admin", "monitor") or token.owner == owner)

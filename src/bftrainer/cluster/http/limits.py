@@ -59,11 +59,14 @@ _SAFE = {"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referr
 
 
 class RequestLimits:
-    """ASGI application that limits requests to another one. `known` tells whether a bearer token is valid."""
+    """ASGI application that limits requests to another one.
 
-    def __init__(self, app: ASGIApp, known: Callable[[str], bool]) -> None:
+    `refusal` returns why a bearer token is refused, or an empty text if it is valid.
+    """
+
+    def __init__(self, app: ASGIApp, refusal: Callable[[str], str]) -> None:
         self._app = app
-        self._known = known
+        self._token_refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
@@ -93,8 +96,8 @@ class RequestLimits:
         if not (length.isascii() and length.isdigit() and len(length) <= 18) or int(length) > MOST_BODY_BYTES:
             return _refused(413, _TOO_LARGE)
         has_body = int(length) > 0 or "transfer-encoding" in headers
-        if has_body and not self._known(bearer(headers.get("authorization"))):
-            return _refused(401, NO_TOKEN)
+        if has_body and (why := self._token_refusal(bearer(headers.get("authorization")))):
+            return _refused(401, why)
         return None
 
 

@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 from bftrainer.cluster.pools.base import Pool
 from bftrainer.cluster.pools.local.pool import LocalPool, LocalSettings
 from bftrainer.cluster.pools.script.pool import ScriptPool, ScriptSettings
+from bftrainer.cluster.pools.slurm.commands import node_addresses as slurm_addresses
 from bftrainer.cluster.pools.slurm.pool import SlurmPool
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings
 from bftrainer.errors import BFTrainerError, InputError
@@ -82,6 +83,14 @@ def make_pool(kind: str, settings: Mapping[str, Any], folder: Path) -> Pool:
     if missing:
         raise InputError(f"pool {kind!r} must have a method {missing[0]}, as all pools have (see pools/base.py)")
     return custom
+
+
+async def node_addresses(kind: str, settings: Mapping[str, Any]) -> Mapping[str, str] | None:
+    """Return the network addresses of a pool's nodes, by name, so that the controller can choose its own.
+
+    None: the nodes are on this machine, or the pool cannot know. Empty: they could not be found out now.
+    """
+    return await slurm_addresses(read_settings(kind, settings)) if kind == "slurm" else None
 
 
 def settings_of(kind: str) -> type[Any]:

@@ -150,5 +150,7 @@ _PLACES = (
 
 _WEIGHTS = ("ALTER TABLE owners ADD COLUMN max_weight REAL",)
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _OWNERS, _POINTS, _PLACES, _WEIGHTS)
+_EXPIRY = ("ALTER TABLE tokens ADD COLUMN expires REAL",)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _OWNERS, _POINTS, _PLACES, _WEIGHTS, _EXPIRY)
 """The statements that lead from version N to N + 1, in order. Each entry is one transaction."""

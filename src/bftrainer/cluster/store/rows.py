@@ -101,6 +101,12 @@ class TokenRow:
     created: float
     revoked: float | None
     last_used: float | None
+    expires: float | None = None
+    """When it becomes invalid by itself; None: never."""
+
+    def valid(self, now: float) -> bool:
+        """Return whether the token is neither revoked nor expired."""
+        return self.revoked is None and (self.expires is None or now < self.expires)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ import hashlib
 import re
 import secrets
 from dataclasses import fields
+from datetime import UTC, datetime
+from time import time as wall_time
 
 from bftrainer.cluster.store.database import Database
 from bftrainer.cluster.store.rows import TokenRow
@@ -36,13 +38,18 @@ class TokenTable:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    def create(self, *, name: str, owner: str, role: str, time: float) -> str:
-        """Create a token and return it. It cannot be read again later."""
+    def create(self, *, name: str, owner: str, role: str, time: float, expires: float | None = None) -> str:
+        """Create a token and return it. It cannot be read again later. An expired one of that name makes room for it.
+
+        `expires` is the time at which it becomes invalid; None: never.
+        """
         token = f"bft_{secrets.token_urlsafe(32)}"
         with self._db.transaction():
+            expired = "UPDATE tokens SET revoked = expires WHERE name = ? AND revoked IS NULL AND expires <= ?"
+            self._db.run(expired, (text(name), time))
             if self._db.row("SELECT 1 FROM tokens WHERE name = ? AND revoked IS NULL", (text(name),)):
                 raise InputError(f"a token named {name!r} already exists; revoke it first, or choose another name")
-            self._insert(token, name, owner, role, time)
+            self._insert(token, name, owner, role, time, expires)
         return token
 
     def adopt(self, token: str, *, name: str, owner: str, role: str, time: float) -> bool:
@@ -58,17 +65,25 @@ class TokenTable:
         return True
 
     def check(self, token: str, time: float | None = None) -> TokenRow | None:
-        """Return the row of a token; None if it is unknown or revoked. With a `time`, its use is recorded at intervals.
+        """Return the row of a token; None if it is unknown, revoked or expired. A use at `time` is recorded at times.
 
-        The token is looked up by its hash, so the time of the lookup reveals nothing that helps to guess a token.
+        Without a `time` it is checked for now, and no use is recorded. The token is looked up by its hash, so the time
+        of the lookup reveals nothing that helps to guess a token.
         """
-        row = self._db.row(f"{_SQL} WHERE hash = ? AND revoked IS NULL", (_hash(token),))
-        if row is None:
+        found = self._find(token)
+        if found is None or not found.valid(wall_time() if time is None else time):
             return None
-        found = TokenRow(*row)
         if time is not None and (found.last_used is None or time - found.last_used >= USED_EVERY_S):
             self._db.run("UPDATE tokens SET last_used = ? WHERE id = ?", (time, found.id))
         return found
+
+    def why_refused(self, token: str) -> str:
+        """Return one sentence for the holder of a token that has expired; empty if it is invalid in another way."""
+        found = self._find(token)
+        if found is None or found.revoked is not None or found.expires is None:
+            return ""
+        day = datetime.fromtimestamp(found.expires, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        return f"the token {found.name} has expired at {day}: ask the operator for another (`bftrainer token create`)"
 
     def all(self) -> list[TokenRow]:
         """Return all tokens, including revoked ones, oldest first."""
@@ -82,12 +97,16 @@ class TokenTable:
         number = int(name_or_id) if re.fullmatch(r"[0-9]{1,18}", name_or_id) else 0
         return self._db.run(f"{sql} id = ?", (time, number)).rowcount > 0
 
-    def _insert(self, token: str, name: str, owner: str, role: str, time: float) -> None:
+    def _find(self, token: str) -> TokenRow | None:
+        row = self._db.row(f"{_SQL} WHERE hash = ?", (_hash(token),))
+        return None if row is None else TokenRow(*row)
+
+    def _insert(self, token: str, name: str, owner: str, role: str, time: float, expires: float | None = None) -> None:
         if role not in ROLES:
             raise InputError(f"role must be one of {', '.join(ROLES)}, but got {role!r}")
         self._db.run(
-            "INSERT INTO tokens (name, owner, role, hash, created) VALUES (?, ?, ?, ?, ?)",
-            (text(name), text(owner), role, _hash(token), time),
+            "INSERT INTO tokens (name, owner, role, hash, created, expires) VALUES (?, ?, ?, ?, ?, ?)",
+            (text(name), text(owner), role, _hash(token), time, expires),
         )
 
 

@@ -1,11 +1,13 @@
 """TLS settings secure connections to the controller from agents, commands and programs.
 
-`serve` has its configured files (`api.certificate`, `api.key`) checked here before they are used. Clients and agents
-get the context that verifies the controller's certificate (`api.authority`, or the variable `BFTRAINER_CA`).
+`serve` has its configured files (`api.certificate`, `api.key`) checked here before they are used; `authority.py` makes
+some where none are configured. Clients and agents get the context that verifies the controller's certificate
+(`api.authority`, or the variable `BFTRAINER_CA`).
 """
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import ssl
 from dataclasses import dataclass
@@ -15,6 +17,10 @@ from bftrainer.errors import BFTrainerError, InputError
 
 CA = "BFTRAINER_CA"
 """The environment variable of clients and agents with a file of trusted certificates; else the system's are used."""
+PEM = "-----BEGIN CERTIFICATE-----"
+"""How the content of a file of certificates begins."""
+_ONE_LINE = "base64:"
+"""How a certificate in one line begins, for variables of agents on nodes that do not see the controller's files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,12 @@ def identity_of(certificate: str, key: str, authority: str, name: str) -> Identi
     if not (certificate and key):
         raise InputError("api.certificate and api.key must be set together")
     identity = Identity(Path(certificate), Path(key), authority)
+    verify(identity, name)
+    return identity
+
+
+def verify(identity: Identity, name: str) -> None:
+    """Check that clients of the host `name` will accept a certificate. Raises `InputError`."""
     server = _server_context(identity)
     try:
         client = client_context(identity.authority)
@@ -51,21 +63,36 @@ def identity_of(certificate: str, key: str, authority: str, name: str) -> Identi
         ) from None
     except ssl.SSLError as problem:
         raise InputError(f"api.certificate: {identity.certificate} cannot be used: {reason(problem)}") from None
-    return identity
 
 
 def client_context(authority: str, source: str = "api.authority") -> ssl.SSLContext:
-    """Return a context that verifies a controller by a file of certificates, or by the system's if there is none."""
+    """Return a context that verifies a controller by certificates, or by the system's if none are given.
+
+    `authority` is the path of a file in PEM form, the content of one, or what `one_line` returned.
+    """
     if not authority:
         return ssl.create_default_context()
     try:
+        if authority.startswith(PEM):
+            return ssl.create_default_context(cadata=authority)
+        if authority.startswith(_ONE_LINE):
+            return ssl.create_default_context(cadata=base64.b64decode(authority.removeprefix(_ONE_LINE), validate=True))
         return ssl.create_default_context(cafile=authority)
     except ssl.SSLError:
-        raise InputError(f"{source}: {authority} must have certificates in PEM form, but has none") from None
+        raise InputError(f"{source}: {_shown(authority)} must have certificates in PEM form, but has none") from None
     except OSError as problem:
         raise InputError(f"{source}: {authority}: {problem.strerror or problem}") from None
     except ValueError:
         raise InputError(f"{source}: must be the path of a file, but got {authority!r:.80}") from None
+
+
+def one_line(certificate: Path) -> str:
+    """Return the only certificate in a file as one line of text, which `client_context` accepts."""
+    return _ONE_LINE + base64.b64encode(ssl.PEM_cert_to_DER_cert(certificate.read_text())).decode()
+
+
+def _shown(authority: str) -> str:
+    return "its text" if authority.startswith((PEM, _ONE_LINE)) else authority
 
 
 def reason(problem: ssl.SSLError) -> str:

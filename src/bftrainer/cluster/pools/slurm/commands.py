@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bftrainer.cluster.pools.script.discovery import DiscoveryError, run
+from bftrainer.cluster.pools.slurm import callbacks
 from bftrainer.cluster.pools.slurm.read import (
     PILOT_FIELDS,
     PREFIX,
@@ -134,9 +135,27 @@ class Slurm:
             raise SlurmCommandError(f"{argv[0]}: its output cannot be read: {str(problem)[:200]}") from None
 
 
-def missing_programs() -> tuple[str, ...]:
-    """Return the Slurm commands that are not on the PATH."""
-    return tuple(name for name in PROGRAMS if shutil.which(name) is None)
+def require_programs() -> None:
+    """Raise an `InputError` if a Slurm command is not on the PATH."""
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    if missing:
+        raise InputError(
+            f"the pool slurm needs Slurm's commands, but {', '.join(missing)} is not on the PATH: "
+            "start the controller where they are, such as on a login node"
+        )
+
+
+async def node_addresses(settings: SlurmSettings) -> dict[str, str]:
+    """Return the address of each node of the partition as Slurm knows it (NodeAddr); empty if Slurm does not answer."""
+    require_programs()
+    argv = ("sinfo", "-N", "-h", "-p", settings.partition, "-o", "%N %o")
+    try:
+        output = await run(argv, settings.command_timeout_s, command_environment(os.environ))
+    except (DiscoveryError, OSError):
+        return {}
+    rows = (line.split() for line in output.decode(errors="replace").splitlines())
+    never, only = settings.never, settings.only
+    return {row[0]: row[1] for row in rows if len(row) == 2 and row[0] not in never and (not only or row[0] in only)}
 
 
 def command_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -196,6 +215,7 @@ def pilot_script(settings: SlurmSettings, folder: Path) -> str:
         "#!/bin/sh\n"
         f". {shlex.quote(str(folder / ENVIRONMENT_FILE))}\n"
         f'export {variables.NODE}="$SLURMD_NODENAME"\n'
+        f'export {variables.CALL_BACK}={shlex.quote(str(folder / callbacks.FOLDER))}/"$SLURMD_NODENAME"\n'
         f"exec {command}\n"
     )
 
@@ -205,6 +225,7 @@ def write_files(settings: SlurmSettings, folder: Path, agent_environment: Mappin
     lines = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(agent_environment.items()))
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        callbacks.prepare_folder(folder)
         replace_file(folder / ENVIRONMENT_FILE, lines)
         replace_file(folder / SCRIPT_FILE, pilot_script(settings, folder))
     except OSError as problem:

@@ -19,8 +19,8 @@ from typing import Any
 
 from bftrainer.cluster.pools.base import PoolHost, PoolHostLink
 from bftrainer.cluster.pools.keeper import Keeper, Orders, Timeouts
-from bftrainer.cluster.pools.slurm import decide
-from bftrainer.cluster.pools.slurm.commands import Slurm, SlurmCommandError, missing_programs, write_files
+from bftrainer.cluster.pools.slurm import callbacks, decide
+from bftrainer.cluster.pools.slurm.commands import Slurm, SlurmCommandError, require_programs, write_files
 from bftrainer.cluster.pools.slurm.read import Pilot, SlurmNode, WaitingJob
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings, read_duration
 from bftrainer.errors import BFTrainerError, InputError
@@ -89,6 +89,7 @@ class SlurmPool:
         self._failures = 0
         self._problem = ""
         self._refusals = decide.Refusals()
+        self._calls = callbacks.CallBacks()
 
     @property
     def _to(self) -> PoolHost:
@@ -102,12 +103,7 @@ class SlurmPool:
 
     async def open(self, host: PoolHost) -> None:
         """See `base.Pool`."""
-        missing = missing_programs()
-        if missing:
-            raise InputError(
-                f"the pool slurm needs Slurm's commands, but {', '.join(missing)} is not on the PATH: "
-                "start the controller where they are, such as on a login node"
-            )
+        require_programs()
         self._host_link.open(host)
         state_id = host.agent_environment.get(variables.STATE_ID) or host.recall(_STATE_ID)
         if not state_id:
@@ -129,6 +125,7 @@ class SlurmPool:
         self._paused = False
         self._keeper.forgive()
         self._refusals.forget()
+        self._calls.forget()
         self._wake.set()
 
     async def close(self, *, drain: bool) -> None:
@@ -156,7 +153,8 @@ class SlurmPool:
             "pilots": states.count("running"),
             "pending": states.count("waiting"),
             "interval_s": self.settings.interval_s,
-            "problem": self._problem or self._refusals.problem,
+            "problem": self._problem or self._calls.problem or self._refusals.problem,
+            "warning": self._calls.warning,
         }
 
     async def _check_partitions(self) -> None:
@@ -218,6 +216,7 @@ class SlurmPool:
             return math.inf
         pilots, queue = await asyncio.gather(self._at.pilots(), self._at.queue())
         self._asking_s = time.monotonic() - began
+        await callbacks.take(self._calls, self._folder, self._to, pilots)
         await self._reconcile(pilots)
         chosen, again_at = ((), math.inf) if self._paused else await self._choose(pilots, queue)
         return min(again_at, await self._act(self._settle(chosen, may_start=not self._paused)))
@@ -280,6 +279,8 @@ class SlurmPool:
         """Return why a waiting pilot must be cancelled; empty if it may wait."""
         if self._paused:
             return "the pool is paused"
+        if self._calls.pausing(now):
+            return "pilots cannot reach the controller"
         node = self._nodes.get(pilot.node)
         if node is None or not node.free(planned=True):
             return "its node is taken"
@@ -336,9 +337,9 @@ class SlurmPool:
             wanted,
             self._to.nodes,
             may_start=may_start,
-            held=frozenset(wanted).difference(chosen),
+            held=frozenset(wanted).difference(chosen) | self._calls.held(now),
             most=self.settings.max_pilots or None,
-            at_once=0 if now < self._refusals.until else max(0, room),
+            at_once=0 if now < self._refusals.until else self._calls.room(max(0, room), len(self._pilots), now),
         )
 
     async def _act(self, orders: Orders) -> float:

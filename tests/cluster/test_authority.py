@@ -1,0 +1,118 @@
+"""Beyond loopback a controller is encrypted by itself: its own authority signs its certificate, and clients know it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import ssl
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bftrainer.client.api import ApiClient, UntrustedError, find_controller
+from bftrainer.cluster.wire import authority, tls
+from bftrainer.cluster.wire.authority import own_identity
+from bftrainer.errors import BFTrainerError, InputError
+from support.cluster.live import Live
+
+pytestmark = [
+    pytest.mark.waits,
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates"),
+]
+
+NAMES = ("10.0.0.1", "fd00::1", "login1.example")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    state = tmp_path_factory.mktemp("state")
+    own_identity(state, NAMES, ("login1", "not a name"))
+    return state
+
+
+def files(state: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (state / "tls").iterdir()}
+
+
+def test_the_certificate_is_for_the_controllers_names_and_keys_are_private(made: Path) -> None:
+    identity = own_identity(made, NAMES)
+    for name in (*NAMES, "[fd00::1]", "login1"):
+        tls.verify(identity, name)
+    for name in ("10.0.0.2", "else.example"):
+        with pytest.raises(InputError, match="cannot be verified"):
+            tls.verify(identity, name)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (made / "tls").iterdir()}
+    assert modes == {"ca.pem": 0o644, "ca.key": 0o600, "controller.pem": 0o644, "controller.key": 0o600}
+    assert (made / "tls").stat().st_mode & 0o777 == 0o700
+    strict = ["openssl", "verify", "-x509_strict", "-CAfile", identity.authority, str(identity.certificate)]
+    assert subprocess.run(strict, capture_output=True).returncode == 0
+    for known in (identity.authority, Path(identity.authority).read_text(), tls.one_line(Path(identity.authority))):
+        assert len(tls.client_context(known).get_ca_certs()) == 1  # a file, its text, and a line of text
+
+
+def test_what_is_good_stays_and_the_authority_outlives_its_certificates(made: Path) -> None:
+    before = files(made)
+    own_identity(made, NAMES)
+    assert files(made) == before
+    own_identity(made, ("10.0.0.9",))
+    after = files(made)
+    assert {name for name in before if after[name] == before[name]} == {"ca.pem", "ca.key"}
+    (made / "tls" / "controller.key").write_text("half a file")
+    own_identity(made, NAMES)
+    assert files(made)["ca.pem"] == before["ca.pem"]
+
+
+def test_a_certificate_that_ends_within_a_year_is_renewed(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authority, "_CERTIFICATE_DAYS", 300)
+    own_identity(made, ("10.0.0.7",))
+    short = files(made)
+    monkeypatch.undo()
+    own_identity(made, ("10.0.0.7",))
+    assert files(made)["controller.pem"] != short["controller.pem"]
+    assert files(made)["ca.pem"] == short["ca.pem"]
+
+
+def test_what_cannot_be_made_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="must be for a host name or an address"):
+        own_identity(tmp_path, ("a b",))
+    (tmp_path / "no").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match="openssl.*not on the PATH.*api.tls=false"):
+        own_identity(tmp_path / "no", NAMES)
+    failing = tmp_path / "openssl"
+    failing.write_text("#!/bin/sh\necho no curve >&2\nexit 1\n")
+    failing.chmod(0o755)
+    with pytest.raises(BFTrainerError, match="openssl req has failed: no curve"):
+        own_identity(tmp_path / "no", NAMES)
+    with pytest.raises(BFTrainerError, match="cannot make a certificate in .*/missing"):
+        own_identity(tmp_path / "missing", NAMES)
+
+
+def test_beyond_loopback_a_controller_is_encrypted_and_a_users_file_is_all_that_a_client_needs(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with Live(state, "--dry-run", "--host", "0.0.0.0", "--set", "api.name=127.0.0.1") as live:
+        address = live.api.address
+        assert address.url.startswith("https://127.0.0.1:")
+        assert address.authority == str(state / "tls" / "ca.pem")
+        with ApiClient(replace(address, authority="")) as stranger, pytest.raises(UntrustedError):
+            stranger.status()
+        home = tmp_path / "ann" / "client.json"
+        home.parent.mkdir()
+        words = ["token", "create", "ann", "--owner", "ann", "--client-file", str(home), "--state", str(state)]
+        subprocess.run([sys.executable, "-m", "bftrainer", *words], check=True, capture_output=True)
+        assert home.stat().st_mode & 0o777 == 0o600
+        assert json.loads(home.read_text())["authority"].startswith(tls.PEM)
+        with ApiClient(find_controller(home.parent, env={})) as ann:
+            assert ann.me()["owner"] == "ann"
+
+
+def test_a_text_that_holds_no_certificate_is_refused() -> None:
+    with pytest.raises(InputError, match="its text must have certificates in PEM form"):
+        tls.client_context(f"{tls.PEM}\nnonsense\n-----END CERTIFICATE-----\n")
+    for odd in ("base64:bm9uc2Vuc2U=", "base64:???"):
+        with pytest.raises(InputError):
+            tls.client_context(odd)
+    assert tls.client_context("").verify_mode == ssl.CERT_REQUIRED
