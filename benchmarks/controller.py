@@ -1,7 +1,8 @@
 """What does a controller need for a thousand nodes, and how quick is it? The real one, against agents that are made up.
 
     python benchmarks/controller.py [--json] [--seconds 60] [--agents 1000] [--trainers 200] [--churn 10]
-                                    [--max-parallel 10,200] [--profile FILE]
+                                    [--max-parallel 10,200] [--profile FILE] [--busy 2] [--dead 5] [--silence 10]
+    python benchmarks/controller.py --flood 64 [--json] [--seconds 60] [--busy 2]
 
 `bftrainer serve` runs as it does anywhere: its own process, SQLite on disk, real websockets. A second process holds the
 agents' ends of the connections (`workers/simulated_agents.py`): every agent beats once a second with its worker's
@@ -18,6 +19,14 @@ An *event* is one agent that begins to connect, or a group of nodes that is take
 `event_to_command_ms` is the time from the event, on the agents' side, to the arrival there of the last of these. What
 workers themselves need (to become ready, to come to a step boundary) is not in it; coalescing, the decision, the store
 and the network are.
+
+`--dead` nodes fall silent in the course of a run, without closing their connections. `unnoticed_s` is the time from
+each one's last heartbeat to the event that says that it is lost. `--busy` processes beside all this do nothing but use
+a processor each.
+
+`--flood` is another measurement: that many connections, all from one process, send output as fast as the controller
+acknowledges it. `loop_lag_ms` is how long `/v1/health`, which looks at nothing, takes to answer: an upper bound of the
+event loop's lag.
 
 Each value of `--max-parallel` is a run of its own (`runs`); the figures at the top are the worst of them.
 """
@@ -51,6 +60,7 @@ from bftrainer.traces.synthetic.synth import synthesise
 from controller_events import Book
 
 AGENTS = Path(__file__).with_name("workers") / "simulated_agents.py"
+FLOOD = Path(__file__).with_name("workers") / "flooding_agents.py"
 JOINS_PER_HOUR, LEAVES_PER_HOUR = 42.0, 29.0
 SUMMIT_NODES = 1024
 REQUESTS_PER_S = 20.0
@@ -73,6 +83,9 @@ class Load:
     """Times the rate of Summit."""
     seed: int = 0
     warm_up_s: float = WARM_UP_S
+    dead: int = 0
+    """How many nodes fall silent."""
+    silence_s: float = 10.0
 
 
 @dataclass(slots=True)
@@ -167,11 +180,14 @@ class Client:
 
 
 @contextmanager
-def serving(state: Path, max_parallel: int, profile: str) -> Iterator[subprocess.Popen[bytes]]:
+def serving(
+    state: Path, max_parallel: int, profile: str = "", silence_s: float = 10.0
+) -> Iterator[subprocess.Popen[bytes]]:
     """A controller whose pool finds nothing: agents that come by themselves are welcome."""
     command = [sys.executable, *(["-m", "cProfile", "-o", profile] if profile else []), "-m", "bftrainer", "serve"]
     command += ["--state", str(state), "--port", "0", "--pool", "script", "--keep"]
-    for setting in ('pool.command=["true"]', 'pool.start=["true"]', f"policy.max_parallel={max_parallel}"):
+    settings = ['pool.command=["true"]', 'pool.start=["true"]', f"policy.max_parallel={max_parallel}"]
+    for setting in (*settings, f"agents.silence_s={silence_s}"):
         command += ["--set", setting]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("BFTRAINER_")}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
@@ -186,6 +202,18 @@ def serving(state: Path, max_parallel: int, profile: str) -> Iterator[subprocess
                 process.wait(30)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """Keep processors busy with something else."""
+    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
 
 
 @contextmanager
@@ -250,7 +278,7 @@ def run(load: Load, max_parallel: int, state: Path, profile: str = "") -> dict[s
     """One controller under load."""
     out = state.with_name(state.name + ".story")
     rng = random.Random(load.seed)
-    with serving(state, max_parallel, profile) as controller:
+    with serving(state, max_parallel, profile, load.silence_s) as controller:
         found = json.loads((state / "client.json").read_text())
         address = (found["url"], found["token"])
         api = Api(*address)
@@ -270,8 +298,12 @@ def run(load: Load, max_parallel: int, state: Path, profile: str = "") -> dict[s
             client = Client(address, rows)
             cpu, waited, fleet_cpu, began = cpu_s(pid), waited_s(pid), cpu_s(fleet.pid), time.monotonic()
             states: dict[str, int] = {}
+            dead = 0
             while time.monotonic() - began < load.seconds:
                 time.sleep(1.0)
+                if load.dead * (time.monotonic() - began) > dead * load.seconds and dead < load.dead:
+                    tell(fleet, "die")
+                    dead += 1
                 status = api.ask("/v1/status")
                 states = defaultdict(int)
                 for row in status["trainers"]:
@@ -284,7 +316,7 @@ def run(load: Load, max_parallel: int, state: Path, profile: str = "") -> dict[s
             waited = (waited_s(pid) - waited) / wall
             asked = client.stop()
             tell(fleet, "calm")
-            time.sleep(1.0)  # for the commands that are on their way
+            time.sleep(3 * load.silence_s if load.dead else 1.0)  # for what is still to be noticed or on its way
             memory = memory_mb(pid, "VmRSS"), memory_mb(pid, "VmHWM")
             tell(fleet, "stop")
             fleet.wait(LIMIT_S)
@@ -293,9 +325,14 @@ def run(load: Load, max_parallel: int, state: Path, profile: str = "") -> dict[s
     with Store.open(state / FILE) as store:
         book = Book(store, story["commands"])
         decisions = [row.data["ms"] for row in store.all_events(("decision",))]
+        lost = [(row.node, row.time) for row in store.all_events(("node.left",))]
+    noticed = []
+    for died in (event for event in story["events"] if event["kind"] == "dead"):
+        later = (at - died["time"] for name, at in lost if name in died["nodes"] and at > died["time"])
+        noticed.append(min(later, default=None))
     took: dict[str, list[float]] = defaultdict(list)
     for event in story["events"]:
-        if answers := book.answers(event):
+        if event["kind"] != "dead" and (answers := book.answers(event)):
             took[event["kind"]].append((max(answers) - event["time"]) * 1e3)
     changes = [event for event in story["events"] if event["kind"] != "join"]
     everything = [value for values in asked.took_ms.values() for value in values]
@@ -310,6 +347,9 @@ def run(load: Load, max_parallel: int, state: Path, profile: str = "") -> dict[s
         "api_ms": {"all": summary(everything), **{kind: summary(asked.took_ms[kind]) for kind in PATHS}},
         "event_to_command_ms": {kind: summary(took[kind]) for kind in ("join", "leave", "cut")},
         "decision_ms": summary(decisions),
+        "silence_s": load.silence_s,
+        "unnoticed_s": summary([value for value in noticed if value is not None]),
+        "never_noticed": noticed.count(None),
         "agents_mean": round(statistics.fmean(story["sizes"] or [0]), 1),
         "nodes_joined_per_hour": round(sum(event["kind"] == "join" for event in story["events"]) / hours),
         "nodes_left_per_hour": round(sum(len(event["nodes"]) for event in changes) / hours),
@@ -319,6 +359,39 @@ def run(load: Load, max_parallel: int, state: Path, profile: str = "") -> dict[s
         "states": dict(states),
         "generator": {"cpu_cores": round(fleet_cpu, 3), "lag_ms": summary([lag * 1e3 for lag in story["lag_s"]])},
         "problems": (story["problems"] + asked.problems)[:20],
+    }
+
+
+def run_flood(connections: int, seconds: float, state: Path, profile: str = "") -> dict[str, Any]:
+    """One controller whose agents send output without pause."""
+    with serving(state, 10, profile) as controller:
+        found = json.loads((state / "client.json").read_text())
+        command = [sys.executable, str(FLOOD), "--state", str(state), "--connections", str(connections)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as flooding:
+            api, lags = Api(found["url"], found["token"]), []
+            cpu, began = cpu_s(controller.pid), time.monotonic()
+            while time.monotonic() - began < seconds:
+                asked = time.perf_counter()
+                api.ask("/v1/health")
+                lags.append((time.perf_counter() - asked) * 1e3)
+                time.sleep(0.01)
+            wall = time.monotonic() - began
+            cpu = (cpu_s(controller.pid) - cpu) / wall
+            nodes = len(api.ask("/v1/nodes")["nodes"])
+            api.close()
+            told = json.loads(flooding.communicate(b"\n", LIMIT_S)[0])
+        written = sum(path.stat().st_size for path in state.glob("trainers/*/log*"))
+    return {
+        "loop_lag_ms": summary(lags),
+        "connections": connections,
+        "nodes": nodes,
+        "acknowledged_mb_per_s": round(told["bytes"] / wall / 1e6, 2),
+        "pieces": told["pieces"],
+        "connections_ended": told["ended"],
+        "log_mb": round(written / 1e6, 1),
+        "cpu_cores": round(cpu, 3),
+        "load_average": os.getloadavg()[0],
+        "cores": os.cpu_count(),
     }
 
 
@@ -356,10 +429,24 @@ def main() -> None:
     parser.add_argument("--max-parallel", default="10,200", help="the policy's, one run each")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--profile", default="", help="write cProfile's record of the controller to FILE.N")
+    parser.add_argument("--busy", type=int, default=0, help="processes beside it that use a processor each")
+    parser.add_argument("--dead", type=int, default=0, help="nodes that fall silent in the course of a run")
+    parser.add_argument("--silence", type=float, default=10.0, help="agents.silence_s of the controller")
+    parser.add_argument("--flood", type=int, default=0, help="only connections that send output without pause")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes it started end too
+    if args.flood:
+        with busy(args.busy), tempfile.TemporaryDirectory() as folder:
+            flooded = run_flood(args.flood, args.seconds, Path(folder, "state"), args.profile)
+        lag = flooded["loop_lag_ms"]
+        line = f"{args.flood} connections that print without pause: loop lag p50 {lag['p50']} ms, p99 {lag['p99']} ms"
+        print(json.dumps(flooded, indent=1) if args.json else line)
+        return
     values = [int(value) for value in args.max_parallel.split(",")]
-    found = measure(Load(args.agents, args.trainers, args.seconds, args.churn, args.seed), values, args.profile)
+    load = Load(args.agents, args.trainers, args.seconds, args.churn, args.seed, dead=args.dead, silence_s=args.silence)
+    with busy(args.busy):
+        found = measure(load, values, args.profile)
+    found["busy"] = args.busy
     if args.json:
         print(json.dumps(found, indent=1))
         return
@@ -368,6 +455,9 @@ def main() -> None:
     for value, row in found["runs"].items():
         api, commands = row["api_p99_ms"], row["event_to_command_p99_ms"] or 0.0
         print(f"{value:>14} {api:>7.1f} ms {commands:>11.1f} ms {row['cpu_cores']:>7.2f} {row['rss_mb']:>5.0f} MB")
+        if args.dead:
+            longest, missed = row["unnoticed_s"]["max"], row["never_noticed"]
+            print(f"dead nodes: noticed after at most {longest} s (silence_s {args.silence:g}), never: {missed}")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 `benchmarks/controller.py` runs it as a process of its own. It connects nodes to a controller, answers as workers do
 (start, become ready, arrive, form, report, print, end), and has nodes come and go. Commands come on stdin, a line each:
-`churn` begins the coming and going, `stop` ends it all. What happened is written to a file, as JSON: the events, and
-every command of the controller with the time it came.
+`churn` begins the coming and going, `die` has a node fall silent, `stop` ends it all. What happened is written to a
+file, as JSON: the events, and every command of the controller with the time it came.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from bftrainer.cluster.wire.messages import (
     Stop,
 )
 from bftrainer.elastic import protocol
-from bftrainer.elastic.protocol import Arrived, Done, Formed, Left, Ready
+from bftrainer.elastic.protocol import Arrived, Broken, Done, Formed, Left, Ready
 from simulated_workers import Training, Worker
 
 BEAT_S = 1.0
@@ -51,6 +51,8 @@ READY_S = (1.0, 3.0)
 ARRIVE_S = (0.01, 0.06)
 """Up to a step boundary."""
 FORM_S = (0.05, 0.15)
+BREAK_S = (0.001, 0.01)
+"""From the death of a peer's process to the error in the group."""
 PRINTS_S = 10.0
 """A worker prints a line so often."""
 AT_ONCE = 50
@@ -70,6 +72,7 @@ class Node:
     connection: ClientConnection | None = None
     outbox: asyncio.Queue[messages.FromAgent] | None = None
     workers: dict[str, Worker] = field(default_factory=dict)
+    beat_at: float = 0.0
 
     def post(self, message: messages.FromAgent) -> None:
         """Have it sent."""
@@ -267,6 +270,7 @@ class Fleet:
                 node.post(Log(worker.id, worker.printed, text, len(text)))
                 worker.printed += len(text)
         node.post(Beat(reports))
+        node.beat_at = now
 
     async def watch(self) -> None:
         """How late this process itself is, and how many nodes there are."""
@@ -313,6 +317,8 @@ class Fleet:
         ]
         kind = "cut" if cut else "leave"
         self.events.append({"kind": kind, "time": time.time(), "nodes": sorted(names), "survivors": survivors})
+        for name, worker_id in survivors if cut else ():
+            self._lose_peer(self.here[name], self.here[name].workers[worker_id])
         for node in taken:
             del self.here[node.name]
             assert node.connection is not None
@@ -321,6 +327,22 @@ class Fleet:
             else:
                 node.post(Going("taken"))
             node.workers = {}
+
+    def _lose_peer(self, node: Node, worker: Worker) -> None:
+        """Have a worker say that its group broke: the processes of a node that is cut off are dead."""
+        generation = worker.formed
+
+        def broken() -> None:
+            if generation and worker.formed == generation and not worker.ended:
+                self._said(node, worker, Broken(generation, "connection reset by peer"))
+
+        self._later(node, BREAK_S, broken)
+
+    def die(self) -> None:
+        """Have one node fall silent, as if its power had failed: nothing is closed, and peers hang."""
+        node = self.here.pop(self._random.choice(sorted(self.here)))
+        node.outbox, node.workers = None, {}
+        self.events.append({"kind": "dead", "time": node.beat_at, "nodes": [node.name], "survivors": []})
 
     def story(self) -> dict[str, Any]:
         """What happened."""
@@ -373,6 +395,8 @@ async def play(args: argparse.Namespace) -> None:
             fleet.lag_s.clear()
             fleet.sizes.clear()
             churning = [asyncio.create_task(work) for work in (fleet.join(), fleet.leave())]
+        elif line == b"die\n":
+            fleet.die()
         elif line == b"calm\n":
             for task in churning:
                 task.cancel()

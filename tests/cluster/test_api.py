@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bftrainer.cluster.controller.logbook import Logbook
+from bftrainer.cluster.controller.output.logbook import Logbook
 from support.cluster.api import SECRET, SPEC, by, play
 from support.cluster.bench import Bench
 

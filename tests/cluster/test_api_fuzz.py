@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from bftrainer.cluster.config.keys import Config, Server
 from bftrainer.cluster.controller.controller import Controller
-from bftrainer.cluster.controller.logbook import Logbook
+from bftrainer.cluster.controller.output.logbook import Logbook
 from bftrainer.cluster.http.app import build
 from bftrainer.cluster.store.rows import OwnerRow
 from support.cluster.api import SECRET, SPEC, NoPool

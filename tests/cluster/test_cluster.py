@@ -272,7 +272,7 @@ def test_a_controller_that_was_away_itself_takes_nobody_for_silent(bench: Bench)
     bench.submit()
     bench.join("n1")
     bench.now += 60
-    bench.cluster.was_away(60)
+    bench.cluster.was_away(60, bench.now)
     with bench.store.transaction():
         bench.act(bench.cluster.tick(bench.now))
     assert set(bench.cluster.nodes) == {"n1"}
@@ -527,11 +527,11 @@ def test_when_the_clock_is_set_nobody_is_lost_and_nothing_is_late(bench: Bench) 
     bench.join("n1")
     bench.end(next(iter(bench.workers)), 2, "oh")
     bench.now -= 3600
-    bench.cluster.was_away(-3600)
+    bench.cluster.was_away(-3600, bench.now)
     bench.pass_time(2)
     assert [w.trainer for w in bench.workers.values() if w.status is None] == [trainer]
     bench.now += 7200
-    bench.cluster.was_away(7200)
+    bench.cluster.was_away(7200, bench.now)
     with bench.store.transaction():
         bench.act(bench.cluster.tick(bench.now))
     assert set(bench.cluster.nodes) == {"n1"}
@@ -550,6 +550,8 @@ STEPS = st.one_of(
     st.tuples(st.just("time"), st.sampled_from([0.05, 0.2, 1, 5, 20])),
     st.tuples(st.just("slow"), st.booleans()),
     st.tuples(st.just("ready"), st.integers(0, 5)),
+    st.tuples(st.just("cut"), st.sampled_from(NODES)),
+    st.tuples(st.just("back"), st.sampled_from(NODES)),
 )
 
 
@@ -564,6 +566,7 @@ def test_whatever_happens_every_trainer_that_can_run_does_and_no_node_serves_two
     for what, value in steps:
         _do(bench, what, value, finished)
     bench.slow = False
+    bench.reconnect(*sorted(bench.cut))
     for worker in list(bench.workers.values()):
         if worker.status is None and not worker.ready:
             bench.make_ready(worker.id)
@@ -621,12 +624,17 @@ def _do(bench: Bench, what: str, value: object, finished: set[str]) -> None:
         for node in list(bench.agents):
             if node not in back:
                 del bench.agents[node]
+                bench.cut.discard(node)
                 bench.workers = {w.id: w for w in bench.workers.values() if w.node != node}
         bench.crash()
         bench.open()
         for node in back:
             bench.rejoin(node)
         bench.settle()
+    elif what == "cut" and value in bench.agents.keys() - bench.cut:
+        bench.disconnect(str(value))
+    elif what == "back" and value in bench.cut:
+        bench.reconnect(str(value))
     elif what == "slow":
         bench.slow = bool(value)
     elif what == "ready":

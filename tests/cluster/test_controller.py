@@ -3,56 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import gc
-import json
 import time
 import warnings
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-from bftrainer.cluster.config.keys import Config, Server
 from bftrainer.cluster.controller.controller import Controller
-from bftrainer.cluster.controller.logbook import Logbook
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.wire import codec, messages
 from bftrainer.cluster.wire.messages import Join
-from support.cluster.api import NoPool
-from support.cluster.bench import Bench
+from support.cluster.in_memory import Wire, play
 from support.waiting import until
-
-
-class Wire:
-    """An agent's end of a connection, in memory."""
-
-    def __init__(self) -> None:
-        self.to_controller: asyncio.Queue[str | None] = asyncio.Queue()
-        self.received: list[str] = []
-
-    async def frames(self) -> AsyncIterator[str]:
-        while (frame := await self.to_controller.get()) is not None:
-            yield frame
-
-    async def send(self, frame: str) -> None:
-        self.received.append(json.loads(frame)["type"])
-
-
-def play(folder: Path, scene: object) -> None:
-    bench = Bench(folder)
-
-    async def run() -> None:
-        config = dataclasses.replace(Config(), server=Server(state=folder))
-        controller = Controller(bench.cluster, NoPool(), config, lambda trainer: Logbook(folder / trainer, 1 << 20), {})
-        await controller.start()
-        try:
-            await scene(controller)  # type: ignore[operator]
-        finally:
-            await controller.stop(drain=False)
-
-    try:
-        asyncio.run(run())
-    finally:
-        bench.store.close()
 
 
 def test_an_agent_that_was_taken_for_lost_is_cut_off_so_that_it_comes_again(tmp_path: Path) -> None:
@@ -70,9 +31,9 @@ def test_an_agent_that_was_taken_for_lost_is_cut_off_so_that_it_comes_again(tmp_
         serving = asyncio.create_task(controller.agents.serve(again.frames(), again.send))
         again.to_controller.put_nowait(codec.encode(Join("n1", "n1", "a")))
         await until(lambda: "n1" in controller.cluster.nodes)
-        again.to_controller.put_nowait(None)
+        again.to_controller.put_nowait(codec.encode(messages.Going("taken")))
         await asyncio.wait_for(serving, 10)
-        assert "n1" not in controller.cluster.nodes
+        await until(lambda: "n1" not in controller.cluster.nodes)
 
     play(tmp_path, scene)
 

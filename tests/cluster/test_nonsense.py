@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from bftrainer.cluster.config.keys import Config, Server
 from bftrainer.cluster.controller import controller, decision_timer
 from bftrainer.cluster.controller.controller import Controller
-from bftrainer.cluster.controller.logbook import Logbook
+from bftrainer.cluster.controller.output.logbook import Logbook
 from bftrainer.cluster.http import app, views
 from bftrainer.cluster.store.events import NodeLeft
 from bftrainer.cluster.wire import messages

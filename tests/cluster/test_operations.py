@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bftrainer.cli.main import run
 from bftrainer.cluster.config.keys import Api, Config, Server
 from bftrainer.cluster.controller.controller import Controller
-from bftrainer.cluster.controller.logbook import Logbook
+from bftrainer.cluster.controller.output.logbook import Logbook
 from bftrainer.cluster.http import app as app_module
 from bftrainer.cluster.http import prometheus, readiness, status
 from bftrainer.cluster.spec.trainer import TrainerSpec

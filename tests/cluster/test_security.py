@@ -16,7 +16,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from bftrainer.client.api import Address, ApiClient
-from bftrainer.cluster.controller.logbook import Logbook
+from bftrainer.cluster.controller.output.logbook import Logbook
 from bftrainer.cluster.http import limits
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store.store import FILE, Store

@@ -17,8 +17,8 @@ import pytest
 
 from bftrainer.cluster.config.keys import Config, PolicySettings, Server
 from bftrainer.cluster.controller.controller import Controller
-from bftrainer.cluster.controller.logbook import Logbook
 from bftrainer.cluster.controller.metric_history import MOST, MetricHistory
+from bftrainer.cluster.controller.output.logbook import Logbook
 from bftrainer.cluster.history import history, queries
 from bftrainer.cluster.history.decisions import read_decisions
 from bftrainer.cluster.history.history import Asked, History, Viewer, nodes_over_time, pool_over_time

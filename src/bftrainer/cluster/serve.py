@@ -31,7 +31,7 @@ from bftrainer.cluster.config.load import CLIENT_FILE
 from bftrainer.cluster.config.policy import policy_of
 from bftrainer.cluster.controller.active import ControllerSettings
 from bftrainer.cluster.controller.controller import Controller
-from bftrainer.cluster.controller.logbook import Logbook
+from bftrainer.cluster.controller.output.logbook import Logbook
 from bftrainer.cluster.controller.reconciler import Reconciler
 from bftrainer.cluster.http.app import build
 from bftrainer.cluster.http.limits import (
@@ -163,6 +163,7 @@ def _build(config: Config, prepared: _Prepared, store: Store, *, dry_run: bool) 
     launchers = make_launchers(folder, state_id, prepared.host, store.keep, store.kept, every_s)
     settings = ControllerSettings(
         reattach_s=config.agents.reattach_s,
+        reconnect_s=config.agents.reconnect_s,
         silence_s=config.agents.silence_s,
         default_up_s=config.trainers.default_up_s,
         default_down_s=config.trainers.default_down_s,

@@ -71,6 +71,11 @@ class Roster:
         """Members of the generation announced last."""
         return self.generation.members
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the last group has broken or lost a member, and no group was told to form since."""
+        return self._cut or (self.generation.cut and self.going.id != self.generation.id)
+
     def missing(self) -> tuple[str, ...]:
         """Return the members of the generation announced last that the others still wait for."""
         if self.going.id == self.generation.id or len(self.generation.members) < self.min_nodes:

@@ -17,6 +17,8 @@ MOST_LOG_BYTES = 64 << 20
 MOST_MESSAGE_BYTES = 256 << 10
 MOST_LINE_BYTES = 64 << 10
 """A longer line is sent in pieces."""
+MOST_WAITING_BYTES = 8 << 20
+"""With more output waiting to be sent, all but the last part is left out, with a note."""
 INCOMPLETE_S = 1.0
 """How many seconds an unfinished line waits for its end before it is sent."""
 _KEPT_BYTES = 16 << 10
@@ -60,6 +62,8 @@ class LogTail:
         if self.offset < self._base:
             size = self._base - self.offset
             return Piece(self.offset, f"[bftrainer: {size:,} bytes of output are left out here]\n", size)
+        if self._base + self._size() - self.offset > MOST_WAITING_BYTES:
+            return self._left_out()
         data = self._read(self.offset - self._base, MOST_MESSAGE_BYTES)
         size = _whole_lines(data)
         if size == 0:
@@ -97,6 +101,18 @@ class LogTail:
     def remove(self) -> None:
         """Remove the file."""
         self._path.unlink(missing_ok=True)
+
+    def _left_out(self) -> Piece:
+        """Return a note that stands for all output but the last part, up to the end of a line."""
+        place = self.offset - self._base
+        left = self._size() - place - MOST_MESSAGE_BYTES
+        size = lines = 0
+        last = b""
+        while left > 0 and (data := self._read(place + size, min(left, 1 << 20))):
+            size, lines, left, last = size + len(data), lines + data.count(b"\n"), left - len(data), data
+        rest = b"" if last.endswith(b"\n") else self._read(place + size, MOST_LINE_BYTES)
+        end = rest.find(b"\n") + 1
+        return Piece(self.offset, f"… {lines + bool(end):,} lines left out\n", size + end)
 
     def _size(self) -> int:
         try:

@@ -12,7 +12,7 @@ import httpx
 
 from bftrainer.cluster.config.keys import Config, Server
 from bftrainer.cluster.controller.controller import Controller
-from bftrainer.cluster.controller.logbook import Logbook
+from bftrainer.cluster.controller.output.logbook import Logbook
 from bftrainer.cluster.http import app
 from bftrainer.cluster.pools.base import PoolHost
 from support.cluster.bench import Bench

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bftrainer.cluster.controller.active import ActiveTrainer, ControllerSettings
+from bftrainer.cluster.controller.active import ActiveTrainer, ControllerSettings, Disconnected
 from bftrainer.cluster.controller.effects import Effects
 from bftrainer.cluster.controller.reconciler import Reconciler
 from bftrainer.cluster.controller.restore import restore
@@ -84,6 +84,8 @@ class Bench:
     def __post_init__(self) -> None:
         self.workers: dict[str, FakeWorker] = {}
         self.agents: dict[str, str] = {}
+        self.cut: set[str] = set()
+        """Nodes whose agents are not connected: messages from and to them are lost."""
         self.dismissed: list[str] = []
         self.started: list[Start] = []
         self.effects = Effects()
@@ -118,10 +120,19 @@ class Bench:
 
     def act(self, effects: Effects) -> None:
         """Do with the effects of an event what the controller does: they are carried out when things settle."""
+        files, effects.files = effects.files, []
         self.effects.add(effects)
+        for trainer, work in files:
+            try:
+                work()
+            except OSError as problem:
+                error = f"cannot write {problem.filename}: {problem.strerror}"
+                self.effects.add(self.cluster.fail(trainer, error, self.now))
 
     def tell(self, node: str, message: FromAgent) -> None:
         """An agent says something."""
+        if node in self.cut:
+            return
         with self.store.transaction():
             self.act(self.cluster.agents_said([(node, message)], self.now))
 
@@ -146,6 +157,7 @@ class Bench:
 
     def rejoin(self, node: str) -> None:
         """An agent connects and tells all it knows."""
+        self.cut.discard(node)
         statuses = tuple(
             WorkerStatus(
                 w.id, w.trainer, 1, w.ready, w.formed > 0, w.generation, w.formed, over=w.over, done=w.done,
@@ -157,9 +169,24 @@ class Bench:
         with self.store.transaction():
             self.act(self.cluster.joined(Join(node, node, self.agents[node], statuses), self.now))
 
+    def disconnect(self, *nodes: str) -> None:
+        """The connections of agents break; the agents and their workers go on."""
+        for node in nodes:
+            with self.store.transaction():
+                self.act(self.cluster.agents_said([(node, Disconnected("connection closed"))], self.now))
+            self.cut.add(node)
+        self.settle()
+
+    def reconnect(self, *nodes: str) -> None:
+        """Agents whose connections broke come back."""
+        for node in nodes:
+            self.rejoin(node)
+        self.settle()
+
     def take(self, *nodes: str) -> None:
         """Nodes vanish, and what ran there."""
         for node in nodes:
+            self.cut.discard(node)
             del self.agents[node]
             self.workers = {w.id: w for w in self.workers.values() if w.node != node}
             with self.store.transaction():
@@ -169,7 +196,7 @@ class Bench:
     def pass_time(self, seconds: float) -> None:
         """Agents beat; the clock goes on."""
         self.now += seconds
-        for node in self.agents:
+        for node in self.agents.keys() - self.cut:
             self.cluster.beat(node, self.now)
         with self.store.transaction():
             self.act(self.cluster.tick(self.now))
@@ -230,7 +257,7 @@ class Bench:
             self.act(self.cluster.decide(self.now))
 
     def _obey(self, node: str, message: object) -> None:
-        if node not in self.agents:
+        if node not in self.agents or node in self.cut:
             return
         match message:
             case Start(worker, trainer):

@@ -252,6 +252,9 @@ class AgentSettings:
         PositiveSeconds, Doc("an agent that sends nothing for this long is lost, and its node with it")
     ] = 10.0
     worker_silence_s: Annotated[PositiveSeconds, Doc("a worker that sends nothing for this long is killed")] = SILENCE_S
+    reconnect_s: Annotated[
+        Seconds, Doc("when a connection breaks, time for the agent to come back before its node is lost")
+    ] = 5.0
     reattach_s: Annotated[Seconds, Doc("after a restart, time for agents to come back before they are lost")] = 15.0
     give_up_s: Annotated[PositiveSeconds, Doc("an agent that finds no controller for this long ends its workers")] = (
         GIVE_UP_S
@@ -296,6 +299,18 @@ class TrainerSettings:
         Field(ge=1, le=1_000_000, description="a whole number of MB from 1"),
         Doc("size in MB of the log that is kept per trainer"),
     ] = 64
+    max_log_kb_per_s: Annotated[
+        int,
+        _NUMBER,
+        Field(ge=1, le=1_000_000, description="a whole number of kB per second from 1"),
+        Doc("output in kB per second that the log takes per trainer, on average; more is left out"),
+    ] = 256
+    max_log_lines_per_s: Annotated[
+        int,
+        _NUMBER,
+        Field(ge=1, le=1_000_000, description="a whole number of lines per second from 1"),
+        Doc("lines of output per second that the log takes per trainer, on average; more are left out"),
+    ] = 2000
     keep_events: Annotated[
         int,
         _NUMBER,

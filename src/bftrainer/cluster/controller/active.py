@@ -42,6 +42,8 @@ class ControllerSettings:
 
     reattach_s: float = DEFAULTS.agents.reattach_s
     """After a restart, how long agents that were connected have to come back."""
+    reconnect_s: float = DEFAULTS.agents.reconnect_s
+    """After its connection broke, how long an agent has to come back."""
     silence_s: float = DEFAULTS.agents.silence_s
     """A node whose agent sends nothing for this long is lost."""
     default_up_s: float = DEFAULTS.trainers.default_up_s
@@ -54,9 +56,16 @@ class ControllerSettings:
     job: JobSettings = field(default_factory=JobSettings)
 
 
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The connection of an agent has ended without a `Going`. The agent may come back."""
+
+    reason: str
+
+
 @dataclass(slots=True)
 class NodeState:
-    """A node whose agent is connected, or is awaited after a restart of the controller."""
+    """A node whose agent is connected, or is awaited: its connection broke, or the controller was restarted."""
 
     name: str
     host: str
@@ -66,6 +75,8 @@ class NodeState:
     heard: float
     here: bool = True
     """Whether its agent is connected; otherwise it is awaited."""
+    cut: bool = False
+    """Whether its agent is awaited because its connection broke, and not because the controller was restarted."""
     leave_by: float | None = None
     trainer: str | None = None
     """The trainer that the node is assigned to, by the last decision."""
@@ -87,6 +98,14 @@ class NodeState:
     def in_pool(self) -> bool:
         """Whether the node can be assigned to a trainer."""
         return self.leave_by is None and self.name != HEAD
+
+    def shift(self, seconds: float, now: float) -> None:
+        """Move all times by `seconds`: the clock was set, or stood still."""
+        if seconds > 0:
+            self.heard = min(self.heard + seconds, now)
+        elif self.heard > now:  # it was heard before the clock was set back
+            self.heard += seconds
+        self.leave_by = None if self.leave_by is None else self.leave_by + seconds
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """The agent hub serves the connections of all agents.
 
 It passes what agents say to the reconciler: messages in batches, reports of workers once per tick. Output of workers
-goes to the logbooks.
+goes to the `OutputWriter`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from bftrainer.cluster.config.keys import AgentSettings
+from bftrainer.cluster.config.keys import AgentSettings, TrainerSettings
+from bftrainer.cluster.controller.active import Disconnected
 from bftrainer.cluster.controller.connection import Connection, Connections
 from bftrainer.cluster.controller.event_runner import EventRunner
-from bftrainer.cluster.controller.logbook import Logbooks
+from bftrainer.cluster.controller.output.budget import OutputBudget
+from bftrainer.cluster.controller.output.logbook import Logbooks
+from bftrainer.cluster.controller.output.writer import OutputWriter
 from bftrainer.cluster.launchers import HEAD
 from bftrainer.cluster.wire import codec
 from bftrainer.cluster.wire.messages import (
@@ -40,6 +43,9 @@ from bftrainer.util import ids
 SLICE = 40
 """How many agent messages are handled before other tasks get a turn. After an event a thousand may come at once."""
 
+EXCESS_S = 1.0
+"""An agent that sends output without waiting for acknowledgements is not read for this long."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -47,13 +53,20 @@ class AgentHub:
     """The connections of all agents, and what they said that is not handled yet."""
 
     def __init__(
-        self, runner: EventRunner, connections: Connections, logbooks: Logbooks, settings: AgentSettings
+        self,
+        runner: EventRunner,
+        connections: Connections,
+        logbooks: Logbooks,
+        settings: AgentSettings,
+        trainers: TrainerSettings,
     ) -> None:
         self._runner = runner
         self._connections = connections
         self._logbooks = logbooks
         self._settings = settings
-        self._inbox: deque[tuple[Connection, FromAgent]] = deque()
+        budget = OutputBudget(trainers.max_log_kb_per_s * 1000, trainers.max_log_lines_per_s)
+        self.output = OutputWriter(budget, self._logged)
+        self._inbox: deque[tuple[Connection, FromAgent | Disconnected]] = deque()
         self._filled = asyncio.Event()
         self._reports: dict[str, dict[str, Mapping[str, Any]]] = {}
         """Reports since the last tick, by node and worker, so that a thousand heartbeats need few transactions."""
@@ -61,8 +74,9 @@ class AgentHub:
 
     @property
     def nodes(self) -> frozenset[str]:
-        """The nodes whose agents are connected."""
-        return frozenset(self._connections) - {HEAD}
+        """The nodes whose agents are connected, or will connect again soon after their connection broke."""
+        away = (name for name, node in self._runner.cluster.nodes.items() if node.cut)
+        return frozenset((*self._connections, *away)) - {HEAD}
 
     @property
     def has_head(self) -> bool:
@@ -80,7 +94,7 @@ class AgentHub:
         """Serve one agent's connection, from its first frame to its end."""
         connection: Connection | None = None
         sending: asyncio.Task[None] | None = None
-        reason = "connection closed"
+        end: Going | Disconnected = Disconnected("connection closed")
         try:
             async for frame in frames:
                 message = codec.decode(frame)
@@ -90,21 +104,24 @@ class AgentHub:
                     connection = self._joined(message)
                     sending = asyncio.create_task(connection.pump(send))
                 elif isinstance(message, Going):
-                    reason = message.reason or "taken"
+                    end = Going(message.reason or "taken")
                     break
+                elif isinstance(message, Log):
+                    if not self._printed(connection, message):
+                        await asyncio.sleep(EXCESS_S)
                 elif message is not None:
                     self._heard(connection, message)
                 if sending is not None and sending.done():
                     break
         except ProtocolError as problem:
-            reason = f"invalid message: {problem}"
+            end = Going(f"invalid message: {problem}")
             _log.warning("agent of %s: %s", connection.node if connection else "?", problem)
         finally:
             if sending is not None:
                 sending.cancel()
                 await asyncio.gather(sending, return_exceptions=True)
             if connection is not None:
-                self._parted(connection, reason)
+                self._parted(connection, end)
 
     def dismiss(self, node: str, reason: str) -> None:
         """End a node's agent at once."""
@@ -148,11 +165,10 @@ class AgentHub:
 
     def _joined(self, join: Join) -> Connection:
         connection = Connection(join.node, join.agent)
-        logged = {}
-        for status in join.workers:
-            logged[status.worker] = self._logbooks.of(ids.trainer_of(status.worker)).place(status.worker)
         agents = self._settings
-        connection.send(Welcome(agents.beat_s, agents.worker_silence_s, agents.give_up_s, logged, agents.last_save_s))
+        # How much of the workers' output is stored is not looked up here: a file system could keep the agent waiting.
+        times = (agents.beat_s, agents.worker_silence_s, agents.give_up_s)
+        connection.send(Welcome(*times, last_save_s=agents.last_save_s))
         self._handle_node(join.node)
         former = self._connections.get(join.node)
         if former is not None:
@@ -162,9 +178,9 @@ class AgentHub:
             effects.add(self._runner.cluster.joined(join, time.time()))
         return connection
 
-    def _parted(self, connection: Connection, reason: str) -> None:
+    def _parted(self, connection: Connection, end: Going | Disconnected) -> None:
         if not self._closing and not self._runner.failed.done():
-            self._queue(connection, Going(reason))
+            self._queue(connection, end)
         elif self._connections.is_current(connection):
             del self._connections[connection.node]
 
@@ -177,22 +193,25 @@ class AgentHub:
             case Beat(reports):
                 if reports:
                     self._reports.setdefault(node, {}).update(_checked(reports))
-            case Log(worker, offset, text, size):
-                logbook = self._logbooks.of(ids.trainer_of(worker))
-                try:
-                    offset = logbook.append(now, worker, node, offset, text, size)
-                except OSError as problem:
-                    _log.error("%s: %s; output of %s is lost", logbook.path, problem.strerror, worker)
-                    offset += size
-                connection.send(Logged(worker, offset))
             case Heard() | Started() | Ended():
                 self._queue(connection, message)
             case _:
                 pass
 
+    def _printed(self, connection: Connection, log: Log) -> bool:
+        """Handle a piece of a worker's output. Returns False if it came before the last one was acknowledged."""
+        if not self._connections.is_current(connection):
+            return True
+        now, node = time.time(), connection.node
+        self._runner.cluster.beat(node, now)
+        return self.output.take(node, log, self._logbooks.of(ids.trainer_of(log.worker)), now)
+
+    def _logged(self, node: str, worker: str, offset: int) -> None:
+        self._connections.send(node, Logged(worker, offset))
+
     # Messages and reports.
 
-    def _queue(self, connection: Connection, message: FromAgent) -> None:
+    def _queue(self, connection: Connection, message: FromAgent | Disconnected) -> None:
         self._inbox.append((connection, message))
         self._filled.set()
 
@@ -217,7 +236,7 @@ class AgentHub:
         self._handle(list(self._inbox))
         self._handle_reports(list(self._reports))
 
-    def _handle(self, said: Sequence[tuple[Connection, FromAgent]]) -> None:
+    def _handle(self, said: Sequence[tuple[Connection, FromAgent | Disconnected]]) -> None:
         """Pass messages of agents to the reconciler, in one transaction."""
         self._handle_reports({connection.node for connection, _ in said})  # reports came before the messages
         with self._runner.event() as effects:
@@ -225,7 +244,7 @@ class AgentHub:
             for connection, message in said:
                 if self._connections.is_current(connection):  # no other connection has replaced it
                     current.append((connection.node, message))
-                    if isinstance(message, Going):
+                    if isinstance(message, Going | Disconnected):
                         del self._connections[connection.node]
             effects.add(self._runner.cluster.agents_said(current, time.time()))
 

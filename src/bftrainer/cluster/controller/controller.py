@@ -11,26 +11,34 @@ import contextlib
 import gc
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from functools import partial
 
 from bftrainer.cluster.config.keys import Config
 from bftrainer.cluster.controller.agents import AgentHub
 from bftrainer.cluster.controller.connection import Connections
 from bftrainer.cluster.controller.event_runner import EventRunner
 from bftrainer.cluster.controller.head_agent import HeadAgent
-from bftrainer.cluster.controller.logbook import Logbook, Logbooks
+from bftrainer.cluster.controller.output.logbook import Logbook, Logbooks
 from bftrainer.cluster.controller.pool_host import ControllerPoolHost
 from bftrainer.cluster.controller.reconciler import Reconciler
 from bftrainer.cluster.controller.restore import restore
+from bftrainer.cluster.controller.tick_clock import LATE_S, TickClock
 from bftrainer.cluster.pools.base import Pool
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store import events
 from bftrainer.errors import BFTrainerError
+from bftrainer.util.serial_thread import SerialThread
 
 TICK_S = 0.25
 COLLECT_S = 600.0
 """How often all objects are garbage-collected. With a thousand connections that takes 0.3 s, too much every few
 seconds.
 """
+HEAD_S = 2.0
+"""How long a controller that ends waits for a head agent that is being started."""
+READ_TURNS = 4
+"""After a late tick, how often other tasks get a turn before nodes are judged: enough to read what agents sent."""
 TRIM_S = 3600.0
 """How often the event log is cut to the configured length."""
 
@@ -57,11 +65,15 @@ class Controller:
         self.failed = self._runner.failed
         """Set when the controller cannot continue."""
         self.decisions = self._runner.decisions
-        self.agents = AgentHub(self._runner, connections, self._logbooks, config.agents)
+        give_up_s = min(config.agents.give_up_s, getattr(pool, "give_up_s", config.agents.give_up_s))
+        times = replace(config.agents, give_up_s=give_up_s)
+        self.agents = AgentHub(self._runner, connections, self._logbooks, times, config.trainers)
         self.on_decision: Callable[[float], None] = lambda waited_s: None
         """Called after every decision with the seconds since the first event that led to it."""
         self._pool_host = ControllerPoolHost(self._runner, self.agents, agents)
         self._head = HeadAgent(config.state, agents)
+        self._head_thread = SerialThread("head agent")
+        self._head_kept = True
         self._collector = gc.get_threshold()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -89,6 +101,7 @@ class Controller:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(5):
                     await self.agents.all_gone()
+            self._head_thread.close(HEAD_S)  # a head agent may be starting
             await self._head.end()
         self.agents.keep_nodes()
         for task in self._tasks:
@@ -96,6 +109,7 @@ class Controller:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         gc.set_threshold(*self._collector)
         self.agents.close()
+        self.agents.output.close()
         with contextlib.suppress(BFTrainerError):
             self.agents.handle_rest()
             self.cluster.store.log(time.time(), events.ServeStopped(drain))
@@ -116,30 +130,46 @@ class Controller:
             self.on_decision(time.monotonic() - first_event_at)
 
     async def _keep_ticking(self) -> None:
-        collected = trimmed = time.monotonic()
-        wall = time.time()
+        collected = trimmed = ticked = time.monotonic()
+        clock = TickClock(time.time(), ticked, self.cluster.settings.silence_s / 2)
         while True:
             await asyncio.sleep(TICK_S)
-            now = time.monotonic()
-            if now - collected > COLLECT_S:
-                collected = now
+            late_s, ticked = time.monotonic() - ticked - TICK_S, time.monotonic()
+            # First of all, before anything sets a new deadline.
+            if missed_s := clock.missed(time.time(), ticked):
+                self.cluster.was_away(missed_s, time.time())
+            for _ in range(READ_TURNS if late_s > LATE_S else 0):
+                await asyncio.sleep(0)
+            if ticked - collected > COLLECT_S:
+                collected = ticked
                 gc.collect()
-            if now - trimmed > TRIM_S:
-                trimmed = now
+            if ticked - trimmed > TRIM_S:
+                trimmed = ticked
                 self.cluster.store.trim_events(self.config.trainers.keep_events)
             await self.agents.handle_reports()
             self.decisions.tick()
-            stepped, wall = time.time() - wall, time.time()
-            if abs(stepped) > 4 * TICK_S:
-                # This process or the machine stood still, or the clock was set: the agents were not silent.
-                self.cluster.was_away(stepped)
             before = set(self.cluster.nodes)
             with self._runner.event() as effects:
-                effects.add(self.cluster.tick(wall))
+                effects.add(self.cluster.tick(time.time()))
             self.agents.cut_off(before - self.cluster.nodes.keys())
             self._logbooks.keep_only(self.cluster.trainers)
-            wanted = self.cluster.head_wanted and not self.draining
-            self._head.keep(wanted=wanted, here=self.agents.has_head)
+            self.agents.output.tick(self.cluster.trainers)
+            self._runner.files.tick()
+            self._keep_head()
+
+    def _keep_head(self) -> None:
+        """Start or end the head agent as needed, unless the last look at it is not finished."""
+        if not self._head_kept:
+            return
+        self._head_kept = False
+        wanted = self.cluster.head_wanted and not self.draining
+
+        def kept(_: None, problem: BaseException | None) -> None:
+            self._head_kept = True
+            if problem is not None:
+                self._runner.fail(problem)
+
+        self._head_thread.do(partial(self._head.keep, wanted=wanted, here=self.agents.has_head), kept)
 
     # Requests of the API.
 

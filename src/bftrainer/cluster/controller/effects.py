@@ -1,11 +1,12 @@
 """Effects are what the controller has to do after an event.
 
 Every event handler of the `Reconciler` returns `Effects`. The controller carries them out after the event's
-transaction is committed: it sends the messages and schedules the decision.
+transaction is committed: it writes files, sends the messages and schedules the decision.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,6 +23,8 @@ class Effects:
     """`now`: nodes, trainers or limits changed. `soon`: only rates were learned, so the decision may wait."""
     over: list[str] = field(default_factory=list)
     """Trainers that have ended and have no worker left."""
+    files: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
+    """Trainers and work on their files, which must be done before their workers are started."""
 
     def tell(self, node: str, message: FromController) -> None:
         """Add a message for the agent of a node."""
@@ -31,5 +34,6 @@ class Effects:
         """Add the effects of another event, which come after these."""
         self.messages += other.messages
         self.over += other.over
+        self.files += other.files
         if self.decide != "now":
             self.decide = other.decide or self.decide

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 
 from bftrainer.cluster.controller.connection import Connections
 from bftrainer.cluster.controller.decision_timer import DecisionTimer
 from bftrainer.cluster.controller.effects import Effects
-from bftrainer.cluster.controller.logbook import Logbooks
+from bftrainer.cluster.controller.file_gate import FileGate
+from bftrainer.cluster.controller.output.logbook import Logbooks
 from bftrainer.cluster.controller.reconciler import Reconciler
 from bftrainer.elastic.leftovers import sweep_after
 from bftrainer.elastic.protocol import ProtocolError
@@ -30,7 +32,7 @@ class EventRunner:
         self.decisions = DecisionTimer()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Set when the controller cannot continue."""
-        self._connections = connections
+        self.files = FileGate(connections, self._files_failed)
         self._logbooks = logbooks
 
     @contextlib.contextmanager
@@ -52,13 +54,25 @@ class EventRunner:
         except BaseException as problem:
             self.fail(problem)
             raise
+        for trainer, work in effects.files:
+            self.files.write(trainer, work)
         for node, message in effects.messages:
-            self._connections.send(node, message)
+            self.files.send(node, message)
         for trainer in effects.over:
             # In a thread, not on the event loop: the folder may be on a file system that hangs.
             folder = self._logbooks.of(trainer).path.parent / "snapshots"
             threading.Thread(target=sweep_after, args=(folder,), name=f"sweep {trainer}", daemon=True).start()
         self.decisions.request(effects.decide)
+
+    def _files_failed(self, trainer: str, problem: BaseException) -> None:
+        if self.failed.done():
+            return
+        if not isinstance(problem, OSError):
+            self.fail(problem)
+            return
+        with self.event() as effects:
+            error = f"cannot write {problem.filename}: {problem.strerror}"
+            effects.add(self.cluster.fail(trainer, error, time.time()))
 
     def fail(self, problem: BaseException) -> None:
         """End the controller, because actions that were not stored must not be carried out.

@@ -37,7 +37,10 @@ _log = logging.getLogger(__name__)
 
 
 class HeadAgent:
-    """Keeps a head agent running while it is wanted. Call its methods only in the thread of the running event loop."""
+    """Keeps a head agent running while it is wanted. Call its methods in one thread at a time.
+
+    `keep` looks at files of the state folder, which may be on a file system that hangs: not on the event loop.
+    """
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self._folder = folder

@@ -7,6 +7,7 @@ Everything is stored before it is sent.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from bftrainer.cluster.controller.active import ActiveTrainer, ControllerSettings, NodeState
@@ -15,7 +16,7 @@ from bftrainer.cluster.jobs.base import Intent, StartWorker, StopWorker, TellWor
 from bftrainer.cluster.launchers.base import HEAD, WorkerSlot
 from bftrainer.cluster.store import events
 from bftrainer.cluster.store.store import Store
-from bftrainer.cluster.wire.messages import Ended, Forget, FromController, Say, Started, Stop
+from bftrainer.cluster.wire.messages import Ended, Forget, FromController, Say, Started, Stop, WorkerStatus
 from bftrainer.cluster.wire.worker_messages import parse_worker_message
 from bftrainer.elastic.protocol import ProtocolError
 
@@ -69,9 +70,17 @@ class JobRunner:
         self._store.log(now, events.WorkerEnded(live.id, worker.node, worker.id, message.status, outcome))
         effects.tell(worker.node, Forget(worker.id))
 
+    def reattach(self, live: ActiveTrainer, status: WorkerStatus, now: float, effects: Effects) -> None:
+        """Take up a worker that an agent which has come back reports."""
+        live.job.reattach(status.worker, status, now)
+        if status.report is not None:
+            self.reported(live, status.worker, status.report, now, effects)
+        if status.status is not None:
+            self.ended(live, Ended(status.worker, status.status, status.tail, spoke=status.spoke), now, effects)
+
     def reconcile(self, live: ActiveTrainer, now: float, effects: Effects) -> None:
         """Act on the events of a trainer: carry out its job's intents, then store the changes."""
-        self.give(live)
+        self.give(live, effects)
         if not self._settings.dry_run:
             free = {name for name in (HEAD, *live.job.nodes) if name in self._nodes and self._nodes[name].is_free}
             for intent in live.job.reconcile(now, free):
@@ -80,16 +89,14 @@ class JobRunner:
         live.count(now)
         live.save(self._store, now, at_once=True)
 
-    def give(self, live: ActiveTrainer) -> None:
-        """Pass a trainer's nodes to its launcher, if they changed. The trainer fails if the launcher cannot write."""
+    def give(self, live: ActiveTrainer, effects: Effects) -> None:
+        """Have a trainer's launcher write what it needs for its nodes, if they changed."""
         nodes = live.job.nodes
         if live.given is nodes or self._settings.dry_run:
             return
         live.given = nodes
-        try:
-            live.launcher.given(live.launch, [self._nodes[node].host for node in nodes if node in self._nodes])
-        except OSError as problem:
-            live.job.fail(f"cannot write {problem.filename}: {problem.strerror}")
+        hosts = [self._nodes[node].host for node in nodes if node in self._nodes]
+        effects.files.append((live.id, partial(live.launcher.given, live.launch, hosts)))
 
     def _message(self, live: ActiveTrainer, intent: Intent, now: float) -> FromController:
         """Return the message that carries out a job's intent. A worker to be started is stored first."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bftrainer.cluster.controller.active import ActiveTrainer, ControllerSettings, NodeState
+from bftrainer.cluster.controller.active import ActiveTrainer, ControllerSettings, Disconnected, NodeState
 from bftrainer.cluster.controller.effects import Effects
 from bftrainer.cluster.controller.job_runner import JobRunner
 from bftrainer.cluster.controller.planner import Planner
@@ -58,11 +58,11 @@ class Reconciler:
         """Handle an agent that connected."""
         effects, name = Effects(), join.node
         node = self.nodes.get(name)
-        if node is not None and (node.here or node.agent != join.agent):
+        if node is not None and node.agent != join.agent:
             effects.add(self.lost(name, "its agent restarted", now))
             node = None
-        if node is not None:  # the same agent, after a restart of the controller
-            node.here, node.heard, node.host = True, now, join.host
+        if node is not None:  # the same agent, after a restart of the controller or a broken connection
+            node.here, node.cut, node.heard, node.host = True, False, now, join.host
             touched = self._reattach(node, join.workers, now, effects)
             if node.leave_by is not None:
                 touched += self._leave(node, node.leave_by)
@@ -109,6 +109,21 @@ class Reconciler:
         self._dismiss_if_empty(node, now, effects)
         return effects
 
+    def _disconnected(self, name: str, reason: str, now: float, effects: Effects) -> list[str]:
+        """Await an agent whose connection broke, unless peers of its worker lost it too. Returns the trainers."""
+        node = self.nodes.get(name)
+        if node is None:
+            return []
+        if not self.settings.reconnect_s or any(live.job.is_missed(name) for live in self._concerned(node)):
+            return self._lost(name, reason, now, effects)
+        node.here, node.cut, node.heard = False, True, now
+        return []
+
+    def _missed(self, live: ActiveTrainer, now: float, effects: Effects) -> list[str]:
+        """Give up the disconnected nodes of a trainer whose group has broken. Returns the trainers concerned."""
+        gone = [name for name, node in self.nodes.items() if node.cut and live.job.is_missed(name)]
+        return [trainer for name in gone for trainer in self._lost(name, "connection closed", now, effects)]
+
     def lost(self, name: str, reason: str, now: float) -> Effects:
         """Handle the loss of a node."""
         effects = Effects()
@@ -149,7 +164,7 @@ class Reconciler:
         return lost
 
     def _reattach(self, node: NodeState, statuses: Sequence[WorkerStatus], now: float, effects: Effects) -> list[str]:
-        """Take up the workers that an agent reports after a restart. Returns the trainers that it concerned."""
+        """Take up the workers that an agent reports when it comes back. Returns the trainers that it concerned."""
         touched = [live.id for live in self._concerned(node)]
         told = {status.worker for status in statuses}
         for status in statuses:
@@ -158,17 +173,11 @@ class Reconciler:
                 self._clear(node.name, (status,), effects)
                 continue
             touched.append(live.id)
-            live.job.reattach(status.worker, status, now)
-            if status.report is not None:
-                self.jobs.reported(live, status.worker, status.report, now, effects)
-            if status.status is not None:
-                self.jobs.ended(
-                    live, Ended(status.worker, status.status, status.tail, spoke=status.spoke), now, effects
-                )
+            self.jobs.reattach(live, status, now, effects)
         for live in self._concerned(node):
             waiting = live.job.worker_on(node.name)
             if waiting is not None and waiting.id not in told:
-                # The earlier controller ended before its order to start this worker reached the agent.
+                # The order to start this worker did not reach the agent.
                 self.jobs.ended(live, Ended(waiting.id, protocol.RESTART), now, effects)
         return touched
 
@@ -183,7 +192,7 @@ class Reconciler:
 
     # Workers.
 
-    def agents_said(self, said: Iterable[tuple[str, FromAgent]], now: float) -> Effects:
+    def agents_said(self, said: Iterable[tuple[str, FromAgent | Disconnected]], now: float) -> Effects:
         """Handle messages of agents, each with the name of its node. Each trainer is reconciled once, at the end.
 
         A trainer's thirty workers may all send messages at the same time.
@@ -196,6 +205,8 @@ class Reconciler:
                     if live := self._trainer_of(worker):
                         self.jobs.heard(live, worker, words, now)
                         touched.append(live.id)
+                        if words.get("type") == "broken":
+                            touched += self._missed(live, now, effects)
                 case Started(worker):
                     if live := self._trainer_of(worker):
                         self.jobs.started(live, message, now)
@@ -208,6 +219,8 @@ class Reconciler:
                     touched += self._freed(name, now, effects)
                 case Going(reason):
                     touched += self._lost(name, reason, now, effects)
+                case Disconnected(reason):
+                    touched += self._disconnected(name, reason, now, effects)
                 case _:
                     pass
         self._reconcile(touched, now, effects)
@@ -254,6 +267,15 @@ class Reconciler:
         live = self.trainers.get(trainer)
         if live is not None:
             live.job.cancel(reason)
+            self._reconcile([trainer], now, effects)
+        return effects
+
+    def fail(self, trainer: str, error: str, now: float) -> Effects:
+        """End a trainer as failed."""
+        effects = Effects()
+        live = self.trainers.get(trainer)
+        if live is not None:
+            live.job.fail(error)
             self._reconcile([trainer], now, effects)
         return effects
 
@@ -334,8 +356,8 @@ class Reconciler:
         for node in list(self.nodes.values()):
             if self.settings.dry_run:
                 continue
-            patience = self.settings.silence_s if node.here else self.settings.reattach_s
-            if now - node.heard > patience:
+            awaited_s = self.settings.reconnect_s if node.cut else self.settings.reattach_s
+            if now - node.heard > (self.settings.silence_s if node.here else awaited_s):
                 effects.add(self.lost(node.name, "silent" if node.here else "did not come back", now))
             else:
                 self._dismiss_if_empty(node, now, effects)
@@ -347,11 +369,10 @@ class Reconciler:
                 live.save(self.store, now)  # also without reports: node time must survive a kill
         return effects
 
-    def was_away(self, seconds: float) -> None:
-        """Shift all deadlines by `seconds`, a time in which the controller itself did not run and heard no messages."""
+    def was_away(self, seconds: float, now: float) -> None:
+        """Move all deadlines by `seconds`, in which the controller could not listen: see `TickClock`."""
         for node in self.nodes.values():
-            node.heard += seconds
-            node.leave_by = None if node.leave_by is None else node.leave_by + seconds
+            node.shift(seconds, now)
         for live in self.trainers.values():
             live.job.shift(seconds)
 

@@ -17,6 +17,7 @@ from bftrainer.cluster.store.rows import WorkerRow
 def restore(cluster: Reconciler, now: float) -> Effects:
     """Fill `cluster` with the state that an earlier controller left in the store."""
     store, nodes = cluster.store, cluster.nodes
+    effects = Effects(decide="now")
     cluster.paused = bool(store.kept("paused", False))
     for row in store.nodes(here=True):
         if cluster.settings.dry_run:
@@ -40,8 +41,8 @@ def restore(cluster: Reconciler, now: float) -> Effects:
         )
         for node in live.job.nodes:
             nodes[node].trainer = name
-        cluster.jobs.give(live)
+        cluster.jobs.give(live, effects)
     pool = {node.name: node.joined for node in nodes.values() if node.in_pool}
     cluster.planner.restore(pool, list(cluster.trainers.values()), now)
     store.log(now, events.ServeRestored(len(unfinished), len(nodes)))
-    return Effects(decide="now")
+    return effects

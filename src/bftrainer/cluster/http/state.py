@@ -9,6 +9,10 @@ from bftrainer.cluster.http.prometheus import PrometheusMetrics
 from bftrainer.cluster.http.readiness import Readiness
 from bftrainer.cluster.http.status import StatusReader
 from bftrainer.cluster.report.daily import DailyEfficiency
+from bftrainer.util.daemon_threads import DaemonThreads
+
+MOST_READS = 32
+"""How many requests may read logs at the same time."""
 
 
 class ApiState:
@@ -25,6 +29,7 @@ class ApiState:
         self.insights = DailyEfficiency(self.store.path, controller.config.policy)
         self.metrics = PrometheusMetrics(controller)
         self.readiness = Readiness(controller)
+        self.files = DaemonThreads(MOST_READS, "log reader")
         self._ending = False
 
     @property

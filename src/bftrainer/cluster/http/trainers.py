@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, HTTPException, Query
@@ -18,6 +19,9 @@ from bftrainer.cluster.wire.api import TrainerDetail, TrainerView
 from bftrainer.elastic import protocol
 
 router = APIRouter()
+
+TAIL_S, LOG_S = 2.0, 10.0
+"""How long a request waits for the file system of the logs: for the last lines of a trainer's page, and for the log."""
 
 
 @router.get("/v1/trainers")
@@ -50,8 +54,11 @@ async def submit(api: Api, caller: Caller, given: Annotated[Any, Body()]) -> Tra
 async def trainer(api: Api, caller: Caller, ref: str) -> TrainerDetail:
     """One trainer in detail."""
     row = find_trainer(api, ref, caller)
-    lines, _ = api.controller.logbook(row.id).tail(20)
-    log_tail = [f"{line.node} | {line.text}" for line in lines]
+    try:
+        lines, _ = await api.files.run(partial(api.controller.logbook(row.id).tail, 20), TAIL_S)
+        log_tail = [f"{line.node} | {line.text}" for line in lines]
+    except TimeoutError:
+        log_tail = ["(the log cannot be read now: its file system does not answer)"]
     live = api.cluster.trainers.get(row.id)
     output = row.spec.get("env", {}).get(protocol.OUTPUT) or str(
         StateLayout(api.controller.config.state, "").output(row.id)
@@ -79,7 +86,14 @@ async def logs(
     """Output of a trainer's workers: from a byte offset on, or the last lines."""
     row = find_trainer(api, ref, caller)
     logbook = api.controller.logbook(row.id)
-    lines, after = logbook.tail(tail) if tail is not None else logbook.read(offset, limit)
+    read = partial(logbook.read, offset, limit) if tail is None else partial(logbook.tail, tail)
     finished = row.state in FINISHED and row.id not in api.cluster.trainers
+    finished = finished and api.controller.agents.output.is_complete(row.id)
+    try:
+        lines, after = await api.files.run(read, LOG_S)
+    except TimeoutError:
+        raise HTTPException(
+            503, f"{logbook.path}: the file system of the log does not answer: try again later"
+        ) from None
     shown = [{"time": line.time, "worker": line.worker, "node": line.node, "text": line.text} for line in lines]
     return {"lines": shown, "offset": after, "finished": finished}

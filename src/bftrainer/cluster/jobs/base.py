@@ -137,6 +137,9 @@ class TrainerJob(Protocol):
     def lost(self, node: str) -> None:
         """Handle the loss of a node and of its worker."""
 
+    def is_missed(self, node: str) -> bool:
+        """Whether the peers of the worker on a node have lost their connections to it, or may have."""
+
     def leave(self, node: str, by: float) -> None:
         """Make the worker on a node leave before the time at which the node goes."""
 
@@ -153,7 +156,7 @@ class TrainerJob(Protocol):
         """Continue from the record of an earlier controller. Call it after `expect`."""
 
     def reattach(self, worker_id: str, status: WorkerStatus, now: float) -> None:
-        """Handle the return of an awaited worker's agent."""
+        """Handle the return of a worker's agent, after a restart of the controller or a broken connection."""
 
     def reconcile(self, now: float, free: Collection[str]) -> list[Intent]:
         """Return the intents that bring the workers closer to the assignment.

@@ -16,7 +16,7 @@ from bftrainer.cluster.jobs.failures import FailureJudge, Verdict, WorkerEnd
 from bftrainer.cluster.jobs.finish import Finish
 from bftrainer.cluster.jobs.formation import Formation
 from bftrainer.cluster.jobs.progress import Rescale, TrainerProgress
-from bftrainer.cluster.jobs.reattach import take_up, then
+from bftrainer.cluster.jobs.reattach import is_in_step, restore_worker, take_up, then, unheard
 from bftrainer.cluster.jobs.worker import JobSettings, JobWorkers, Worker
 from bftrainer.cluster.spec.states import TrainerState
 from bftrainer.cluster.wire.messages import WorkerStatus
@@ -166,6 +166,11 @@ class ElasticJob:
             self._see_whether_done()
         self.nodes = tuple(name for name in self.nodes if name != node)
 
+    def is_missed(self, node: str) -> bool:
+        """See `TrainerJob`. A worker is missed if its group has broken and no group was formed since."""
+        worker = self.worker_on(node)
+        return worker is not None and self.roster.is_cut and worker.id in self.roster.members
+
     def leave(self, node: str, by: float) -> None:
         """Make the worker on a node leave before the time at which the node goes."""
         self.nodes = tuple(name for name in self.nodes if name != node)
@@ -205,22 +210,20 @@ class ElasticJob:
         self._take_up()
 
     def reattach(self, worker_id: str, status: WorkerStatus, now: float) -> None:
-        """Handle the return of an awaited worker's agent."""
+        """See `TrainerJob`."""
         worker = self.workers.get(worker_id)
-        if worker is None or worker_id not in self.workers.awaited:
+        if worker is None:
             return
-        worker.status = status
-        worker.ready, worker.formed, worker.pid = status.ready, status.formed, status.pid
-        worker.over, worker.said_done = status.over, status.done
-        worker.is_new = not status.holds_state
-        self.workers.awaited.discard(worker_id)
-        self._take_up()
+        if worker_id in self.workers.awaited:
+            restore_worker(worker, status)
+            self.workers.awaited.discard(worker_id)
+            self._take_up()
+        elif not is_in_step(self.roster, worker, status):
+            self.roster.resume(self.roster.generation, whole=False)
+        for message in unheard(worker, status):
+            self.heard(worker_id, message, now)
         if worker.killed and status.status is None:
-            self._kill(worker)  # the order was lost: its agent was not connected
-        if status.failed:
-            self._raised(worker, Failed(status.failed, status.traceback), now)
-        elif status.done:
-            self._complete(now)
+            self._kill(worker)  # the order may be lost: its agent was not connected
 
     def _take_up(self) -> None:
         """Once all workers are back or given up, continue with the roster."""

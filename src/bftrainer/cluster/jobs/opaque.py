@@ -170,6 +170,10 @@ class OpaqueJob:
         if node == HEAD:
             self._broken = bool(self.workers)
 
+    def is_missed(self, node: str) -> bool:
+        """Return False: these workers do not tell."""
+        return False
+
     def leave(self, node: str, by: float) -> None:
         """Make the worker on a node end before the time at which the node goes."""
         self._have(tuple(name for name in self.nodes if name != node))
@@ -206,11 +210,15 @@ class OpaqueJob:
             self.workers[name].formed = 1
 
     def reattach(self, worker_id: str, status: WorkerStatus, now: float) -> None:
-        """Handle the return of an awaited worker's agent."""
+        """Handle the return of a worker's agent. See `TrainerJob`."""
         worker = self.workers.get(worker_id)
-        if worker is not None and worker_id in self.workers.awaited:
-            self.workers.awaited.discard(worker_id)
-            worker.pid, worker.formed = status.pid, int(status.pid > 0)
+        if worker is None:
+            return
+        self.workers.awaited.discard(worker_id)
+        worker.pid, worker.formed = status.pid, int(status.pid > 0)
+        if worker.killed and status.status is None:
+            worker.killed = False  # the order may be lost: its agent was not connected
+            self._stop(worker, now)
 
     # Reconciliation.
 

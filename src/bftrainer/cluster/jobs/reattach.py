@@ -1,7 +1,8 @@
-"""Reattaching rebuilds a job's roster after a restart of the controller.
+"""Reattaching continues with workers whose agents come back, after a restart of the controller or a broken connection.
 
-Each agent reports the status of its workers when it comes back. The status is kept in `Worker.status` until all workers
-are back or given up. Then `take_up` puts them into the roster.
+Each agent reports the status of its workers when it comes back. After a restart, the status is kept in `Worker.status`
+until all workers are back or given up. Then `take_up` puts them into the roster. After a broken connection the roster
+is still there; `unheard` and `is_in_step` find out what was missed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import replace
 
 from bftrainer.cluster.jobs.worker import Worker
 from bftrainer.cluster.wire.messages import WorkerStatus
-from bftrainer.elastic.protocol import Arrived, Broken, Formed, Ready
+from bftrainer.elastic.protocol import Arrived, Broken, Done, Failed, Formed, FromWorker, Left, Ready
 from bftrainer.elastic.roster import Roster
 
 
@@ -29,6 +30,35 @@ def then(status: WorkerStatus, message: object) -> WorkerStatus:
             return replace(status, formed=-1)
         case _:
             return status
+
+
+def restore_worker(worker: Worker, status: WorkerStatus) -> None:
+    """Fill in the record of an awaited worker."""
+    worker.status = status
+    worker.ready, worker.formed, worker.pid = status.ready, status.formed, status.pid
+    worker.over, worker.said_done = status.over, status.done
+    worker.is_new = not status.holds_state
+
+
+def unheard(worker: Worker, status: WorkerStatus) -> list[FromWorker]:
+    """Return the messages of a worker that its job has not heard."""
+    if status.failed:
+        return [] if worker.failed else [Failed(status.failed, status.traceback)]
+    if status.done:
+        return [Done(0)]
+    if status.over:
+        return [] if worker.over else [Left(0)]
+    return [Ready()] if status.ready and not worker.ready else []
+
+
+def is_in_step(roster: Roster, worker: Worker, status: WorkerStatus) -> bool:
+    """Whether a worker has got all messages about generations, and its job all of its answers.
+
+    Otherwise it is unknown how far the worker and its peers got with a new generation, and another one must begin.
+    """
+    if status.over or status.status is not None or worker.id not in roster.members:
+        return True
+    return roster.generation.id == roster.going.id == status.newest == status.formed == worker.formed
 
 
 def take_up(roster: Roster, workers: Iterable[Worker], *, finishing: bool) -> frozenset[str]:

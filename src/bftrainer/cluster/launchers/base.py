@@ -118,5 +118,6 @@ class StateLayout:
         """Return the environment of a trainer's workers. The user's own variables override the others."""
         snapshots = str(self.folder(launch.id) / "snapshots")
         ours = {protocol.SNAPSHOTS: snapshots, protocol.SNAPSHOT_EVERY: f"{self.snapshot_every_s:g}"}
+        ours[protocol.SNAPSHOT_OWNER] = f"{self.state_id}/{launch.id}"
         ours[protocol.OUTPUT] = str(self.output(launch.id))
         return {**ours, variables.STATE_ID: self.state_id, TRAINER: launch.name, **launch.spec.env}

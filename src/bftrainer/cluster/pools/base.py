@@ -62,7 +62,10 @@ Office = PoolHost
 
 
 class Pool(Protocol):
-    """A source of nodes."""
+    """A source of nodes.
+
+    A pool may have an attribute `give_up_s`: the most seconds for which its agents may run without a controller.
+    """
 
     async def open(self, host: PoolHost) -> None:
         """Begin. Agents started by an earlier controller that still run are found again, not started twice."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from bftrainer.elastic import protocol
 from bftrainer.elastic.torch import arguments, output
 from bftrainer.elastic.torch.data.batch_plan import BatchPlan, whole_number
 from bftrainer.elastic.torch.data.batches import Batches
@@ -68,7 +69,8 @@ class Run:
         self.seed = seed
         keeper = None
         if snapshots is not None:
-            keeper = Snapshots(snapshots, every_s=snapshot_every_s, keep=snapshots_kept)
+            owner = os.environ.get(protocol.SNAPSHOT_OWNER, "")
+            keeper = Snapshots(snapshots, every_s=snapshot_every_s, keep=snapshots_kept, owner=owner)
         self._registration = Registration()
         self._member = TrainingMember(device, backend, keeper)
         self._reports = ProgressReports(self._member)

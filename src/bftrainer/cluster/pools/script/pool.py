@@ -68,13 +68,17 @@ class ScriptSettings:
         default=DEFAULTS.agents.reattach_s,
         metadata={"doc": "after a restart, how long to wait for agents to come back by themselves"},
     )
+    give_up_s: float = field(
+        default=60.0,
+        metadata={"doc": "an agent that finds no controller for this long ends; at most agents.give_up_s"},
+    )
 
     def __post_init__(self) -> None:
         if not self.command or not self.command[0]:
             raise InputError("`command` must name the executable that prints the nodes, but got nothing")
         if not self.start or not self.start[0]:
             raise InputError("`start` must be the command that starts an agent on {node}, but got nothing")
-        for name in ("interval_s", "timeout_s", "join_s"):
+        for name in ("interval_s", "timeout_s", "join_s", "give_up_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InputError(f"`{name}` must be more than 0, but got {getattr(self, name)}")
         for name in ("grace_s", "max_nodes", "reattach_s"):
@@ -90,6 +94,7 @@ class ScriptPool:
     def __init__(self, settings: ScriptSettings, folder: Path) -> None:
         """Keep the output of the commands in a file in `folder`."""
         self.settings = settings
+        self.give_up_s = settings.give_up_s
         self._folder = folder
         self._keeper = Keeper(
             Timeouts(

@@ -20,8 +20,9 @@ from typing import Any
 from bftrainer.elastic.defaults import SNAPSHOT_EVERY_S
 from bftrainer.elastic.leftovers import sweep, temporary_name
 from bftrainer.elastic.torch.snapshots import snapshot_file
+from bftrainer.elastic.torch.snapshots.lease import SnapshotLease, SupersededError
 from bftrainer.elastic.torch.snapshots.snapshot_copy import Copier, Copy
-from bftrainer.elastic.torch.snapshots.snapshot_file import HEADER, Snapshot, file_name, in_folder, reason
+from bftrainer.elastic.torch.snapshots.snapshot_file import HEADER, Lineage, Snapshot, by_lineage, file_name, reason
 from bftrainer.elastic.torch.snapshots.snapshot_interval import SnapshotInterval
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.util.files import sync
@@ -38,7 +39,8 @@ class Snapshots:
 
     A snapshot is taken every `every_s` seconds, or less often if it costs too much: see `SnapshotInterval`. A snapshot
     that fails never stops training. `error` says why the last one failed (None once one succeeds), and `on_error` is
-    called once per reason, in the thread that noticed it.
+    called once per reason, in the thread that noticed it. `owner` names the trainer, if there is a controller: see
+    `SnapshotLease`.
     """
 
     def __init__(
@@ -49,10 +51,12 @@ class Snapshots:
         keep: int = 3,
         clock: Callable[[], float] = time.monotonic,
         on_error: Callable[[str], None] | None = None,
+        owner: str = "",
     ) -> None:
         if keep < 1:
             raise InputError(f"`keep` must be at least 1 snapshot, but got {keep}")
         self.folder = Path(folder)
+        self.lease = SnapshotLease(self.folder, owner)
         self.interval = SnapshotInterval(every_s)
         self.keep = keep
         self.on_error = on_error or _print_line
@@ -140,11 +144,11 @@ class Snapshots:
         return None if self._last is None else self._clock() - self._last[1]
 
     def latest(self) -> Snapshot | None:
-        """Return the newest complete snapshot, with a SnapshotWarning for each one skipped."""
+        """Return the newest complete snapshot of the newest lineage, with a SnapshotWarning for each one skipped."""
         tried: set[Path] = set()
         while True:
             try:
-                found = in_folder(self.folder)
+                found = by_lineage(self.folder)
             except FileNotFoundError:
                 return None
             except OSError as problem:
@@ -153,7 +157,7 @@ class Snapshots:
                     f"{self.folder}: the snapshots cannot be listed ({reason(problem)}); "
                     "make the folder readable, or name another one to start from the beginning"
                 ) from None
-            for step, path in reversed(found):
+            for _, step, path in reversed(found):
                 if path in tried:
                     continue
                 tried.add(path)
@@ -190,34 +194,48 @@ class Snapshots:
             self.folder.mkdir(parents=True, exist_ok=True)
             # Sweep first: files that dead processes left may be what fills the disk.
             sweep(self.folder, write_s=self.interval.write_s, delete=self._delete)
+            lineage = self.lease.claim()
             try:
-                snapshot_file.write(beside, step, state)
+                snapshot_file.write(beside, step, state, lineage)
+                self.lease.claim()  # again: a large state takes long to write
                 beside.replace(self.folder / file_name(step))
             except BaseException:
                 with contextlib.suppress(OSError):
                     beside.unlink()
                 raise
             sync(self.folder)
+        except SupersededError as problem:
+            self.error = str(problem)
+            return self.error
         except Exception as problem:
             return self._failed(reason(problem))
         self._last = (step, begun)
         self.error = None
-        self._prune(step)
+        self._prune(lineage, step)
         return None
+
+    def claim(self) -> None:
+        """Keep workers that were cut off earlier from writing here, before their snapshots are read."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.lease.claim()
+        except (OSError, SupersededError):
+            pass  # the first snapshot reports it
 
     def clean(self) -> None:
         """Delete the temporary files of all other processes: the training is complete, and no file is needed."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, SupersededError):
+            self.lease.claim()
             sweep(self.folder, ended=True, delete=self._delete)
 
-    def _prune(self, step: int) -> None:
+    def _prune(self, lineage: Lineage, step: int) -> None:
         """Delete all but the last `keep` snapshots up to the one of `step`, which was just written.
 
         Later ones are left alone: they are damaged, or a newer worker wrote them while this one was cut off. Counting
         them could delete every complete one there is.
         """
         try:
-            found = [path for other, path in in_folder(self.folder) if other <= step]
+            found = [path for *order, path in by_lineage(self.folder) if tuple(order) <= (lineage, step)]
         except OSError as problem:
             self._tell(f"{self.folder}: old snapshots cannot be listed ({reason(problem)})")
             return

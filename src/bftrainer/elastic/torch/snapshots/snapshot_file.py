@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 import torch
 
@@ -34,6 +34,14 @@ _WIDTH = HEADER - len(_MAGIC) - 64 - len(" ") - len("\n")
 """Bytes of the header that hold its JSON."""
 
 _FILE = re.compile(r"snapshot-(\d{12})\.bft")
+
+
+class Lineage(NamedTuple):
+    """Which workers wrote a snapshot: later ones are greater. See `lease.py`."""
+
+    term: int = 0
+    """How often the folder was taken over by another trainer."""
+    generation: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +71,22 @@ def reason(problem: Exception) -> str:
     return line if isinstance(problem, BFTrainerError) else f"{type(problem).__name__}: {line}"
 
 
-def write(path: Path, step: int, state: dict[str, Any]) -> None:
+def lineage(path: Path) -> Lineage:
+    """Return the lineage that a snapshot's header names; the lowest if it names none or cannot be read."""
+    try:
+        with path.open("rb") as source:
+            meta = json.loads(source.read(HEADER)[-1 - _WIDTH : -1])
+        return Lineage(int(meta.get("term", 0)), int(meta.get("generation", 0)))
+    except (OSError, ValueError, TypeError, AttributeError):
+        return Lineage()
+
+
+def by_lineage(folder: Path) -> list[tuple[Lineage, int, Path]]:
+    """Return the snapshots in `folder`, complete or not: the one to resume from is the last."""
+    return sorted((lineage(path), step, path) for step, path in in_folder(folder))
+
+
+def write(path: Path, step: int, state: dict[str, Any], lineage: Lineage = Lineage()) -> None:  # noqa: B008 - a value
     """Write a new file and flush it to the disk."""
     with path.open("xb") as out:
         out.write(bytes(HEADER))
@@ -72,7 +95,7 @@ def write(path: Path, step: int, state: dict[str, Any]) -> None:
         if sink.problem is not None:
             raise OSError(*sink.problem)
         out.seek(0)
-        out.write(_header(step, sink.length, sink.digest.hexdigest()))
+        out.write(_header(step, sink.length, sink.digest.hexdigest(), lineage))
         out.flush()
         os.fsync(out.fileno())
 
@@ -137,9 +160,11 @@ class _Sink:
         """Do nothing: the file is flushed once its header is filled in."""
 
 
-def _header(step: int, length: int, digest: str) -> bytes:
+def _header(step: int, length: int, digest: str, lineage: Lineage) -> bytes:
     written = datetime.now(UTC).isoformat(timespec="seconds")
     meta = {"step": step, "length": length, "sha256": digest, "written": written, "bftrainer": __version__}
+    if lineage != Lineage():
+        meta |= lineage._asdict()
     text = json.dumps(meta).encode().ljust(_WIDTH)
     assert len(text) == _WIDTH
     return _sealed(text)

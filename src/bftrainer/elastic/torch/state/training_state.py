@@ -145,6 +145,8 @@ class TrainingState:
             self._snapshots.close(patience_s)
 
     def _resume(self) -> None:
+        if self._snapshots is not None:
+            self._snapshots.claim()
         found = self._snapshots.latest() if self._snapshots is not None else None
         if found is not None:
             self._load(found.state)
@@ -161,6 +163,8 @@ class TrainingState:
         the ranks that have it reach a step boundary (`give_owed`).
         """
         self._round, self.owes = 0, False
+        if self._snapshots is not None:
+            self._snapshots.lease.generation = assignment.generation
         if assignment.world == 1:
             self.begin()
             peers.meet_with((0,), "alone")

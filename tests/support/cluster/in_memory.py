@@ -1,0 +1,65 @@
+"""A controller in this process, and agents' ends of connections in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from bftrainer.cluster.config.keys import Config, Server, TrainerSettings
+from bftrainer.cluster.controller.controller import Controller
+from bftrainer.cluster.controller.output.logbook import Logbook
+from support.cluster.api import NoPool
+from support.cluster.bench import Bench
+
+
+class Wire:
+    """An agent's end of a connection, in memory."""
+
+    def __init__(self) -> None:
+        self.to_controller: asyncio.Queue[str | None] = asyncio.Queue()
+        self.messages: list[dict[str, Any]] = []
+        self.serving: asyncio.Task[None] | None = None
+
+    @property
+    def received(self) -> list[str]:
+        """The kinds of messages that came."""
+        return [message["type"] for message in self.messages]
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        """The messages of one kind that came."""
+        return [message for message in self.messages if message["type"] == kind]
+
+    def serve(self, controller: Controller) -> asyncio.Task[None]:
+        """Have the controller serve this connection."""
+        self.serving = asyncio.create_task(controller.agents.serve(self.frames(), self.send))
+        return self.serving
+
+    async def frames(self) -> AsyncIterator[str]:
+        while (frame := await self.to_controller.get()) is not None:
+            yield frame
+
+    async def send(self, frame: str) -> None:
+        self.messages.append(json.loads(frame))
+
+
+def play(folder: Path, scene: Callable[[Controller], Awaitable[None]], trainers: TrainerSettings | None = None) -> None:
+    """Run a scene with a controller whose agents are in memory."""
+    bench = Bench(folder)
+
+    async def run() -> None:
+        config = dataclasses.replace(Config(), server=Server(state=folder), trainers=trainers or TrainerSettings())
+        controller = Controller(bench.cluster, NoPool(), config, lambda trainer: Logbook(folder / trainer, 1 << 20), {})
+        await controller.start()
+        try:
+            await scene(controller)
+        finally:
+            await controller.stop(drain=False)
+
+    try:
+        asyncio.run(run())
+    finally:
+        bench.store.close()
