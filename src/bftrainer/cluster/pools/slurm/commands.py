@@ -11,6 +11,8 @@ import os
 import shlex
 import shutil
 import sys
+import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,18 +20,9 @@ from typing import TypeVar
 
 from bftrainer.cluster.pools.script.discovery import DiscoveryError, run
 from bftrainer.cluster.pools.slurm import callbacks
-from bftrainer.cluster.pools.slurm.read import (
-    PILOT_FIELDS,
-    PREFIX,
-    QUEUE_FORMAT,
-    Pilot,
-    SlurmNode,
-    WaitingJob,
-    read_layout,
-    read_nodes,
-    read_pilots,
-    read_queue,
-)
+from bftrainer.cluster.pools.slurm.figures import AnswerTimes
+from bftrainer.cluster.pools.slurm.hardware import LAYOUT_FORMAT, SiteLayout, read_layout
+from bftrainer.cluster.pools.slurm.read import JOB_FORMAT, PREFIX, Jobs, SlurmNode, read_jobs, read_nodes
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes import variables
@@ -62,6 +55,8 @@ class Slurm:
         """Keep the environment and the output of pilots in `folder`, which the nodes must see."""
         self.name = PREFIX + state_id
         self.mark = mark
+        self.answers: defaultdict[str, AnswerTimes] = defaultdict(AnswerTimes)
+        """How long each command took."""
         self._settings = settings
         self._folder = folder
         self._environment = command_environment(os.environ)
@@ -71,19 +66,19 @@ class Slurm:
         form = "%N %f %T" if self._settings.constraint else SINFO[-1]
         return await self._ask((*SINFO[:-1], form, "-p", self._settings.partition), read_nodes)
 
-    async def layout(self) -> dict[str, frozenset[str]]:
-        """Return the nodes of every partition."""
-        return await self._ask(("sinfo", "-a", "-h", "-o", "%R|%N"), read_layout)
+    async def layout(self) -> SiteLayout:
+        """Return the partitions and the kinds of nodes of the site."""
+        return await self._ask(("sinfo", "-a", "-h", "--exact", "-o", LAYOUT_FORMAT), read_layout)
 
-    async def pilots(self) -> tuple[Pilot, ...]:
-        """Return our jobs, including those that ended a moment ago."""
-        form = ",".join(f"{name}:|" for name in PILOT_FIELDS)
-        words = ("squeue", "-a", f"--user={os.getuid()}", f"--name={self.name}", "--states=all", "-O", form)
-        return await self._ask(words, read_pilots)
+    async def jobs(self, *, only_ours: bool = False) -> Jobs:
+        """Return our jobs, including those that ended a moment ago, and those of others that wait for nodes.
 
-    async def queue(self) -> tuple[WaitingJob, ...]:
-        """Return the jobs of others that wait for nodes."""
-        return await self._ask(("squeue", "-a", "--states=PENDING", "-o", QUEUE_FORMAT), read_queue)
+        With `only_ours` Slurm looks up one user's jobs.
+        """
+        user = os.getuid()
+        ours = (f"--user={user}", f"--name={self.name}") if only_ours else ()
+        words = ("squeue", "-a", *ours, "--states=all", "-O", JOB_FORMAT)
+        return await self._ask(words, lambda text: read_jobs(text, self.name, user))
 
     async def submit(self, node: str, *, short: bool) -> int:
         """Submit the pilot of a node and return its job id.
@@ -115,7 +110,7 @@ class Slurm:
             async with asyncio.timeout(patience_s):
                 while True:
                     try:
-                        pilots = [pilot for pilot in await self.pilots() if pilot.state != "ended"]
+                        pilots = [pilot for pilot in (await self.jobs(only_ours=True)).pilots if pilot.state != "ended"]
                         left, problem = [pilot.job for pilot in pilots], ""
                         if not left:
                             return [], ""
@@ -126,13 +121,18 @@ class Slurm:
         return left, problem or "they do not end"
 
     async def _ask(self, argv: Sequence[str], read: Callable[[str], _Read]) -> _Read:
+        began, failed = time.monotonic(), True
         try:
             output = await run(argv, self._settings.command_timeout_s, self._environment)
-            return read(output.decode())
+            answer = await asyncio.to_thread(lambda: read(output.decode()))  # ten thousand nodes take a while to parse
+            failed = False
+            return answer
         except (DiscoveryError, InputError, OSError) as problem:
             raise SlurmCommandError(f"{argv[0]}: {problem}") from None
         except ValueError as problem:  # this includes output that is not text
             raise SlurmCommandError(f"{argv[0]}: its output cannot be read: {str(problem)[:200]}") from None
+        finally:
+            self.answers[argv[0]].add(time.monotonic() - began, failed=failed)
 
 
 def require_programs() -> None:
