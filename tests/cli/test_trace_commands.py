@@ -67,6 +67,13 @@ def test_an_imported_log_can_be_measured(call: Callable[..., Outcome], tmp_path:
     assert stats["node_hours"] == pytest.approx(1 + 1 + 1.5)
 
 
+def test_a_log_that_ends_in_the_future_asks_for_its_time_zone(call: Callable[..., Outcome], tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(LOG.replace("2021", "2121"))
+    done = call("trace", "import", "log", "-o", "t.parquet")
+    assert done.status == 0
+    assert "ends in the future, at 2121-01-01T04:00:00 UTC; is its time zone right (--tz)?" in done.err
+
+
 def test_the_import_report_as_json_accounts_for_every_line(call: Callable[..., Outcome], tmp_path: Path) -> None:
     (tmp_path / "log").write_text(LOG)
     report = json.loads(call("trace", "import", "log", "-o", "t.csv", "--json").out)

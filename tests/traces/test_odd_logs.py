@@ -8,6 +8,8 @@ import pytest
 
 from bftrainer.errors import InputError
 from bftrainer.traces.readers.importing import Imported, import_trace
+from bftrainer.traces.readers.options import ImportOptions
+from bftrainer.traces.times import time_zone
 from support.traces.logs import DAY, DIALECTS, IDLE, SCHEDULE, Dialect, Run
 
 every_dialect = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS.keys())
@@ -110,3 +112,25 @@ def test_jobs_without_nodes_are_counted_and_hold_none(dialect: Dialect, tmp_path
 def test_files_that_must_be_unpacked_or_converted_first_say_so(data: bytes, advice: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=advice):
         imported(tmp_path, data)
+
+
+def sacct(*runs: tuple[int, int]) -> str:
+    rows = [DIALECTS["sacct"].write(Run(start, end, ("n1",)), job) for job, (start, end) in enumerate(runs, 1)]
+    return "\n".join([*DIALECTS["sacct"].header, *rows])
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/Chicago", "Asia/Tokyo"])
+def test_a_slurm_job_that_starts_in_1970_never_started(zone: str, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text(sacct((0, 100), (200, 300), (-DAY + 12 * 3600, 400)))
+    result = import_trace(path, ImportOptions(zone=time_zone(zone)))
+    assert counts(result)["never started"] == 1
+    assert result.report.used == 2
+
+
+def test_a_few_jobs_with_a_wrong_year_are_pointed_out(tmp_path: Path) -> None:
+    runs = [(100 * i, 100 * i + 50) for i in range(400)]
+    assert not any("wrong times" in note for note in imported(tmp_path, sacct(*runs)).report.notes)
+    (note,) = [n for n in imported(tmp_path, sacct(*runs, (9_000_000, 9_000_010))).report.notes if "wrong times" in n]
+    assert "cut the log with --from and --to" in note
+    assert "2020-12-26" in note

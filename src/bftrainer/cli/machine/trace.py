@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from bftrainer.cli.common.output import print_json, warn
 from bftrainer.cli.common.progress import byte_progress, waiting
 from bftrainer.cli.common.selection import some_nodes, some_time, some_window
 from bftrainer.cli.machine.show_trace import show_import, show_stats
+from bftrainer.core.trace import utc
 from bftrainer.traces import files
 from bftrainer.traces.plot import check_picture, plot_stats
 from bftrainer.traces.readers.importing import FORMATS, import_trace
@@ -92,6 +94,8 @@ def import_(
     )
     with byte_progress(f"reading {file.name}") as progress:
         imported = import_trace(file, options, format_name, progress)
+    if imported.ranges.window.end > time.time() + 60:
+        warn(f"{file}: ends in the future, at {utc(imported.ranges.window.end)} UTC; is its time zone right (--tz)?")
     origin = provenance({file.name: imported.sha256})
     with waiting(f"writing {output.name}"):
         files.save_trace(imported.ranges, output, {**origin, "import": imported.report.as_dict()})

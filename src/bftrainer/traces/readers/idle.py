@@ -67,7 +67,11 @@ class Numbering:
         numbers = self._known.get(names)
         if numbers is None:
             index = self.index
-            numbers = array("i", [index.setdefault(name, len(index)) for name in names]).tobytes()
+            try:
+                known = array("i", list(map(index.__getitem__, names)))
+            except KeyError:
+                known = array("i", [index.setdefault(name, len(index)) for name in names])
+            numbers = known.tobytes()
             if len(self._known) >= 4096:
                 self._known.clear()
             self._known[names] = numbers

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bftrainer.core.trace import Indices
+from bftrainer.core.trace import Indices, Window, utc
 from bftrainer.errors import InputError
 from bftrainer.traces.ranges import NodeSpans, RangeTrace
 from bftrainer.traces.readers import jobs
@@ -24,6 +24,10 @@ from bftrainer.traces.source import Source
 from bftrainer.util.text import natural
 
 LARGEST_MACHINE = 1_000_000
+STRAY_SHARE = 0.005
+"""Share of jobs at each end of a log that may have wrong times."""
+STRAY_FACTOR = 5
+"""A log is this many times longer than the time in which the other jobs start: some of its times look wrong."""
 
 
 class _Jobs:
@@ -37,11 +41,13 @@ class _Jobs:
         self.lines = array("q")
         self.first_start = self.first_end = np.inf
         self.latest = -np.inf
+        self.all_starts = array("d")
 
     def add(self, job: Job) -> None:
         end = np.inf if job.end is None else job.end
         self.first_start = min(self.first_start, job.start)
         self.latest = max(self.latest, job.start)
+        self.all_starts.append(job.start)
         if job.end is not None:
             self.first_end = min(self.first_end, end)
             self.latest = max(self.latest, end)
@@ -70,6 +76,7 @@ def read_jobs(source: Source, reader: JobLogReader, options: ImportOptions) -> t
             report.skip(line, jobs.NO_NODES)
     _refuse_useless(report)
     report.notes += reader.notes
+    _note_strays(found, report)
     if found.number.index:
         trace = _from_node_lists(found, options, report)
     else:
@@ -87,6 +94,20 @@ def _refuse_useless(report: ImportReport) -> None:
         )
     if report.used == 0:
         raise InputError(f"no job in it held a node for a known time: {report.reasons()}")
+
+
+def _note_strays(found: _Jobs, report: ImportReport) -> None:
+    """Note a few jobs far from all others: one wrong year makes a machine look idle for decades."""
+    starts = np.sort(np.frombuffer(found.all_starts))
+    stray = int(STRAY_SHARE * len(starts))
+    if stray == 0:
+        return
+    first, last = float(starts[stray]), float(starts[-1 - stray])
+    if found.latest - found.first_start > STRAY_FACTOR * (last - first):
+        report.notes.append(
+            f"the log covers {Window(found.first_start, found.latest)}, but all but a few of its jobs start from "
+            f"{utc(first)} to {utc(last)}. If the others have wrong times, cut the log with --from and --to"
+        )
 
 
 def _from_node_lists(found: _Jobs, options: ImportOptions, report: ImportReport) -> RangeTrace:

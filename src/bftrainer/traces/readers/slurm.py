@@ -53,6 +53,8 @@ RUNNING = frozenset(
 )
 WAITING = frozenset(["PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REVOKED"])
 UNKNOWN = frozenset({"", "unknown", "none", "none assigned", "(null)", "n/a", "invalid"})
+NO_TIME_BEFORE = 2 * 86400.0
+"""Slurm writes time 0 for a start that did not happen. In local time that is within a day of 1970-01-01."""
 
 _ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d|Unknown")
 
@@ -74,6 +76,8 @@ def held(row: Mapping[str, str], clock: Clock, line: int) -> Job | Skip:
     except ValueError:
         return Skip(line, jobs.BAD_NODES)
     try:
+        if clock(start_text) < NO_TIME_BEFORE:
+            return Skip(line, jobs.NEVER_STARTED)
         if state in RUNNING:
             return Job(line, clock(start_text), None, nodes)
         if end_text.lower() not in UNKNOWN:
