@@ -90,7 +90,8 @@ class Keeper:
 
     def found(self, node: str, now: float) -> None:
         """Record an agent that is already running."""
-        self._agents.setdefault(node, _KeptAgent(now, now, joined=True))
+        if node not in self._agents:
+            self._agents[node] = _KeptAgent(now, now, joined=True)
 
     def unwant(self, node: str) -> None:
         """Mark the agent of a node to be ended, even if `settle` is called with the node in `wanted`."""

@@ -239,9 +239,7 @@ class SlurmPool:
             return False, math.inf
         jobs = await self._at.jobs()
         asked_until = time.monotonic()
-        self._view, pilots = await asyncio.to_thread(
-            lambda: (_View.of(nodes, self.settings), decide.sort_pilots(jobs.pilots, self._at.mark))
-        )
+        self._view, pilots, states = await asyncio.to_thread(self._sort, nodes, jobs)
         await callbacks.take(self._calls, self._folder, self._to, jobs.pilots)
         now = time.monotonic()
         cut_off = self._calls.pausing(now)
@@ -253,10 +251,15 @@ class SlurmPool:
             await self._give_back()
         free = [node for node in self._view.free if node not in self._ledger.pilots]
         chosen = () if self._paused else decide.choose(free, plan.leave, self.settings.reserve)
-        states = {node: pilot.state for node, pilot in self._ledger.pilots.items()}
         seen = (self._view.free, states, plan, self._wanted)
         self._timer.answered(asked_until, seen, hungry=self._wanted > len(states))
         return plan.again, await self._act(self._settle(chosen, may_start=not self._paused))
+
+    def _sort(self, nodes: Mapping[str, SlurmNode], jobs: Jobs) -> tuple[_View, decide.Sorted, dict[str, str]]:
+        """Return the nodes, the pilots and the state of each node's pilot. Runs in a thread."""
+        pilots = decide.sort_pilots(jobs.pilots, self._at.mark)
+        states: dict[str, str] = {node: pilot.state for node, pilot in pilots.kept.items()}
+        return _View.of(nodes, self.settings), pilots, states
 
     def _answered(self) -> None:
         if self._timer.failures:

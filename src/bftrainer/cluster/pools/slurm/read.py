@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from bftrainer.cluster.pools.keeper import NODE_NAME
 from bftrainer.cluster.pools.slurm.hardware import Gres, JobRequest, read_gres
@@ -27,8 +27,9 @@ JOB_FIELDS = (
     *("JobArrayID", "JobID", "UserID", "State", "Partition", "NumNodes", "NumCPUs", "MinCpus", "MinMemory"),
     *("TimeLimit", "MinTime", "TimeLeft", "PriorityLong", "StartTime", "PreemptTime", "Reason", "SchedNodes"),
     *("ReqNodes", "NodeList", "tres-per-node", "tres-per-job", "tres-per-task"),
-    *("Dependency", "Reservation", "Feature", "Name", "Comment"),  # text of users
+    *("Dependency", "Reservation", "Feature", "Name", "Comment"),
 )
+"""The columns that squeue prints, in the order of `_JobRow`. The last ones are texts of users."""
 JOB_FORMAT = ",".join(f"{name}:{SEPARATOR}" for name in JOB_FIELDS)
 
 Rank = tuple[int, int]
@@ -58,6 +59,38 @@ _MEMORY = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)")
 _MEGABYTES = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
 _UNKNOWN = ("", "N/A", "(null)", "None")
 _NO_TIME = ("UNLIMITED", "NOT_SET", "INVALID", *_UNKNOWN)
+
+
+class _JobRow(NamedTuple):
+    """One job as squeue prints it."""
+
+    array_id: str
+    job: str
+    user: str
+    state: str
+    partition: str
+    nodes: str
+    cpus: str
+    min_cpus: str
+    memory: str
+    limit: str
+    min_time: str
+    left: str
+    priority: str
+    start: str
+    preempted: str
+    reason: str
+    planned: str
+    required: str
+    given: str
+    per_node: str
+    per_job: str
+    per_task: str
+    dependency: str
+    reservation: str
+    feature: str
+    name: str
+    comment: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,76 +187,74 @@ def read_jobs(text: str, name: str, user: int) -> Jobs:
     header, *rows = text.split("\n")
     if not header.startswith("JOBID") or header.count(SEPARATOR) != len(JOB_FIELDS):
         raise ValueError(f"a table of jobs must begin with its header, but got {header[:80]!r}")
-    pilots, waiting = list[Pilot](), list[WaitingJob]()
+    pilots, waiting, uid = list[Pilot](), list[WaitingJob](), str(user)
     for line in rows:
         if not line.strip():
             continue
-        cells = [cell.strip() for cell in line.split(SEPARATOR, len(JOB_FIELDS) - 1)]
+        cells = line.split(SEPARATOR, len(JOB_FIELDS) - 1)
         if len(cells) != len(JOB_FIELDS):
             raise ValueError(f"no job in {line[:80]!r}")
-        job = dict(zip(JOB_FIELDS, cells, strict=True))
-        if not _STATE_WORD.fullmatch(job["State"]):
+        job = _JobRow._make(cells)
+        if not _STATE_WORD.fullmatch(job.state):
             raise ValueError(f"no job and state in {line[:80]!r}")
-        if job["Name"] == name and job["UserID"] == str(user):
+        if job.name == name and job.user == uid:
             if (pilot := _pilot(job)) is not None:
                 pilots.append(pilot)
-        elif job["State"] == "PENDING" and not job["Name"].startswith(PREFIX) and _waits_for_nodes(job):
+        elif job.state == "PENDING" and not job.name.startswith(PREFIX) and _waits_for_nodes(job):
             waiting.append(_waiting(job))
     return Jobs(tuple(pilots), tuple(waiting))
 
 
-def _pilot(job: Mapping[str, str]) -> Pilot | None:
+def _pilot(job: _JobRow) -> Pilot | None:
     """Return a pilot; None if it ended before it was given a node."""
-    if not job["JobID"].isdigit():
-        raise ValueError(f"no job number in {job['JobID']!r:.80}")
-    node = job["ReqNodes"] if NODE_NAME.fullmatch(job["ReqNodes"]) else job["NodeList"]
+    if not job.job.isdigit():
+        raise ValueError(f"no job number in {job.job!r:.80}")
+    node = job.required if NODE_NAME.fullmatch(job.required) else job.given
     if not NODE_NAME.fullmatch(node):
         return None
-    left, reason = job["TimeLeft"], job["Reason"]
-    parts = job["Comment"].rstrip(SEPARATOR).split(":")
+    left, reason = job.left, job.reason
+    parts = job.comment.rstrip(SEPARATOR).split(":")
     return Pilot(
-        int(job["JobID"]),
+        int(job.job),
         node,
-        _STATES.get(job["State"], "ended"),
+        _STATES.get(job.state, "ended"),
         None if left in _NO_TIME else read_duration(left.lstrip("-")),
         "" if reason in _UNKNOWN else reason,
         parts[3] if len(parts) == 4 and parts[0] == "bftrainer" else "",
-        job["PreemptTime"] not in _UNKNOWN,
-        job["State"],
+        job.preempted not in _UNKNOWN,
+        job.state,
     )
 
 
-def _waits_for_nodes(job: Mapping[str, str]) -> bool:
+def _waits_for_nodes(job: _JobRow) -> bool:
     """Return whether a pending job would start if it had nodes."""
-    if job["Dependency"] not in _UNKNOWN:  # Slurm lists those that are not fulfilled
+    if job.dependency not in _UNKNOWN:  # Slurm lists those that are not fulfilled
         return False
-    return job["Reason"] in _MAY_START or (
-        job["Reason"].startswith(_NODE_NOT_AVAILABLE) and job["ReqNodes"] not in _UNKNOWN
-    )
+    return job.reason in _MAY_START or (job.reason.startswith(_NODE_NOT_AVAILABLE) and job.required not in _UNKNOWN)
 
 
-def _waiting(job: Mapping[str, str]) -> WaitingJob:
-    if not job["NumNodes"].isdigit():
-        raise ValueError(f"no number of nodes in {job['NumNodes']!r:.80}")
-    constraint, reservation, start = job["Feature"], job["Reservation"], job["StartTime"]
+def _waiting(job: _JobRow) -> WaitingJob:
+    if not job.nodes.isdigit():
+        raise ValueError(f"no number of nodes in {job.nodes!r:.80}")
+    constraint, reservation, start = job.feature, job.reservation, job.start
     request = JobRequest(
-        frozenset(job["Partition"].split(",")),
+        frozenset(job.partition.split(",")),
         "" if constraint in _UNKNOWN else constraint,
-        (*read_gres(job["tres-per-node"]), *_one_of_each(job["tres-per-job"]), *_one_of_each(job["tres-per-task"])),
-        _memory_mb(job["MinMemory"]),
-        _whole(job["MinCpus"]),
+        (*read_gres(job.per_node), *_one_of_each(job.per_job), *_one_of_each(job.per_task)),
+        _memory_mb(job.memory),
+        _whole(job.min_cpus),
         "" if reservation in _UNKNOWN else reservation,
     )
     return WaitingJob(
-        job["JobArrayID"],
+        job.array_id,
         request,
-        int(job["NumNodes"]),
-        _tasks(job["JobArrayID"]),
-        _whole(job["NumCPUs"]),
-        _limit_s(job["MinTime"]) or _limit_s(job["TimeLimit"]),
-        _whole(job["PriorityLong"]),
-        _nodes(job["ReqNodes"]),
-        _nodes(job["SchedNodes"]),
+        int(job.nodes),
+        _tasks(job.array_id),
+        _whole(job.cpus),
+        _limit_s(job.min_time) or _limit_s(job.limit),
+        _whole(job.priority),
+        _nodes(job.required),
+        _nodes(job.planned),
         float(start) if start.isdigit() else None,
     )
 

@@ -7,9 +7,10 @@ clock; `pool.py` calls it in a thread and carries the plan out.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
 
 from bftrainer.cluster.pools.slurm.hardware import JobRequest, NodeKind, SiteLayout
 from bftrainer.cluster.pools.slurm.read import Pilot, Rank, SlurmNode, WaitingJob
@@ -108,6 +109,45 @@ class _NodeGroup:
         return self.window is None or self.window.lets(job, self.rank)
 
 
+@dataclass(slots=True)
+class _Taken:
+    """Nodes that a job is to have."""
+
+    free: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    ours: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wants:
+    """Nodes that a job could use: how many, and from how many groups of its reach."""
+
+    groups: int
+    nodes: int
+
+
+class _Reach:
+    """The groups that fit a request and a time limit: first those for every job, then those for jobs of high rank."""
+
+    def __init__(self, groups: Iterable[_NodeGroup], job: WaitingJob) -> None:
+        fitting = [group for group in groups if group.fits(job.request)]
+        always = [group for group in fitting if group.lets(job)]
+        ranked = sorted((group for group in fitting if not group.lets(job)), key=lambda group: group.rank)
+        self.groups = (*always, *ranked)
+        self.exhausted = False
+        """Whether nothing is left in any of the groups."""
+        self._always = len(always)
+        self._ranks = [group.rank for group in ranked]
+        self._totals = list(accumulate((group.total for group in self.groups), initial=0))
+        cpus = (group.kind.cpus if group.kind is not None else 0 for group in self.groups)
+        self._cpus = list(accumulate(cpus, max, initial=0))
+
+    def of(self, job: WaitingJob) -> tuple[int, int, int]:
+        """Return how many of the groups a job may use, their number of nodes, and the CPUs of the largest node."""
+        count = self._always + bisect_right(self._ranks, job.rank)
+        return count, self._totals[count], self._cpus[count]
+
+
 class _Stock:
     """The nodes that waiting jobs could get, in groups."""
 
@@ -128,16 +168,41 @@ class _Stock:
                 group.total += 1
                 getattr(group, part)[node] = None
                 self.group_of[node] = group
-        self.groups = tuple(groups.values())
-        self._fitting: dict[JobRequest, tuple[_NodeGroup, ...]] = {}
+        self._groups = tuple(groups.values())
+        self._reaches: dict[tuple[JobRequest, float | None], _Reach] = {}
 
-    def fitting(self, job: WaitingJob) -> list[_NodeGroup]:
-        """Return the groups whose nodes a job could use now."""
-        request = job.request
-        known = self._fitting.get(request)
-        if known is None:
-            known = self._fitting[request] = tuple(group for group in self.groups if group.fits(request))
-        return [group for group in known if group.lets(job)]
+    def reach(self, job: WaitingJob) -> _Reach:
+        """Return the groups that jobs with this request and time limit can use."""
+        key = (job.request, job.limit_s)
+        reach = self._reaches.get(key)
+        if reach is None:
+            reach = self._reaches[key] = _Reach(self._groups, job)
+        return reach
+
+    def take(self, job: WaitingJob, reach: _Reach, wants: _Wants, count: int, *, with_ours: bool) -> _Taken:
+        """Take nodes for a job out: required ones, then free ones, ending ones and, last, those of pilots."""
+        taken = _Taken()
+        parts = ("free", "others", "ours") if with_ours else ("free", "others")
+        for node in job.required:
+            count -= 1
+            for part in parts:
+                if getattr(self.group_of[node], part).pop(node, node) is None:
+                    getattr(taken, part).append(node)
+        if reach.exhausted:
+            return taken
+        for part in parts:
+            for group in reach.groups[: wants.groups]:
+                if count <= 0:
+                    return taken
+                left = getattr(group, part)
+                if left:
+                    mine = list(islice(left, count))
+                    for node in mine:
+                        del left[node]
+                    getattr(taken, part).extend(mine)
+                    count -= len(mine)
+        reach.exhausted = count > 0 and with_ours and wants.groups == len(reach.groups)
+        return taken
 
 
 @dataclass(slots=True)
@@ -177,29 +242,20 @@ class YieldRule:
                         del group.free[node]
                         leave.add(node)
                         meant += 1
-            groups = stock.fitting(job)
-            wants = _nodes_wanted(job, groups, stock)
-            if not wants:
+            reach = stock.reach(job)
+            wants = _wants(job, reach, stock)
+            if wants is None:
                 continue
             could[job.job] = self._since.get(job.job, now)
             waited_s = now - could[job.job]
             if waited_s >= YIELD_S:
                 continue
-            taken = _take(job, groups, stock, max(0, wants - meant), with_ours=waited_s < GIVE_UP_S)
+            taken = stock.take(job, reach, wants, max(0, wants.nodes - meant), with_ours=waited_s < GIVE_UP_S)
             leave.update(taken.free)
             give.update(dict.fromkeys(taken.ours))
             again |= waited_s < GIVE_UP_S and bool(taken.ours or taken.others)
         self._since = could
         return YieldPlan(frozenset(leave), tuple(node for node in nodes.ours if node in give), again)
-
-
-@dataclass(slots=True)
-class _Taken:
-    """Nodes that a job is to have."""
-
-    free: list[str] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)
-    ours: list[str] = field(default_factory=list)
 
 
 def _plans(queue: Iterable[WaitingJob], wall: float) -> dict[str, tuple[_Window, Rank]]:
@@ -215,42 +271,12 @@ def _plans(queue: Iterable[WaitingJob], wall: float) -> dict[str, tuple[_Window,
     return first
 
 
-def _nodes_wanted(job: WaitingJob, groups: Sequence[_NodeGroup], stock: _Stock) -> int:
-    """Return how many nodes a job, or all jobs of an array, could use now; 0 if it could not start."""
+def _wants(job: WaitingJob, reach: _Reach, stock: _Stock) -> _Wants | None:
+    """Return the nodes that a job, or all jobs of an array, could use now; None if it could not start."""
     if not all(node in stock.group_of for node in job.required):
-        return 0
-    fitting = sum(group.total for group in groups)
-    largest = max((group.kind.cpus if group.kind is not None else 0 for group in groups), default=0)
+        return None
+    groups, fitting, largest = reach.of(job)
     each = max(1, job.nodes, math.ceil(job.cpus / largest) if largest else 0)
     if max(fitting, len(job.required)) < each:
-        return 0
-    return each * max(1, min(job.tasks, fitting // each))
-
-
-def _take(job: WaitingJob, groups: Sequence[_NodeGroup], stock: _Stock, count: int, *, with_ours: bool) -> _Taken:
-    """Take nodes for a job out of the stock: required ones, then free ones, ending ones and, last, those of pilots."""
-    taken = _Taken()
-    for node in job.required:
-        count -= 1
-        for name, part in _parts(stock.group_of[node], with_ours=with_ours):
-            if node in part:
-                del part[node]
-                getattr(taken, name).append(node)
-    for index in range(3 if with_ours else 2):
-        for group in groups:
-            if count <= 0:
-                return taken
-            name, part = list(_parts(group, with_ours=True))[index]
-            mine = list(islice(part, count))
-            for node in mine:
-                del part[node]
-            getattr(taken, name).extend(mine)
-            count -= len(mine)
-    return taken
-
-
-def _parts(group: _NodeGroup, *, with_ours: bool) -> Iterator[tuple[str, dict[str, None]]]:
-    yield "free", group.free
-    yield "others", group.others
-    if with_ours:
-        yield "ours", group.ours
+        return None
+    return _Wants(groups, each * max(1, min(job.tasks, fitting // each)))
