@@ -1,4 +1,4 @@
-"""`bftrainer slurm` checks that harvesting delays no Slurm job at a site, and sets up users."""
+"""`bftrainer slurm` checks the settings of a Slurm site for harvesting, and sets up users."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ controller can restore everything (`restore.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from bftrainer.cluster.controller.active import ActiveTrainer, ControllerSettings, NodeState
@@ -234,14 +235,17 @@ class Reconciler:
 
     # Trainers.
 
-    def submit(self, spec: TrainerSpec, owner: str, now: float) -> tuple[str, Effects]:
-        """Queue a trainer and return its id and the effects. Raises `QuotaError` if it exceeds its owner's limits."""
+    def submit(self, spec: TrainerSpec, owner: str, now: float, *, staged: Path | None = None) -> tuple[str, Effects]:
+        """Queue a trainer and return its id and the effects. Raises `QuotaError` if it exceeds its owner's limits.
+
+        `staged`: the file with the values of its environment, if it is written already.
+        """
         limits = self.planner.limits
         limits.read()
         mine = [live for live in self.trainers.values() if live.owner == owner]
         limits.check(owner, spec, sum(live.job.outcome is None for live in mine))
         name = spec.name or free_name(spec.script, {live.name for live in mine})
-        row = self.store.add_trainer(name=name, owner=owner, spec=spec.as_json(), time=now)
+        row = self.store.add_trainer(name=name, owner=owner, spec=spec.as_json(), time=now, staged=staged)
         live = self.trainers[row.id] = ActiveTrainer.from_row(row, self.launchers, self.settings, now, spec=spec)
         self.store.log(now, events.TrainerSubmitted(row.id, name, owner))
         self.store.log(now, events.StateChanged(row.id, "", "queued", ""))
@@ -255,6 +259,13 @@ class Reconciler:
         if live is not None:
             live.job.cancel(reason)
             self._reconcile([trainer], now, effects)
+        return effects
+
+    def fail(self, trainer: str, error: str, now: float) -> Effects:
+        """End a trainer as failed."""
+        effects = Effects()
+        self.trainers[trainer].job.fail(error)
+        self._reconcile([trainer], now, effects)
         return effects
 
     def is_taken(self, name: str, owner: str) -> bool:

@@ -9,6 +9,7 @@ from bftrainer.cluster.http.prometheus import PrometheusMetrics
 from bftrainer.cluster.http.readiness import Readiness
 from bftrainer.cluster.http.status import StatusReader
 from bftrainer.cluster.report.daily import DailyEfficiency
+from bftrainer.cluster.spec.access import AccessCheck
 
 
 class ApiState:
@@ -25,6 +26,7 @@ class ApiState:
         self.insights = DailyEfficiency(self.store.path, controller.config.policy)
         self.metrics = PrometheusMetrics(controller)
         self.readiness = Readiness(controller)
+        self.access = AccessCheck()
         self._ending = False
 
     @property

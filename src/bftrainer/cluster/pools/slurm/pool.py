@@ -156,6 +156,7 @@ class SlurmPool:
             "pilots": states.count("running"),
             "pending": states.count("waiting"),
             "interval_s": self.settings.interval_s,
+            "job_name": self._slurm.name if self._slurm is not None else "",
             "problem": self._problem or self._refusals.problem,
         }
 
