@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 
 from bftrainer.errors import InputError
+from bftrainer.slurm.charging import charging
 from bftrainer.slurm.findings import Harvest, Level, SiteFinding, listed, preempts_by, slurm_conf, time_of
 from bftrainer.slurm.preemption import ending, taking_back
 from bftrainer.slurm.site import Partition, Qos, Site, seconds
@@ -67,7 +68,7 @@ def examine(site: Site, harvest: Harvest, refusal: str | None = None) -> list[Si
     if harvest.partition is None:
         findings.append(_no_partition(site))
     else:
-        findings += [*_admission(site, harvest.partition, harvest.qos), *_pilot(refusal)]
+        findings += [*_admission(site, harvest.partition, harvest.qos), *_pilot(refusal), *charging(site, harvest)]
     findings += [*_scheduling(site), *_scripts(site), *_surroundings(site)]
     findings += [SiteFinding("asked", "warning", f"no answer: {line}", "this was not checked")
                  for line in site.unanswered]  # fmt: skip
