@@ -193,16 +193,16 @@ def test_one_pilot_a_node_is_kept_the_one_that_runs() -> None:
     ]
     found = sort_pilots(pilots, "m")
     assert {node: pilot.job for node, pilot in found.kept.items()} == {"a": 5, "b": 7, "e": 11}
-    assert {pilot.job for pilot, _ in found.cancel} == {3, 6, 8, 9}
+    assert {each.pilot.job for each in found.cancel} == {3, 6, 8, 9}
     assert set(found.ended) == {10}
 
 
 def test_a_pilot_that_was_preempted_did_nothing_wrong_however_it_ended() -> None:
-    assert fate(Pilot(1, "a", "ended", preempted=True, how="FAILED")) == ("its pilot was preempted", True)
-    assert fate(Pilot(1, "a", "ended", how="PREEMPTED")) == ("its pilot was preempted", True)
-    assert fate(Pilot(1, "a", "ended", how="TIMEOUT")) == ("its pilot has ended: timeout", True)
-    assert fate(Pilot(1, "a", "ended", how="CANCELLED")) == ("its pilot has ended: cancelled", False)
-    assert fate(None) == ("its pilot has vanished", False)
+    assert fate(Pilot(1, "a", "ended", preempted=True, how="FAILED")) == ("its pilot was preempted", "preempted")
+    assert fate(Pilot(1, "a", "ended", how="PREEMPTED")) == ("its pilot was preempted", "preempted")
+    assert fate(Pilot(1, "a", "ended", how="TIMEOUT")) == ("its pilot has ended: timeout", "time limit")
+    assert fate(Pilot(1, "a", "ended", how="CANCELLED")) == ("its pilot has ended: cancelled", "failed")
+    assert fate(None) == ("its pilot has vanished", "failed")
 
 
 def test_only_nodes_that_the_settings_allow_are_usable() -> None:

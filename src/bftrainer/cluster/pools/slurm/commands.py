@@ -11,12 +11,15 @@ import os
 import shlex
 import shutil
 import sys
+import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from bftrainer.cluster.pools.script.discovery import DiscoveryError, run
+from bftrainer.cluster.pools.slurm.figures import AnswerTimes
 from bftrainer.cluster.pools.slurm.read import (
     PILOT_FIELDS,
     PREFIX,
@@ -61,6 +64,8 @@ class Slurm:
         """Keep the environment and the output of pilots in `folder`, which the nodes must see."""
         self.name = PREFIX + state_id
         self.mark = mark
+        self.answers: defaultdict[str, AnswerTimes] = defaultdict(AnswerTimes)
+        """How long each command took."""
         self._settings = settings
         self._folder = folder
         self._environment = command_environment(os.environ)
@@ -125,13 +130,18 @@ class Slurm:
         return left, problem or "they do not end"
 
     async def _ask(self, argv: Sequence[str], read: Callable[[str], _Read]) -> _Read:
+        began, failed = time.monotonic(), True
         try:
             output = await run(argv, self._settings.command_timeout_s, self._environment)
-            return read(output.decode())
+            answer = await asyncio.to_thread(lambda: read(output.decode()))  # ten thousand nodes take a while to parse
+            failed = False
+            return answer
         except (DiscoveryError, InputError, OSError) as problem:
             raise SlurmCommandError(f"{argv[0]}: {problem}") from None
         except ValueError as problem:  # this includes output that is not text
             raise SlurmCommandError(f"{argv[0]}: its output cannot be read: {str(problem)[:200]}") from None
+        finally:
+            self.answers[argv[0]].add(time.monotonic() - began, failed=failed)
 
 
 def missing_programs() -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from bftrainer.cluster.pools.slurm.figures import CancelReason, EndReason
 from bftrainer.cluster.pools.slurm.read import Pilot, SlurmNode, WaitingJob
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings
 from bftrainer.util.backoff import Backoff
@@ -49,13 +50,22 @@ def free_nodes(nodes: Mapping[str, SlurmNode], settings: SlurmSettings) -> list[
     return [name for name, node in usable(nodes, settings).items() if node.free(settings.planned)]
 
 
-def fate(pilot: Pilot | None) -> tuple[str, bool]:
-    """Return how a pilot ended (None: Slurm no longer knows it), and whether the pilot is blameless."""
+def fate(pilot: Pilot | None) -> tuple[str, EndReason]:
+    """Return how a pilot ended, in words and as a kind. None: Slurm no longer knows it."""
     if pilot is None:
-        return "its pilot has vanished", False
+        return "its pilot has vanished", "failed"
     if pilot.preempted or pilot.how == "PREEMPTED":
-        return "its pilot was preempted", True
-    return f"its pilot has ended: {pilot.how.lower()}", pilot.how == "TIMEOUT"
+        return "its pilot was preempted", "preempted"
+    return f"its pilot has ended: {pilot.how.lower()}", "time limit" if pilot.how == "TIMEOUT" else "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """A pilot to be cancelled, and why: `reason` for statistics, `why` in words."""
+
+    pilot: Pilot
+    reason: CancelReason
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +74,7 @@ class Sorted:
 
     kept: Mapping[str, Pilot]
     """One pilot per node."""
-    cancel: tuple[tuple[Pilot, str], ...]
-    """Pilots to be cancelled, and why."""
+    cancel: tuple[Cancellation, ...]
     ended: Mapping[int, Pilot]
 
 
@@ -75,17 +84,17 @@ def sort_pilots(pilots: Iterable[Pilot], mark: str) -> Sorted:
     Running pilots come before waiting ones.
     """
     kept: dict[str, Pilot] = {}
-    cancel: list[tuple[Pilot, str]] = []
+    cancel: list[Cancellation] = []
     ended: dict[int, Pilot] = {}
     for pilot in sorted(pilots, key=lambda pilot: (pilot.state != "running", pilot.job)):
         if pilot.state in ("ending", "ended"):
             ended[pilot.job] = pilot
         elif pilot.mark and pilot.mark != mark:
-            cancel.append((pilot, "its agent looks for this controller where it is not"))
+            cancel.append(Cancellation(pilot, "other address", "its agent looks for this controller where it is not"))
         elif pilot.state == "frozen":
-            cancel.append((pilot, "it is suspended, and would keep its node's memory"))
+            cancel.append(Cancellation(pilot, "suspended", "it is suspended, and would keep its node's memory"))
         elif pilot.node in kept:
-            cancel.append((pilot, f"job {kept[pilot.node].job} is on its node already"))
+            cancel.append(Cancellation(pilot, "another pilot", f"job {kept[pilot.node].job} is on its node already"))
         else:
             kept[pilot.node] = pilot
     return Sorted(kept, tuple(cancel), ended)

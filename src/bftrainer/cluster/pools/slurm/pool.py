@@ -21,6 +21,8 @@ from bftrainer.cluster.pools.base import PoolHost, PoolHostLink
 from bftrainer.cluster.pools.keeper import Keeper, Orders, Timeouts
 from bftrainer.cluster.pools.slurm import decide
 from bftrainer.cluster.pools.slurm.commands import Slurm, SlurmCommandError, missing_programs, write_files
+from bftrainer.cluster.pools.slurm.decide import Cancellation
+from bftrainer.cluster.pools.slurm.figures import PilotCounters, SlurmFigures
 from bftrainer.cluster.pools.slurm.read import Pilot, SlurmNode, WaitingJob
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings, read_duration
 from bftrainer.errors import BFTrainerError, InputError
@@ -62,6 +64,7 @@ class SlurmPool:
         )
         self._yield_rule = decide.YieldRule(settings.watch_partition)
         self._host_link = PoolHostLink()
+        self._counters = PilotCounters()
         self._slurm: Slurm | None = None
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -160,6 +163,11 @@ class SlurmPool:
             "problem": self._problem or self._refusals.problem,
         }
 
+    def figures(self) -> SlurmFigures:
+        """Return figures for metrics."""
+        states = [pilot.state for pilot in self._pilots.values()]
+        return self._counters.figures(states, len(states), {} if self._slurm is None else self._slurm.answers)
+
     async def _check_partitions(self) -> None:
         """Raise an error at once for a partition that does not exist. A Slurm that does not answer may answer later."""
         with suppress(SlurmCommandError):
@@ -212,6 +220,7 @@ class SlurmPool:
         """Ask Slurm, decide and act. Returns when there is more to do, by the monotonic clock."""
         # Nodes before pilots: a pilot listed as waiting after its node was taken is not the job that took it.
         began = time.monotonic()
+        self._counters.rounds += 1
         self._nodes = await self._at.nodes()
         if self._to.observing:
             free = decide.free_nodes(self._nodes, self.settings)
@@ -251,50 +260,55 @@ class SlurmPool:
                 self._ended(node, pilots.ended, now)
             self._keeper.found(node, now)
             if pilot.state == "waiting":
-                why = self._why_cancel(pilot, now)
-                if why:
+                cancellation = self._why_cancel(pilot, now)
+                if cancellation is not None:
                     self._keeper.unwant(node)
-                    cancel.append((pilot, why))
+                    cancel.append(cancellation)
             elif pilot.left_s is not None and pilot.left_s < self.settings.renew_s:
                 self._keeper.unwant(node)
         self._pilots = dict(pilots.kept)
         jobs = {pilot.job for pilot in listed}
         self._short_pilots.keep(jobs)
         self._cancelled &= jobs
-        self._told = {pilot.job for pilot, _ in cancel}
+        self._told = {each.pilot.job for each in cancel}
         await self._cancel(cancel)
 
     def _ended(self, node: str, ended: Mapping[int, Pilot], now: float) -> None:
         """Handle the end of the pilot of a node."""
         before = self._pilots.get(node)
-        how, blameless = decide.fate(ended.get(before.job) if before is not None else None)
+        how, reason = decide.fate(ended.get(before.job) if before is not None else None)
         if before is not None and before.job in self._given:
             self._given.discard(before.job)
-            how, blameless = "it was given up for a job that waited", True
-        failed = self._keeper.ended(node, now, expected=self._paused or blameless)
+            how, reason = "it was given up for a job that waited", "given up"
+        failed = self._keeper.ended(node, now, expected=self._paused or reason != "failed")
         if before is not None:  # else it was never submitted
+            self._counters.ended["not wanted" if reason == "failed" and not failed else reason] += 1
             self._to.gone(node, how)
             if failed:
                 self._to.note("pilot_ended", node=node, job=before.job, how=how)
 
-    def _why_cancel(self, pilot: Pilot, now: float) -> str:
-        """Return why a waiting pilot must be cancelled; empty if it may wait."""
+    def _why_cancel(self, pilot: Pilot, now: float) -> Cancellation | None:
+        """Return why a waiting pilot must be cancelled; None if it may wait."""
         if self._paused:
-            return "the pool is paused"
+            return Cancellation(pilot, "paused", "the pool is paused")
         node = self._nodes.get(pilot.node)
         if node is None or not node.free(planned=True):
-            return "its node is taken"
+            return Cancellation(pilot, "node taken", "its node is taken")
         if self._short_pilots.waits(pilot, now):
-            return f"it does not start ({pilot.reason or 'no reason given'}), a shorter one may"
-        return ""
+            why = f"it does not start ({pilot.reason or 'no reason given'}), a shorter one may"
+            return Cancellation(pilot, "does not start", why)
+        return None
 
-    async def _cancel(self, pilots: Sequence[tuple[Pilot, str]]) -> None:
-        for pilot, why in pilots:
+    async def _cancel(self, cancellations: Sequence[Cancellation]) -> None:
+        for each in cancellations:
+            pilot = each.pilot
             if pilot.job not in self._cancelled:
-                self._to.note("cancelled", node=pilot.node, job=pilot.job, why=why)
+                self._to.note("cancelled", node=pilot.node, job=pilot.job, why=each.why)
+                self._counters.cancelled[each.reason] += 1
                 self._cancelled.add(pilot.job)
-        waiting = [pilot.job for pilot, _ in pilots if pilot.state == "waiting"]
-        others = [pilot.job for pilot, _ in pilots if pilot.state != "waiting"]
+        pilots = [each.pilot for each in cancellations]
+        waiting = [pilot.job for pilot in pilots if pilot.state == "waiting"]
+        others = [pilot.job for pilot in pilots if pilot.state != "waiting"]
         if waiting:
             await self._at.cancel(waiting, only_waiting=True)
         if others:
@@ -325,7 +339,7 @@ class SlurmPool:
         for pilot in new:
             self._keeper.killed(pilot.node, now)
             self._given.add(pilot.job)
-        await self._cancel([(pilot, "a job waits for nodes") for pilot in new])
+        await self._cancel([Cancellation(pilot, "a job waits", "a job waits for nodes") for pilot in new])
 
     def _settle(self, chosen: Sequence[str], *, may_start: bool) -> Orders:
         now = time.monotonic()
@@ -345,8 +359,8 @@ class SlurmPool:
     async def _act(self, orders: Orders) -> float:
         for node in orders.leave:
             self._to.leaving(node, self.settings.grace_s)
-        pilots = [(self._pilots[node], why) for node, why in orders.kill if node in self._pilots]
-        kill = [(pilot, why) for pilot, why in pilots if pilot.job not in self._told]
+        overdue = [(self._pilots[node], why) for node, why in orders.kill if node in self._pilots]
+        kill = [Cancellation(pilot, "overdue", why) for pilot, why in overdue if pilot.job not in self._told]
         for index, node in enumerate(orders.start):
             if self._ending or self._paused or not await self._submit(node):
                 for other in orders.start[index:]:
@@ -365,10 +379,12 @@ class SlurmPool:
         try:
             job = await self._at.submit(node, short=short)
         except SlurmCommandError as problem:
+            self._counters.refused += 1
             self._doubts[node] = time.monotonic() + 2 * self.settings.command_timeout_s
             if self._refusals.refused(str(problem), time.monotonic()):
                 self._to.note("submit_failed", node=node, error=str(problem))
             return self._refusals.until < time.monotonic()
+        self._counters.submitted += 1
         self._refusals.forget()
         self._doubts[node] = -math.inf
         self._pilots[node] = Pilot(job, node, "waiting", mark=self._at.mark)
