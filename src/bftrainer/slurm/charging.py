@@ -21,7 +21,7 @@ def charging(site: Site, harvest: Harvest) -> Iterator[SiteFinding]:
     if not site.config.get("AccountingStorageType", "").endswith("slurmdbd"):
         yield SiteFinding("charging", "ok", "there is no slurmdbd: pilots are charged to nobody")
         return
-    qos = harvest.qos or (site.qos or {}).get(site.user.default_qos)
+    qos = harvest.qos or (site.qos or {}).get(site.user.default_qos or "normal")
     factor = qos.usage_factor if qos is not None else 1.0
     unweighted = _unweighted(harvest)
     fixes = _fixes(site, harvest)

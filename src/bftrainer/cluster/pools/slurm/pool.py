@@ -81,13 +81,10 @@ class SlurmPool:
         self._short_pilots = decide.ShortPilots()
         self._doubts: dict[str, float] = {}
         """Nodes whose pilots may have been submitted: until this time a missing pilot does not count as ended."""
-        self._given: set[int] = set()
-        """Pilots that were given up for waiting jobs."""
+        self._given: set[int] = set()  # pilots that were given up for waiting jobs
         self._cancelled: set[int] = set()
-        self._told: set[int] = set()
-        """Pilots that were cancelled while pilots were reconciled in this round."""
-        self._asking_s = 0.0
-        """Seconds that Slurm took to answer in the last round."""
+        self._told: set[int] = set()  # pilots that were cancelled while pilots were reconciled in this round
+        self._asking_s = 0.0  # how long Slurm took to answer in the last round
         # Problems.
         self._failures = 0
         self._problem = ""
