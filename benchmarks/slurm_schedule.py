@@ -30,6 +30,8 @@ _SIZES = {1: 45, 2: 25, 3: 8, 4: 8, 5: 3, 6: 4, 8: 4, 10: 3}
 _BURST = 3.0
 _MORE_S = 0.4
 _LONGEST = 0.2
+_PATIENCE_S = 120.0
+"""How long the end of a job in a reservation is awaited at most, before the reservation is left alone."""
 _WORD = re.compile(r"\b(Name|JobState|StartTime|EndTime|NodeList)=(\S*)")
 
 Spans = Mapping[str, Sequence[tuple[float, float]]]
@@ -167,6 +169,11 @@ def play(cluster: Cluster, jobs: Iterable[MainJob], folder: Path, tick: Callable
         script = f"date +%s.%N >{here}.started; sleep {job.run_s}; date +%s.%N >{here}.ended"
         (folder / f"{number}.submitted").write_text(f"{time.time()}")
         ids.append(cluster.submit(*options, script=script))
+    until = time.time() + _PATIENCE_S
+    while reservations and time.time() < until:
+        tick()
+        _release(cluster, reservations, folder)
+        time.sleep(0.5)
     return begin
 
 

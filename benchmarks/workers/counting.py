@@ -10,6 +10,7 @@ from bftrainer.elastic.membership import Leave, Membership
 from bftrainer.elastic.protocol import Formed, Report
 from bftrainer.processes.launch import foreground
 
+os.nice(5)  # all virtual nodes share a few cores: agents, which must go at once when told to, come first
 job = Membership.connect()
 if job is None:
     sys.exit("counting.py is started by a controller: bftrainer submit counting.py FOLDER")
@@ -21,7 +22,6 @@ with Path(sys.argv[1], f"{job.worker}.jsonl").open("a", buffering=1) as log:
         while True:
             place = job.arrive(lambda rank: f"{job.address}:{rank}")
             foreground()  # newcomers start at low priority
-            os.nice(5)
             job.entered(place.generation)
             job.send(Formed(place.generation, place.world, 0.0, 0.0, 0.0))
             while not job.changed:

@@ -29,6 +29,7 @@ def test_a_trainer_outlives_what_happens_to_slurm_to_nodes_and_to_the_controller
     home.mkdir()
     programs.mkdir()
     pool = {"partition": "scavenger", "interval_s": "0.5", "command_timeout_s": "2", "join_s": "15"}
+    pool |= {"rest_s": "2", "warm_pilots": str(NODES)}  # more nodes than the trainer can use
     settings = [word for name, value in pool.items() for word in ("--set", f"pool.{name}={value}")]
     with cluster(NODES) as lab:
         env = {"SLURM_CONF": str(lab.conf), "PATH": f"{programs}:{os.environ['PATH']}"}
@@ -89,7 +90,7 @@ def test_trainers_are_placed_near_each_other_by_slurms_own_tree_of_switches(tmp_
     lines = [f"SwitchName={name} Nodes={','.join(sorted(nodes))}" for name, nodes in switches.items()]
     script = tmp_path / "train.py"
     script.write_text("import time\ntime.sleep(600)\n")
-    settings = ("pool.partition=scavenger", "pool.interval_s=0.5", "policy.placement=compact")
+    settings = ("pool.partition=scavenger", "pool.interval_s=0.5", "pool.warm_pilots=6", "policy.placement=compact")
     options = [word for setting in settings for word in ("--set", setting)]
     with cluster(6, LAB_TOPOLOGY="\n".join([*lines, "SwitchName=top Switches=a,b"])) as lab:
         with Live(

@@ -54,6 +54,7 @@ def test_trainers_finish_on_what_main_jobs_leave_and_nothing_is_left_of_them(
     jobs = benchmark.schedule(SEED, JOBS, NODES, SPAN_S, LOAD)
     homes = [tmp_path / name for name in ("one", "two")]
     pool = {"partition": "scavenger", "interval_s": "1", "python": str(benchmark.gentle_python(tmp_path))}
+    pool["warm_pilots"] = str(NODES)  # more nodes than the trainers can use
     settings = [word for name, value in pool.items() for word in ("--set", f"pool.{name}={value}")]
     settings += ["--set", f"policy.horizon_s={HORIZON_S:g}", "--set", "trainers.snapshot_every_s=1"]
     here = {"SLURM_CONF": str(lab.conf)}

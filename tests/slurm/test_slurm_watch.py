@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -25,28 +25,30 @@ from bftrainer.cluster.pools.slurm.commands import (
     write_files,
 )
 from bftrainer.cluster.pools.slurm.decide import (
-    GIVE_UP_S,
+    LONGEST_PAUSE_S,
     SHORT_AFTER_S,
     SHORT_FOR_S,
-    YIELD_S,
-    Nodes,
     Refusals,
     ShortPilots,
-    YieldRule,
     choose,
     fate,
-    has_features,
     sort_pilots,
     usable,
 )
-from bftrainer.cluster.pools.slurm.read import Pilot, WaitingJob, read_layout, read_nodes, read_pilots, read_queue
+from bftrainer.cluster.pools.slurm.hardware import (
+    JobRequest,
+    NodeKind,
+    SiteLayout,
+    has_features,
+    read_gres,
+    read_layout,
+)
+from bftrainer.cluster.pools.slurm.read import Jobs, Pilot, WaitingJob, read_jobs, read_nodes
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings, read_duration
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.traces.recorder.states import read_sinfo
 from support.cluster.made_pools import executable
-
-PILOTS = "JOBID|STATE|REQ_NODES|NODELIST|TIME_LEFT|PREEMPT_TIME|REASON|COMMENT|\n"
-QUEUE = "JOBID|PARTITION|NODES|REASON|SCHEDNODES|START_TIME|NAME\n"
+from support.slurm.squeue import HEADER, table
 
 # What there is.
 
@@ -98,61 +100,130 @@ def test_the_pool_and_the_recorder_agree_on_what_is_idle(rows: list[tuple[str, s
 
 
 def test_features_are_joined_by_and_before_or() -> None:
-    node = read_nodes("n1 gpu,a100,nvme idle\n")["n1"]
+    node = read_nodes("n1 gpu,a100,nvme idle\n")["n1"].features
     fitting = ["", "gpu", "gpu&a100", "h100|a100", "h100&gpu|nvme", "gpu&nvme|x"]
     assert all(has_features(node, text) for text in fitting)
     assert not any(has_features(node, text) for text in ["h100", "gpu&h100", "h100|x&gpu"])
-    assert not has_features(read_nodes("n1 (null) idle\n")["n1"], "gpu")
+    assert not has_features(read_nodes("n1 (null) idle\n")["n1"].features, "gpu")
+
+
+def pilot_row(job: int, state: str, **fields: str) -> dict[str, str]:
+    return {"JobArrayID": str(job), "JobID": str(job), "State": state, "Name": "bftrainer-abc", "UserID": "7", **fields}
 
 
 def test_pilots_are_read_with_their_nodes_times_and_fates() -> None:
-    text = (
-        PILOTS
-        + "7|RUNNING|n01|n01|3:59:57|N/A|None|bftrainer:abc:n01:ff|\n"
-        + "8|PENDING|n02||4:00:00|N/A|ReqNodeNotAvail, Reserved for maintenance|bftrainer:abc:n02:ff|\n"
-        + "9|FAILED|n03|n03|4:59|1794757961|JobLaunchFailure|(null)|\n"
-        + "10|RUNNING||n04|UNLIMITED|N/A|None|rewritten by | the site|\n"
-        + "11|COMPLETING|n05|n05|1-00:00:01|N/A|None|bftrainer:abc:n05:ff|\n"
-        + "12|CANCELLED|||INVALID|N/A|None|x|\n"
+    comment = "bftrainer:abc:n01:ff"
+    away = "ReqNodeNotAvail, Reserved for maintenance"
+    text = table(
+        pilot_row(7, "RUNNING", ReqNodes="n01", NodeList="n01", TimeLeft="3:59:57", Comment=comment),
+        pilot_row(8, "PENDING", ReqNodes="n02", TimeLeft="4:00:00", Reason=away, Comment=comment),
+        pilot_row(
+            9, "FAILED", ReqNodes="n03", NodeList="n03", TimeLeft="4:59", PreemptTime="1794757961", Reason="NonZeroExit"
+        ),
+        pilot_row(10, "RUNNING", NodeList="n04", TimeLeft="UNLIMITED", Comment="rewritten by | the site"),
+        pilot_row(11, "COMPLETING", ReqNodes="n05", NodeList="n05", TimeLeft="1-00:00:01", Comment=comment),
+        pilot_row(12, "CANCELLED", TimeLeft="INVALID"),
+        {**pilot_row(13, "RUNNING", ReqNodes="n06"), "UserID": "8"},
+        {**pilot_row(14, "RUNNING", ReqNodes="n07"), "Name": "bftrainer-other"},
     )
-    assert read_pilots(text) == (
+    assert read_jobs(text, "bftrainer-abc", 7).pilots == (
         Pilot(7, "n01", "running", 4 * 3600.0 - 3, "", "ff", False, "RUNNING"),
-        Pilot(8, "n02", "waiting", 4 * 3600.0, "ReqNodeNotAvail, Reserved for maintenance", "ff", False, "PENDING"),
-        Pilot(9, "n03", "ended", 299.0, "JobLaunchFailure", "", True, "FAILED"),
+        Pilot(8, "n02", "waiting", 4 * 3600.0, away, "ff", False, "PENDING"),
+        Pilot(9, "n03", "ended", 299.0, "NonZeroExit", "", True, "FAILED"),
         Pilot(10, "n04", "running", None, "", "", False, "RUNNING"),
         Pilot(11, "n05", "ending", 86401.0, "", "ff", False, "COMPLETING"),
     )
-    assert read_pilots(PILOTS) == ()
+    assert read_jobs(HEADER, "bftrainer-abc", 7) == Jobs((), ())
+
+
+def waiting(*rows: dict[str, str]) -> tuple[WaitingJob, ...]:
+    return read_jobs(table(*rows), "bftrainer-abc", 7).waiting
 
 
 def test_the_queue_holds_jobs_that_wait_for_nodes_and_no_pilots() -> None:
-    text = (
-        QUEUE
-        + "4|main|4|Resources|n[01-04]|1794761561|a|b\n"
-        + "5|main,long|2|Priority||N/A|x\n"
-        + "12_[2-9%3]|main|1|None|(null)|N/A|x\n"
-        + "13|main|1|Dependency||N/A|x\n"
-        + "14|main|1|JobHeldUser||N/A|x\n"
-        + "11|scavenger|1|None|n01|1794790440|bftrainer-0123\n"
+    found = waiting(
+        {
+            "JobArrayID": "4",
+            "NumNodes": "4",
+            "Reason": "Resources",
+            "SchedNodes": "n[01-02]",
+            "StartTime": "1794761561",
+        },
+        {"JobArrayID": "5", "Partition": "main,long", "NumNodes": "2", "Reason": "Priority", "PriorityLong": "77"},
+        {"JobArrayID": "6", "Reason": "None", "ReqNodes": "n07", "Name": "a\x1fb"},
+        {"JobArrayID": "7", "State": "RUNNING", "Reason": "None"},
+        {"JobArrayID": "11", "Name": "bftrainer-0123", "Reason": "None"},
     )
-    assert read_queue(text) == (
-        WaitingJob("4", ("main",), 4, False, frozenset({"n01", "n02", "n03", "n04"}), 1794761561.0),
-        WaitingJob("5", ("main", "long"), 2),
-        WaitingJob("12_[2-9%3]", ("main",), 1, several=True),
+    main = JobRequest(frozenset({"main"}))
+    assert found == (
+        WaitingJob("4", main, 4, planned_on=frozenset({"n01", "n02"}), start=1794761561.0),
+        WaitingJob("5", JobRequest(frozenset({"main", "long"})), 2, priority=77),
+        WaitingJob("6", main, 1, required=frozenset({"n07"})),
     )
+    assert found[1].rank > found[0].rank > found[2].rank, "priority first, then age"
 
 
-@pytest.mark.parametrize("text", ["", "\n", "garbage", "JOBID|STATE\n1|x\n", PILOTS + "x|RUNNING|n1|n1|1:00|N/A||x|\n"])
-@pytest.mark.parametrize("read", [read_pilots, read_queue])
-def test_what_is_no_table_of_jobs_is_no_answer(read: Callable[[str], object], text: str) -> None:
+@pytest.mark.parametrize(
+    ("fields", "waits"),
+    [
+        ({"Reason": "None"}, True),
+        ({"Reason": "Priority"}, True),
+        ({"Reason": "Resources"}, True),
+        ({"Reason": "Priority", "Dependency": "afterok:5(unfulfilled)"}, False),
+        ({"Reason": "ReqNodeNotAvail, UnavailableNodes:n01", "ReqNodes": "n01"}, True),
+        ({"Reason": "ReqNodeNotAvail, Reserved for maintenance"}, False),
+        *(
+            ({"Reason": reason}, False)
+            for reason in (
+                *("Dependency", "BeginTime", "JobHeldUser", "JobHeldAdmin", "Reservation", "Licenses", "Prolog"),
+                *("QOSMaxJobsPerUserLimit", "QOSGrpNodeLimit", "AssocGrpCpuLimit", "AssocMaxJobsLimit"),
+                *("PartitionTimeLimit", "PartitionNodeLimit", "JobArrayTaskLimit", "BadConstraints"),
+                "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+            )
+        ),
+    ],
+)
+def test_only_jobs_that_would_start_if_they_had_nodes_count(fields: dict[str, str], waits: bool) -> None:
+    assert bool(waiting({"JobArrayID": "4", **fields})) == waits
+
+
+@pytest.mark.parametrize(
+    ("job", "tasks"),
+    [("12", 1), ("12_7", 1), ("12_[2-9]", 8), ("12_[2-9%3]", 3), ("12_[1,3,5-7]", 5), ("12_[0-20:5]", 5)],
+)
+def test_the_jobs_of_an_array_are_counted(job: str, tasks: int) -> None:
+    assert waiting({"JobArrayID": job, "Reason": "None"})[0].tasks == tasks
+
+
+def test_what_a_job_asks_for_is_read() -> None:
+    (job,) = waiting(
+        {
+            **{"JobArrayID": "4", "Reason": "None", "NumCPUs": "64", "MinCpus": "16", "MinMemory": "4G"},
+            **{"TimeLimit": "1-00:00:00", "MinTime": "10:00", "tres-per-node": "gres:gpu:a100:2", "Feature": "a|b"},
+            **{"Reservation": "course", "tres-per-job": "gres:nvme:8"},
+        }
+    )
+    assert job.request == JobRequest(
+        frozenset({"main"}), "a|b", (("gpu", "a100", 2), ("nvme", "", 1)), 4096, 16, "course"
+    )
+    assert (job.cpus, job.limit_s) == (64, 600.0)
+    assert waiting({"JobArrayID": "5", "Reason": "None", "TimeLimit": "UNLIMITED"})[0].limit_s == float("inf")
+
+
+@pytest.mark.parametrize("text", ["", "\n", "garbage", "JOBID\x1fSTATE\n1\x1fx\n", HEADER + "\n4|x|y\n"])
+def test_what_is_no_table_of_jobs_is_no_answer(text: str) -> None:
     with pytest.raises(ValueError, match="must begin with its header|no job"):
-        read(text)
+        read_jobs(text, "bftrainer-abc", 7)
 
 
 @given(st.text())
 def test_no_text_is_too_strange(text: str) -> None:
-    for head in ("", PILOTS, QUEUE):
-        for read in (read_pilots, read_queue, read_layout, read_nodes):
+    readers: tuple[Callable[[str], object], ...] = (
+        lambda text: read_jobs(text, "bftrainer-abc", 7),
+        *(read_layout, read_nodes, read_gres),
+    )
+    for head in ("", HEADER + "\n"):
+        for read in readers:
             try:
                 answer: object = read(head + text)
             except (ValueError, InputError) as problem:
@@ -160,13 +231,45 @@ def test_no_text_is_too_strange(text: str) -> None:
             assert answer is not None
 
 
-def test_partitions_are_read_with_all_their_nodes() -> None:
-    text = "main|n[01-02]\nmain|n07\nempty|\nscavenger|n01\n"
-    assert read_layout(text) == {
-        "main": {"n01", "n02", "n07"},
-        "empty": frozenset(),
-        "scavenger": {"n01"},
+# What nodes have.
+
+
+def test_kinds_of_nodes_are_read_with_all_their_partitions() -> None:
+    text = (
+        "main|8|1000|(null)|(null)|n[01-02]\nmain|64|9000|gpu:a100:4(S:0-1)|gpu,nvme|n07\n"
+        "scavenger|8|1000|(null)|(null)|n01\nempty|0|0|(null)|(null)|\n"
+    )
+    layout = read_layout(text)
+    assert layout.partitions == {"main", "scavenger", "empty"}
+    assert layout.kinds == {
+        "n01": NodeKind(frozenset({"main", "scavenger"}), 8, 1000),
+        "n02": NodeKind(frozenset({"main"}), 8, 1000),
+        "n07": NodeKind(frozenset({"main"}), 64, 9000, (("gpu", "a100", 4),), frozenset({"gpu", "nvme"})),
     }
+
+
+GPU = NodeKind(frozenset({"main"}), 64, 9000, (("gpu", "a100", 4),), frozenset({"gpu", "nvme"}))
+
+
+@pytest.mark.parametrize(
+    ("request_", "fits"),
+    [
+        (JobRequest(frozenset({"main"})), True),
+        (JobRequest(frozenset({"long", "main"})), True),
+        (JobRequest(frozenset({"long"})), False),
+        (JobRequest(frozenset({"main"}), constraint="gpu&nvme"), True),
+        (JobRequest(frozenset({"main"}), constraint="intel"), False),
+        (JobRequest(frozenset({"main"}), constraint="[rack1*2&rack2*4]"), True),
+        (JobRequest(frozenset({"main"}), gres=(("gpu", "", 4),)), True),
+        (JobRequest(frozenset({"main"}), gres=(("gpu", "", 5),)), False),
+        (JobRequest(frozenset({"main"}), gres=(("gpu", "h100", 1),)), False),
+        (JobRequest(frozenset({"main"}), memory_mb=9000), True),
+        (JobRequest(frozenset({"main"}), memory_mb=9001), False),
+        (JobRequest(frozenset({"main"}), cpus=65), False),
+    ],
+)
+def test_a_request_fits_a_kind_of_nodes_unless_something_is_certainly_missing(request_: JobRequest, fits: bool) -> None:
+    assert GPU.fits(request_) == fits
 
 
 @pytest.mark.parametrize(
@@ -212,77 +315,68 @@ def test_only_nodes_that_the_settings_allow_are_usable() -> None:
 
 
 FREE = ("n1", "n2", "n3", "n4")
-LAYOUT = {"main": frozenset({*FREE, "n5", "n6"}), "small": frozenset({"n1"}), "other": frozenset({"n9"})}
-
-
-def left_to_jobs(
-    rule: YieldRule, now: float, *queue: WaitingJob, ours: tuple[str, ...] = ("n5",)
-) -> tuple[set[str], int]:
-    found = rule.plan(now, 1000.0 + now, queue, Nodes(FREE, ours), LAYOUT, 300.0)
-    reserved, more = found.reserved, found.more
-    return set(reserved), more
-
-
-@pytest.mark.parametrize(
-    ("job", "reserved", "more"),
-    [
-        (WaitingJob("1", ("main",), 2), set(), 2),
-        (WaitingJob("1", ("main",), 5), set(), 5),
-        (WaitingJob("1", ("main",), 6), set(), 0),
-        (WaitingJob("1", ("small", "other"), 1), set(), 1),
-        (WaitingJob("1", ("other",), 1), set(), 0),
-        (WaitingJob("1", ("nowhere",), 1), set(), 0),
-        (WaitingJob("1_[1-9]", ("main",), 1, several=True), set(), 4),
-        (WaitingJob("1", ("main",), 6, planned_on=frozenset({"n1", "n6"}), start=1200.0), {"n1"}, 0),
-        (WaitingJob("1", ("main",), 6, planned_on=frozenset({"n1", "n6"}), start=9000.0), set(), 0),
-    ],
-)
-def test_idle_nodes_are_left_to_jobs_that_could_start_on_them(job: WaitingJob, reserved: set[str], more: int) -> None:
-    assert left_to_jobs(YieldRule(), 0.0, job) == (reserved, more)
-
-
-def test_a_job_that_could_have_started_for_long_is_kept_by_something_else() -> None:
-    rule, job = YieldRule(), WaitingJob("1", ("main",), 2)
-    assert left_to_jobs(rule, 0.0, job)[1] == 2
-    assert left_to_jobs(rule, YIELD_S - 1, job)[1] == 2
-    assert left_to_jobs(rule, YIELD_S, job, WaitingJob("2", ("main",), 1))[1] == 1
-    assert left_to_jobs(rule, YIELD_S + 1)[1] == 0
-    assert left_to_jobs(rule, YIELD_S + 2, job)[1] == 2, "it was gone in between: it counts anew"
-
-
-def test_only_the_partitions_to_watch_count() -> None:
-    job = WaitingJob("1", ("main", "small"), 2)
-    assert left_to_jobs(YieldRule(("small",)), 0.0, job)[1] == 2
-    assert left_to_jobs(YieldRule(("other",)), 0.0, job)[1] == 0
 
 
 def test_enough_nodes_stay_free() -> None:
-    assert choose(FREE, (), 0, 0) == FREE
-    assert choose(FREE, (), 1, 3) == ("n1",)
-    assert choose(FREE, (), 9, 0) == ()
-    assert choose(FREE, {"n1", "n2"}, 0, 3) == ("n3",), "those reserved count as free"
-    assert choose((), (), 2, 2) == ()
+    assert choose(FREE, (), 0) == FREE
+    assert choose(FREE, (), 3) == ("n1",)
+    assert choose(FREE, {"n1", "n2"}, 3) == ("n3",), "those that are left count as free"
+    assert choose((), (), 2) == ()
 
 
-@given(st.integers(0, 6), st.integers(0, 6), st.sets(st.sampled_from(FREE)))
-def test_what_is_chosen_is_never_spoken_for_nor_reserved(more: int, reserve: int, reserved: set[str]) -> None:
-    chosen = choose(FREE, reserved, more, reserve)
-    assert not set(chosen) & reserved
-    assert not chosen or len(FREE) - len(chosen) >= max(more + len(reserved), reserve)
+@given(st.integers(0, 6), st.sets(st.sampled_from(FREE)))
+def test_what_is_chosen_is_never_left_nor_reserved(reserve: int, leave: set[str]) -> None:
+    chosen = choose(FREE, leave, reserve)
+    assert not set(chosen) & leave
+    assert not chosen or len(FREE) - len(chosen) >= max(len(leave), reserve)
 
 
-def test_submissions_that_are_refused_again_and_again_are_tried_ever_less_often() -> None:
+# Refusals.
+
+CPU = NodeKind(frozenset({"main"}), 8)
+MIXED = SiteLayout(frozenset({"main"}), {**{f"c{i}": CPU for i in range(9)}, **{f"g{i}": GPU for i in range(9)}})
+NO = "sbatch: it failed with exit status 1: sbatch: error: Requested node configuration is not available"
+
+
+def test_a_node_that_refuses_is_tried_after_nodes_of_other_kinds_and_stops_nobody() -> None:
+    refusals, nodes = Refusals(), ("c1", "c2", "c3", "g1", "g2")
+    assert refusals.order(nodes, MIXED, 0.0) == nodes
+    for node in ("c1", "c2", "c3"):
+        refusals.refused(node, NO, 0.0, nodes, MIXED)
+    assert not refusals.problem, "nodes of another kind have not been tried"
+    assert refusals.order((*nodes, "c4"), MIXED, 0.0) == ("g1", "g2", "c4", "c1", "c2", "c3")
+    refusals.accepted("g1", MIXED)
+    assert refusals.nodes == {"c1", "c2", "c3"}
+
+
+def test_if_different_nodes_of_all_kinds_refuse_their_kinds_wait_ever_longer_and_then_one_is_tried() -> None:
     refusals = Refusals()
-    assert refusals.refused("no such account", 0.0)
-    assert refusals.until < 0.0, "it may have been the node's fault"
-    assert not refusals.refused("no such account", 0.0)
+    assert refusals.refused("c1", NO, 0.0, (), MIXED)
+    assert not refusals.refused("c1", NO, 0.0, (), MIXED), "it is known"
+    refusals.refused("c2", NO, 0.0, (), MIXED)
+    assert not refusals.problem, "two nodes are no site"
     waits = []
-    for _ in range(8):
-        refusals.refused("no such account", 100.0)
+    for node in ("c3", *["c4"] * 5):
+        refusals.refused(node, NO, 100.0, ("c5",), MIXED)
         waits.append(refusals.until - 100.0)
-    assert waits == [10, 20, 40, 80, 160, 300, 300, 300]
+    assert waits == [5, 10, 20, 40, LONGEST_PAUSE_S, LONGEST_PAUSE_S]
+    assert refusals.problem == NO
+    assert refusals.order(("c4", "c5", "g1"), MIXED, 101.0) == ("g1",), "the pause is for the kind that refuses"
+    assert refusals.order(("c4", "c5"), MIXED, 200.0) == ("c5",), "one that has not failed"
+    refusals.accepted("g1", MIXED)
+    assert refusals.order(("c5",), MIXED, 101.0) == ()
+    refusals.accepted("c5", MIXED)
+    assert refusals.order(("c4", "c6"), MIXED, 101.0) == ("c4", "c6")
+    assert not refusals.problem
+
+
+def test_a_slurm_that_does_not_answer_is_asked_for_nothing_for_a_while() -> None:
+    refusals = Refusals()
+    refusals.refused("c1", "sbatch: it did not end within 5 s", 0.0, FREE, MIXED)
+    assert refusals.order(("c2", "g1"), MIXED, 4.9) == ()
+    assert refusals.order(("c2", "g1"), MIXED, 5.0) == ("c2", "g1")
     refusals.forget()
-    assert refusals == Refusals()
+    assert refusals.order(("c2", "g1"), MIXED, 0.0) == ("c2", "g1")
 
 
 # How a pilot is submitted.
@@ -412,37 +506,6 @@ def test_the_defaults_that_the_page_names_are_the_defaults() -> None:
             text = f'`"{default}"`' if isinstance(default, str) else text
             text = f"{default:g}" if isinstance(default, float) else text
             assert named[each.name] == text.replace("False", "false"), each.name
-
-
-def given_up(rule: YieldRule, now: float, queue: Sequence[WaitingJob], nodes: Nodes) -> tuple[str, ...]:
-    return rule.plan(now, 1000.0 + now, queue, nodes, LAYOUT, 300.0).give
-
-
-def test_nodes_that_a_job_lacks_are_given_up_at_first_sight() -> None:
-    rule, job, nodes = YieldRule(), WaitingJob("1", ("main",), 4), Nodes(("n1", "n2"), ("n3", "n4", "n5"))
-    assert given_up(rule, 0.0, [job], nodes) == ("n3", "n4")
-    leaving = Nodes(("n1", "n2"), ("n5",), ("n3", "n4"))
-    assert given_up(rule, 1.0, [job], leaving) == (), "those that are on their way out are enough"
-    assert given_up(rule, GIVE_UP_S, [job], nodes) == (), "something else keeps it"
-
-
-def test_nothing_is_given_up_for_a_job_that_could_not_start_all_the_same() -> None:
-    rule, nodes = YieldRule(), Nodes(("n1",), ("n2", "n3"))
-    wide = WaitingJob("1", ("main",), 4)
-    for now in (0.0, 1.0, 2.0):
-        assert given_up(rule, now, [wide, WaitingJob("3", ("other",), 1)], nodes) == ()
-    assert not rule.plan(3.0, 1003.0, [wide], nodes, LAYOUT, 300.0).again
-    assert rule.plan(4.0, 1004.0, [WaitingJob("4", ("main",), 2)], nodes, LAYOUT, 300.0).again
-
-
-def test_jobs_that_wait_together_are_each_given_what_they_lack() -> None:
-    rule, nodes = YieldRule(), Nodes(("n1",), ("n2", "n3", "n4", "n5"))
-    queue = [WaitingJob("1", ("main",), 2), WaitingJob("2", ("main",), 2)]
-    assert given_up(rule, 0.0, queue, nodes) == ("n2", "n3", "n4")
-    planned = WaitingJob("9", ("main",), 2, planned_on=frozenset({"n6"}), start=9000.0)
-    assert given_up(rule, 2.0, [planned], nodes) == ("n2",), "Slurm could start it now, it just has not seen that"
-    found = rule.plan(3.0, 1003.0, [planned], nodes, LAYOUT, 300.0)
-    assert (found.reserved, found.more) == (frozenset(), 2), "what is given up is not taken again"
 
 
 def test_a_pilot_that_waits_too_long_gives_way_to_short_ones_for_a_while() -> None:

@@ -37,6 +37,9 @@ class FakePoolHost:
         self.said: list[tuple[str, ...]] = []
         """What the pool said: (`available`, node), (`leaving`, node, grace), (`gone`, node, reason), (`note`, what)."""
         self.joins: list[str] = []
+        self.demand = 1000
+        """How many nodes trainers could use."""
+        self.used: frozenset[str] = frozenset()
         self.looks = 0
         """How often the pool asked who is here."""
         self._server: Server | None = None

@@ -44,7 +44,13 @@ def script(folder: Path, **settings: Any) -> ScriptPool:
 
 
 def slurm(folder: Path, **settings: Any) -> SlurmPool:
-    chosen: dict[str, Any] = {"partition": "scavenger", "interval_s": 0.25, "agent": (STUB, str(folder)), **settings}
+    chosen: dict[str, Any] = {
+        "partition": "scavenger",
+        "interval_s": 0.25,
+        "rest_s": 0.25,
+        "agent": (STUB, str(folder)),
+        **settings,
+    }
     return SlurmPool(SlurmSettings(**chosen), folder, retry_s=0.5)
 
 

@@ -22,7 +22,7 @@ from bftrainer.cluster.store.scheduling_events import decision_event, learned_ev
 from bftrainer.cluster.store.store import Store
 from bftrainer.core.pool import Event, Node, Pool
 from bftrainer.core.trainer import Trainer
-from bftrainer.scheduler import PoolStatistics, Scheduler, State
+from bftrainer.scheduler import Policy, PoolStatistics, Scheduler, State
 
 
 class Planner:
@@ -37,6 +37,8 @@ class Planner:
         self._store = store
         self._decided = self.state
         """The state after the last decision."""
+        self._demand: tuple[State, Policy, int] | None = None
+        """The last state and policy for which the demand was counted, and the demand."""
         self._pool_node_s = 0.0
         self._pool_counted_at = 0.0
         self._totals_at = 0.0
@@ -46,6 +48,15 @@ class Planner:
     def undecided(self) -> bool:
         """Whether nodes or trainers changed since the last decision."""
         return self.state is not self._decided
+
+    @property
+    def demand(self) -> int:
+        """How many nodes all trainers could use now."""
+        state, policy = self.state, self.scheduler.policy
+        if self._demand is None or self._demand[0] is not state or self._demand[1] is not policy:
+            nodes = _usable_nodes((*state.admitted, *state.waiting), policy)
+            self._demand = (state, policy, nodes)
+        return self._demand[2]
 
     def restore(self, nodes: Mapping[Node, float], trainers: Sequence[ActiveTrainer], now: float) -> None:
         """Restore the state of the last decision. `nodes` has the nodes of the pool and when they joined."""
@@ -134,6 +145,16 @@ class Planner:
         live.stale = False
         self._store.log(now, learned_event(live.known))
         return live.known
+
+
+def _usable_nodes(trainers: Iterable[Trainer], policy: Policy) -> int:
+    """Return how many nodes trainers could use: the largest ones that may run side by side, within owners' limits."""
+    caps = {owner: quota.max_nodes for owner, quota in policy.quotas.items() if quota.max_nodes is not None}
+    able = [trainer for trainer in trainers if trainer.min_nodes <= caps.get(trainer.owner, trainer.min_nodes)]
+    by_owner: dict[str, int] = {}
+    for trainer in sorted(able, key=lambda trainer: -trainer.max_nodes)[: policy.max_parallel]:
+        by_owner[trainer.owner] = by_owner.get(trainer.owner, 0) + trainer.max_nodes
+    return sum(min(nodes, caps.get(owner, nodes)) for owner, nodes in by_owner.items())
 
 
 def _usual_rate(trainers: Iterable[ActiveTrainer]) -> float:

@@ -29,6 +29,17 @@ class ControllerPoolHost:
         """See `PoolHost`."""
         return self._agents.nodes
 
+    @property
+    def demand(self) -> int:
+        """See `PoolHost`."""
+        return self._runner.cluster.planner.demand
+
+    @property
+    def used(self) -> frozenset[str]:
+        """See `PoolHost`."""
+        nodes = self._runner.cluster.nodes.values()
+        return frozenset(node.name for node in nodes if node.trainer is not None or node.worker is not None)
+
     def available(self, node: str) -> None:
         """See `PoolHost`."""
         with self._runner.event() as effects:

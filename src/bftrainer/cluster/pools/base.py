@@ -29,6 +29,14 @@ class PoolHost(Protocol):
     def nodes(self) -> frozenset[str]:
         """The nodes whose agents are connected now."""
 
+    @property
+    def demand(self) -> int:
+        """Number of nodes that all trainers could use now, including those they have."""
+
+    @property
+    def used(self) -> frozenset[str]:
+        """The nodes that trainers have."""
+
     def available(self, node: str) -> None:
         """Report a node that could be used. In a dry run nothing else happens to it."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from bftrainer.util.backoff import Backoff
@@ -83,6 +83,11 @@ class Keeper:
         """Nodes whose agents were started or found and have not ended."""
         return tuple(self._agents)
 
+    @property
+    def unwanted(self) -> frozenset[str]:
+        """Nodes whose agents are to end."""
+        return frozenset(node for node, agent in self._agents.items() if agent.unwanted)
+
     def found(self, node: str, now: float) -> None:
         """Record an agent that is already running."""
         self._agents.setdefault(node, _KeptAgent(now, now, joined=True))
@@ -133,8 +138,8 @@ class Keeper:
     ) -> Orders:
         """Return the orders for time `now`, when the pool should hold the nodes `wanted` and holds those in `here`.
 
-        Nodes in `held` are not started yet. At most `most` agents run, and at most `at_once` are started by one call.
-        Agents to be started count as running from now on.
+        Nodes in `held` are not started yet; nodes whose agents have failed are started after the others. At most `most`
+        agents run, and at most `at_once` are started by one call. Agents to be started count as running from now on.
         """
         start, leave = list[str](), list[str]()
         kill = list[tuple[str, str]]()
@@ -159,16 +164,19 @@ class Keeper:
         if may_start:
             room = len(wished) if most is None else most - len(self._agents)
             room = room if at_once is None else min(room, at_once)
-            for node in wanted:
-                if len(start) >= room:
-                    break
-                failures = self._failures.get(node)
-                waits = failures is not None and now < failures.retry_at
-                if not (waits or node in self._agents or node in here or node in held):
+            for node in self._in_order(wanted, now) if room > 0 else ():
+                if not (node in self._agents or node in here or node in held):
                     self._agents[node] = _KeptAgent(now, now)
                     start.append(node)
+                    if len(start) >= room:
+                        break
         for node in self._failures.keys() - wished:
             del self._failures[node]
         times = [agent.end_by for agent in self._agents.values() if agent.end_by is not None]
         times += [failures.retry_at for failures in self._failures.values() if may_start and failures.retry_at > now]
         return Orders(tuple(start), tuple(leave), tuple(kill), min(times, default=math.inf))
+
+    def _in_order(self, wanted: Sequence[str], now: float) -> Iterator[str]:
+        """Yield the nodes to start agents on: first those that have not failed, then those to be tried again."""
+        yield from (node for node in wanted if node not in self._failures)
+        yield from (node for node in wanted if node in self._failures and now >= self._failures[node].retry_at)

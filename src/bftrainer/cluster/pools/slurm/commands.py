@@ -20,18 +20,8 @@ from typing import TypeVar
 
 from bftrainer.cluster.pools.script.discovery import DiscoveryError, run
 from bftrainer.cluster.pools.slurm.figures import AnswerTimes
-from bftrainer.cluster.pools.slurm.read import (
-    PILOT_FIELDS,
-    PREFIX,
-    QUEUE_FORMAT,
-    Pilot,
-    SlurmNode,
-    WaitingJob,
-    read_layout,
-    read_nodes,
-    read_pilots,
-    read_queue,
-)
+from bftrainer.cluster.pools.slurm.hardware import LAYOUT_FORMAT, SiteLayout, read_layout
+from bftrainer.cluster.pools.slurm.read import JOB_FORMAT, PREFIX, Jobs, SlurmNode, read_jobs, read_nodes
 from bftrainer.cluster.pools.slurm.reservations import ReservationWatch, read_reservations
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings
 from bftrainer.errors import BFTrainerError, InputError
@@ -76,26 +66,26 @@ class Slurm:
         """Return the nodes of the partition, by name. Nodes that are reserved soon are marked as wanted back."""
         form = "%N %f %T" if self._settings.constraint else SINFO[-1]
         nodes = await self._ask((*SINFO[:-1], form, "-p", self._settings.partition), read_nodes)
-        if self._reservations.is_due:
+        if self._reservations.ask_now():
             with suppress(SlurmCommandError):  # without an answer, time limits and states of nodes still hold
                 self._reservations.learned(
                     await self._ask(("scontrol", "show", "reservation", "-o"), read_reservations)
                 )
         return self._reservations.marked(nodes)
 
-    async def layout(self) -> dict[str, frozenset[str]]:
-        """Return the nodes of every partition."""
-        return await self._ask(("sinfo", "-a", "-h", "-o", "%R|%N"), read_layout)
+    async def layout(self) -> SiteLayout:
+        """Return the partitions and the kinds of nodes of the site."""
+        return await self._ask(("sinfo", "-a", "-h", "--exact", "-o", LAYOUT_FORMAT), read_layout)
 
-    async def pilots(self) -> tuple[Pilot, ...]:
-        """Return our jobs, including those that ended a moment ago."""
-        form = ",".join(f"{name}:|" for name in PILOT_FIELDS)
-        words = ("squeue", "-a", f"--user={os.getuid()}", f"--name={self.name}", "--states=all", "-O", form)
-        return await self._ask(words, read_pilots)
+    async def jobs(self, *, only_ours: bool = False) -> Jobs:
+        """Return our jobs, including those that ended a moment ago, and those of others that wait for nodes.
 
-    async def queue(self) -> tuple[WaitingJob, ...]:
-        """Return the jobs of others that wait for nodes."""
-        return await self._ask(("squeue", "-a", "--states=PENDING", "-o", QUEUE_FORMAT), read_queue)
+        With `only_ours` Slurm looks up one user's jobs.
+        """
+        user = os.getuid()
+        ours = (f"--user={user}", f"--name={self.name}") if only_ours else ()
+        words = ("squeue", "-a", *ours, "--states=all", "-O", JOB_FORMAT)
+        return await self._ask(words, lambda text: read_jobs(text, self.name, user))
 
     async def submit(self, node: str, *, short: bool) -> int:
         """Submit the pilot of a node and return its job id.
@@ -127,7 +117,7 @@ class Slurm:
             async with asyncio.timeout(patience_s):
                 while True:
                     try:
-                        pilots = [pilot for pilot in await self.pilots() if pilot.state != "ended"]
+                        pilots = [pilot for pilot in (await self.jobs(only_ours=True)).pilots if pilot.state != "ended"]
                         left, problem = [pilot.job for pilot in pilots], ""
                         if not left:
                             return [], ""

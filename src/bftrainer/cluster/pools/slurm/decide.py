@@ -1,4 +1,4 @@
-"""Rules of the `slurm` pool: which nodes get pilots, which pilots are kept, cancelled, given up or made short.
+"""Rules of the `slurm` pool: which nodes get pilots, and which pilots are kept, cancelled or made short.
 
 They decide on what `read.py` has read, and have no clock of their own; `pool.py` carries the decisions out.
 """
@@ -6,33 +6,28 @@ They decide on what `read.py` has read, and have no clock of their own; `pool.py
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from bftrainer.cluster.pools.slurm.figures import CancelReason, EndReason
-from bftrainer.cluster.pools.slurm.read import Pilot, SlurmNode, WaitingJob
+from bftrainer.cluster.pools.slurm.hardware import NodeKind, SiteLayout, has_features
+from bftrainer.cluster.pools.slurm.read import Pilot, SlurmNode
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings
 from bftrainer.util.backoff import Backoff
-from bftrainer.util.text import natural
 
 RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
 """Seconds to wait after a pilot has failed, at first and at most."""
-YIELD_S = 60.0
-"""Seconds. If a job could have started for longer and has not, something other than missing nodes keeps it waiting."""
-
-GIVE_UP_S = 10.0
-"""Seconds for which pilots are given up for a waiting job: if it has not started by then, that did not help."""
+LONGEST_PAUSE_S = 60.0
+"""Most seconds without a submission after several nodes have refused."""
 SHORT_AFTER_S = 15.0
 """Seconds of waiting after which a pilot is taken not to fit before a job that Slurm plans on its node."""
 SHORT_FOR_S = 900.0
 """Seconds for which the pilots of such a node are short."""
 _REFUSALS = 3
-"""After this many refused submissions in a row, or two for the same reason, the cause is not the node."""
-
-
-def has_features(node: SlurmNode, constraint: str) -> bool:
-    """Return whether a node has the features of `constraint`: names joined by `&`, which binds first, and `|`."""
-    return any(set(each.split("&")) <= node.features for each in constraint.split("|")) if constraint else True
+"""If this many nodes refuse, and none accepts in between, the cause may not be the nodes."""
+_NO_ANSWER = re.compile("did not end within|Unable to contact|Socket timed out|Connection refused")
+"""Failures of sbatch that are no refusal: Slurm did not answer."""
 
 
 def usable(nodes: Mapping[str, SlurmNode], settings: SlurmSettings) -> dict[str, SlurmNode]:
@@ -41,13 +36,8 @@ def usable(nodes: Mapping[str, SlurmNode], settings: SlurmSettings) -> dict[str,
     return {
         name: node
         for name, node in nodes.items()
-        if name not in never and (not only or name in only) and has_features(node, settings.constraint)
+        if name not in never and (not only or name in only) and has_features(node.features, settings.constraint)
     }
-
-
-def free_nodes(nodes: Mapping[str, SlurmNode], settings: SlurmSettings) -> list[str]:
-    """Return the nodes that the settings allow and that a pilot could start on now."""
-    return [name for name, node in usable(nodes, settings).items() if node.free(settings.planned)]
 
 
 def fate(pilot: Pilot | None) -> tuple[str, EndReason]:
@@ -100,128 +90,83 @@ def sort_pilots(pilots: Iterable[Pilot], mark: str) -> Sorted:
     return Sorted(kept, tuple(cancel), ended)
 
 
-@dataclass(frozen=True, slots=True)
-class Nodes:
-    """Nodes of the partition by their user."""
-
-    free: Collection[str]
-    ours: Sequence[str]
-    """Nodes with pilots; those that are best to give up come first."""
-    others: Collection[str] = ()
-    """Nodes that only jobs can get: idle ones planned for a job, and those whose pilots are ending."""
+def choose(free: Sequence[str], leave: Collection[str], least_free: int) -> tuple[str, ...]:
+    """Return the free nodes to use, in order: none in `leave`, and only so many that `least_free` stay free."""
+    left = [node for node in free if node not in leave]
+    return tuple(left[: max(0, len(left) - max(0, least_free - (len(free) - len(left))))])
 
 
-def sort_nodes(
-    nodes: Mapping[str, SlurmNode], free: Collection[str], kept: Mapping[str, Pilot], pilots: Iterable[Pilot]
-) -> Nodes:
-    """Return the nodes by their user. `kept` has the pilot of each node, `pilots` also those that are ending."""
-    ending = {pilot.node for pilot in pilots if pilot.on_its_way_out}
-    ours = [node for node in kept if node not in ending]
-    planned = {name for name, node in nodes.items() if node.free(planned=True) and name not in kept}
-    return Nodes(
-        free,
-        sorted(ours, key=lambda node: (kept[node].state != "waiting", natural(node))),
-        (ending | planned).difference(free),
-    )
+def is_refusal(problem: str) -> bool:
+    """Return whether a failed submission was refused: Slurm has answered, and there is certainly no pilot."""
+    return "it failed with exit status" in problem and _NO_ANSWER.search(problem) is None
 
 
-@dataclass(frozen=True, slots=True)
-class YieldPlan:
-    """Nodes that the pool leaves or gives up to waiting jobs."""
+class Refusals:
+    """Decides which nodes to try after submissions were refused.
 
-    reserved: frozenset[str]
-    """Free nodes on which Slurm plans to start one of the jobs."""
-    more: int
-    """Number of further nodes that must stay free for jobs that could start."""
-    give: tuple[str, ...]
-    """Nodes whose pilots must be given up now."""
-    again: bool
-    """Whether to look again soon: a job waits that could start."""
-
-
-@dataclass(slots=True)
-class YieldRule:
-    """Leaves idle nodes to waiting jobs that could start on them, and remembers since when they could.
-
-    Slurm takes nodes back by itself, but not twice for the same job within `KillWait` and `MessageTimeout`: where one
-    job gets nodes that were cleared for another, that other job would wait for 10 to 40 s. So missing nodes are given
-    up as soon as this is noticed: a job that finds free nodes in Slurm's next scheduling cycle does not wait for a
-    preemption at all.
+    A node that refuses is tried less and less often (`Keeper`) and keeps no pilot from other nodes. Nodes of a kind
+    that has not refused come first, then nodes that have not refused themselves. If several nodes refuse, of every kind
+    there is, with no success in between, the cause is probably not the nodes: those kinds wait, and then one node is
+    tried at a time.
     """
 
-    partitions: Collection[str] = ()
-    """Partitions whose jobs count; empty: all."""
-    _since: dict[str, float] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.problem = ""
+        """Why submissions are paused; empty if they are not."""
+        self.nodes: set[str] = set()
+        """Nodes that refused, and have accepted none since."""
+        self.until = -math.inf
+        """The end of the pause."""
+        self._kinds: set[NodeKind | None] = set()
+        self._in_a_row: set[str] = set()
+        """Nodes that refused since the last success of such a kind."""
+        self._pauses = 0
+        self._silent = False
+        """Whether the last failure was no refusal: Slurm did not answer, so that the pause holds for all nodes."""
+        self._last = ""
 
-    def plan(
-        self,
-        now: float,
-        wall: float,
-        queue: Sequence[WaitingJob],
-        nodes: Nodes,
-        layout: Mapping[str, frozenset[str]],
-        soon_s: float,
-    ) -> YieldPlan:
-        """Return the plan for the jobs in the `queue`. `soon_s`: how near a planned start must be.
+    def order(self, nodes: Sequence[str], layout: SiteLayout, now: float) -> tuple[str, ...]:
+        """Return the nodes to try now, the most promising ones first."""
+        if now < self.until and self._silent:
+            return ()
+        fresh = [node for node in nodes if layout.kinds.get(node) not in self._kinds]
+        if now < self.until or not self._kinds:
+            return tuple(fresh)
+        refused = sorted(
+            (node for node in nodes if layout.kinds.get(node) in self._kinds), key=lambda node: node in self.nodes
+        )
+        return (*fresh, *(refused[:1] if self._pauses else refused))
 
-        A job could start if there are enough idle nodes, nodes with pilots, and nodes whose pilots are ending. `now` is
-        monotonic, `wall` the time of day.
-        """
-        reserved, give = set[str](), dict[str, None]()
-        more = 0
-        could: dict[str, float] = {}
-        spare = {*nodes.free, *nodes.others}
-        for job in queue:
-            if self.partitions and not set(self.partitions) & set(job.partitions):
-                continue
-            is_soon = job.start is None or job.start - wall < soon_s
-            meant = job.planned_on.intersection(nodes.free) if is_soon else frozenset()
-            reserved |= meant
-            # Also if it is planned for later: Slurm did not count the nodes that it could take from pilots.
-            reach = frozenset().union(*(layout.get(name, ()) for name in job.partitions))
-            ours = [node for node in nodes.ours if node in reach]
-            if job.nodes > len(reach.intersection(nodes.free)) + len(reach.intersection(nodes.others)) + len(ours):
-                continue
-            could[job.job] = self._since.get(job.job, now)
-            waited_s = now - could[job.job]
-            if waited_s >= YIELD_S:
-                continue
-            more += max(0, (len(reach.intersection(nodes.free)) if job.several else job.nodes) - len(meant))
-            mine = sorted(reach & spare)[: job.nodes]
-            spare.difference_update(mine)
-            lacking = job.nodes - len(mine)
-            if waited_s < GIVE_UP_S:
-                give.update(dict.fromkeys([node for node in ours if node not in give][:lacking]))
-        self._since = could
-        again = any(now - since < GIVE_UP_S for since in could.values())
-        return YieldPlan(frozenset(reserved), more, tuple(give), again)
-
-
-def choose(free: Sequence[str], reserved: Collection[str], more: int, least_free: int) -> tuple[str, ...]:
-    """Return the free nodes to use, in order: none in `reserved`, and only so many that enough others stay free."""
-    left = [node for node in free if node not in reserved]
-    return tuple(left[: max(0, len(left) - max(more, least_free - (len(free) - len(left))))])
-
-
-@dataclass(slots=True)
-class Refusals:
-    """Failed submissions: how many in a row, the last reason, and until when to submit nothing."""
-
-    count: int = 0
-    problem: str = ""
-    until: float = -math.inf
-
-    def refused(self, problem: str, now: float) -> bool:
-        """Record a failed submission. Returns whether the reason is new."""
-        news = problem != self.problem
-        self.count, self.problem = self.count + 1, problem
-        if self.count >= _REFUSALS or not news:
-            self.until = now + Backoff(RETRY_S, LONGEST_RETRY_S).wait_s(self.count - 1)
+    def refused(self, node: str, problem: str, now: float, candidates: Collection[str], layout: SiteLayout) -> bool:
+        """Record a failed submission; `candidates` are the nodes that wait for pilots. Returns whether that is news."""
+        news, self._last = problem != self._last, problem
+        self.nodes.add(node)
+        self._silent = not is_refusal(problem)
+        if not self._silent:
+            self._in_a_row.add(node)
+            self._kinds.add(layout.kinds.get(node))
+        others = any(layout.kinds.get(other) not in self._kinds for other in candidates)
+        if self._silent or (self._pauses and not others) or (len(self._in_a_row) >= _REFUSALS and not others):
+            self._pauses += 1
+            self.problem, self.until = problem, now + Backoff(RETRY_S, LONGEST_PAUSE_S).wait_s(self._pauses)
         return news
 
+    def accepted(self, node: str, layout: SiteLayout) -> None:
+        """Record a submission that succeeded."""
+        self.nodes.discard(node)
+        if self._silent or layout.kinds.get(node) in self._kinds:
+            nodes = self.nodes
+            self.forget()
+            self.nodes = nodes
+
+    def keep(self, nodes: Container[str]) -> None:
+        """Forget all nodes except these."""
+        self.nodes = {node for node in self.nodes if node in nodes}
+
     def forget(self) -> None:
-        """Reset, after a submission succeeded or because the reason may be over."""
-        self.count, self.problem, self.until = 0, "", -math.inf
+        """Forget all, because the cause may be over."""
+        self.nodes, self._kinds, self._in_a_row = set(), set(), set()
+        self.problem, self._last, self.until, self._pauses, self._silent = "", "", -math.inf, 0, False
 
 
 class ShortPilots:

@@ -1,8 +1,8 @@
-"""The `slurm` pool runs a pilot, a preemptible single-node job, on every idle Slurm node.
+"""The `slurm` pool runs a pilot, a preemptible single-node job, on every idle Slurm node that a trainer can use.
 
-Each round asks Slurm for nodes and pilots (`commands.py`, `read.py`), decides (`decide.py`, `keeper.py`) and submits or
-cancels. A pilot is the agent of its node: Slurm takes the node back by ending it. When Slurm does not answer, the last
-known state stays, nothing is submitted, and training goes on.
+Each round asks Slurm for nodes and jobs (`commands.py`, `read.py`), decides (`decide.py`, `yielding.py`, `keeper.py`)
+and submits or cancels. A pilot is the agent of its node: Slurm takes the node back by ending it. When Slurm does not
+answer, the last known state stays, nothing is submitted, and training goes on.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +23,45 @@ from bftrainer.cluster.pools.keeper import Keeper, Orders, Timeouts
 from bftrainer.cluster.pools.slurm import decide
 from bftrainer.cluster.pools.slurm.commands import Slurm, SlurmCommandError, missing_programs, write_files
 from bftrainer.cluster.pools.slurm.decide import Cancellation
-from bftrainer.cluster.pools.slurm.figures import PilotCounters, SlurmFigures
-from bftrainer.cluster.pools.slurm.read import Pilot, SlurmNode, WaitingJob
+from bftrainer.cluster.pools.slurm.demand import HarvestTarget
+from bftrainer.cluster.pools.slurm.figures import SlurmFigures
+from bftrainer.cluster.pools.slurm.hardware import SiteLayout
+from bftrainer.cluster.pools.slurm.ledger import PilotLedger
+from bftrainer.cluster.pools.slurm.read import Jobs, Pilot, SlurmNode
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings, read_duration
+from bftrainer.cluster.pools.slurm.timer import RoundTimer
+from bftrainer.cluster.pools.slurm.yielding import YieldPlan, YieldRule, sort_nodes
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes import variables
-from bftrainer.util.backoff import Backoff
 
 FOLDER = "slurm"
-_BUSY = 3.0
-"""Least time between rounds, as a multiple of the time Slurm took to answer: a slow Slurm is not kept busy."""
-_LONGEST_WAIT_S = 15.0
 _GLANCE_S = 0.1
-_SOONEST_S = 0.3
-"""Least seconds between rounds, unless one is asked for. It is the interval while a job waits."""
-_LAYOUT_S = 60.0
+_LAYOUT_S = 300.0
+"""How often the kinds of nodes are read while jobs wait: they change when an administrator changes them."""
 _DRAIN_S = 30.0
 _STATE_ID = "slurm.id"
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """The nodes as of the last round. `free` and `may_stay` have only nodes that the settings allow."""
+
+    nodes: Mapping[str, SlurmNode]
+    """All nodes of the partition."""
+    usable: int
+    """Number of nodes that the settings allow."""
+    free: tuple[str, ...]
+    """Nodes that a pilot could start on now."""
+    may_stay: tuple[str, ...]
+    """Nodes that were not asked to become empty."""
+
+    @staticmethod
+    def of(nodes: Mapping[str, SlurmNode], settings: SlurmSettings) -> _View:
+        usable = decide.usable(nodes, settings)
+        free = tuple(name for name, node in usable.items() if node.free(settings.planned))
+        return _View(nodes, len(usable), free, tuple(name for name, node in usable.items() if node.may_stay))
 
 
 class SlurmPool:
@@ -62,33 +83,24 @@ class SlurmPool:
                 longest_retry_s=decide.LONGEST_RETRY_S,
             )
         )
-        self._yield_rule = decide.YieldRule(settings.watch_partition)
         self._host_link = PoolHostLink()
-        self._counters = PilotCounters()
+        self._ledger = PilotLedger(settings, self._keeper, self._host_link)
+        self._yield_rule = YieldRule(settings.watch_partition)
+        self._refusals = decide.Refusals()
+        self._target = HarvestTarget(settings)
+        self._timer = RoundTimer(settings)
         self._slurm: Slurm | None = None
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._paused = False
         self._ending = False
         # Last known state.
-        self._nodes: Mapping[str, SlurmNode] = {}
-        self._pilots: dict[str, Pilot] = {}
-        """One per node, both running and waiting."""
-        self._layout: Mapping[str, frozenset[str]] = {}
+        self._view = _View({}, 0, (), ())
+        self._layout = SiteLayout()
         self._layout_at = -math.inf
         self._left_to_others = 0
         """Number of idle nodes that are left to waiting jobs."""
-        self._short_pilots = decide.ShortPilots()
-        self._doubts: dict[str, float] = {}
-        """Nodes whose pilots may have been submitted: until this time a missing pilot does not count as ended."""
-        self._given: set[int] = set()  # pilots that were given up for waiting jobs
-        self._cancelled: set[int] = set()
-        self._told: set[int] = set()  # pilots that were cancelled while pilots were reconciled in this round
-        self._asking_s = 0.0  # how long Slurm took to answer in the last round
-        # Problems.
-        self._failures = 0
         self._problem = ""
-        self._refusals = decide.Refusals()
 
     @property
     def _to(self) -> PoolHost:
@@ -146,163 +158,167 @@ class SlurmPool:
 
     def describe(self) -> Mapping[str, Any]:
         """See `base.Pool`."""
-        states = [pilot.state for pilot in self._pilots.values()]
+        states = [pilot.state for pilot in self._ledger.pilots.values()]
         return {
             "kind": "slurm",
             "partition": self.settings.partition,
-            "nodes": len(decide.usable(self._nodes, self.settings)),
-            "idle": len(decide.free_nodes(self._nodes, self.settings)),
+            "nodes": self._view.usable,
+            "idle": len(self._view.free),
             "left_to_others": self._left_to_others,
             "pilots": states.count("running"),
             "pending": states.count("waiting"),
+            "wanted": self._wanted,
+            "refusing": len(self._refusals.nodes),
             "interval_s": self.settings.interval_s,
             "job_name": self._slurm.name if self._slurm is not None else "",
-            "problem": self._problem or self._refusals.problem,
+            "problem": self._problem or ("" if states else self._refusals.problem),
         }
 
     def figures(self) -> SlurmFigures:
         """Return figures for metrics."""
-        states = [pilot.state for pilot in self._pilots.values()]
-        return self._counters.figures(states, len(states), {} if self._slurm is None else self._slurm.answers)
+        states = [pilot.state for pilot in self._ledger.pilots.values()]
+        answers = {} if self._slurm is None else self._slurm.answers
+        return self._ledger.counters.figures(states, self._wanted, answers)
+
+    @property
+    def _wanted(self) -> int:
+        """Number of pilots that are wanted now."""
+        return self._target.wanted(self._to.demand) if self._host_link.is_open and not self._paused else 0
 
     async def _check_partitions(self) -> None:
         """Raise an error at once for a partition that does not exist. A Slurm that does not answer may answer later."""
         with suppress(SlurmCommandError):
             self._layout, self._layout_at = await self._at.layout(), time.monotonic()
             for name in (self.settings.partition, *self.settings.watch_partition):
-                if name not in self._layout:
-                    raise InputError(f"there is no partition {name!r} in Slurm, only {', '.join(sorted(self._layout))}")
+                if name not in self._layout.partitions:
+                    known = ", ".join(sorted(self._layout.partitions))
+                    raise InputError(f"there is no partition {name!r} in Slurm, only {known}")
 
     # Rounds.
 
     async def _run(self) -> None:
         while not self._ending:
             self._wake.clear()
-            began = time.monotonic()
-            again_at = math.inf
+            self._timer.begin(time.monotonic())
+            next_at = self._timer.next
             try:
-                again_at = await self._round()
+                soon, again_at = await self._round()
                 self._answered()
+                next_at = self._timer.at(soon, again_at)
             except SlurmCommandError as problem:
                 self._failed(str(problem))
                 with suppress(SlurmCommandError):
-                    again_at = await self._act(self._settle((), may_start=False))
+                    await self._act(self._settle((), may_start=False))
+                next_at = self._timer.next
             except Exception as problem:
                 _log.exception("the slurm pool continues after an error")
                 self._to.note("failed", error=str(problem))
-            await self._rest(began, min(began + self._wait_s(), again_at))
+            await self._rest(next_at)
 
-    async def _rest(self, began: float, until: float) -> None:
-        """Wait for the next round. It begins early when an agent has gone.
+    async def _rest(self, until: float) -> None:
+        """Wait for the next round. It begins early when an agent has gone, or when trainers could use more nodes.
 
-        Slurm may have taken that node for a job that needs more nodes.
+        If an agent has gone, Slurm may have taken its node for a job that needs more nodes.
         """
-        before = self._to.nodes
+        before, wanted = self._to.nodes, self._wanted
         while (left := until - time.monotonic()) > 0 and not self._wake.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left, _GLANCE_S)):
                     await self._wake.wait()
-            if before - self._to.nodes and not self._failures:
-                before = self._to.nodes
-                until = min(until, max(time.monotonic(), began + _SOONEST_S))
+            if (before - self._to.nodes or self._wanted > wanted) and not self._timer.failures:
+                before, wanted = self._to.nodes, self._wanted
+                until = min(until, max(time.monotonic(), self._timer.soonest))
 
-    def _wait_s(self) -> float:
-        """Return the seconds from the beginning of a round to the beginning of the next one."""
-        interval_s = self.settings.interval_s
-        if self._failures:
-            return max(interval_s, Backoff(2 * interval_s, _LONGEST_WAIT_S).wait_s(self._failures))
-        return max(interval_s, min(_BUSY * self._asking_s, _LONGEST_WAIT_S))
-
-    async def _round(self) -> float:
-        """Ask Slurm, decide and act. Returns when there is more to do, by the monotonic clock."""
-        # Nodes before pilots: a pilot listed as waiting after its node was taken is not the job that took it.
-        began = time.monotonic()
-        self._counters.rounds += 1
-        self._nodes = await self._at.nodes()
+    async def _round(self) -> tuple[bool, float]:
+        """Ask Slurm, decide and act. Returns whether to look again soon, and when at the latest."""
+        # Nodes before jobs: a pilot listed as waiting after its node was taken is not the job that took it.
+        self._ledger.counters.rounds += 1
+        nodes = await self._at.nodes()
         if self._to.observing:
-            free = decide.free_nodes(self._nodes, self.settings)
-            self._host_link.offer(decide.choose(free, (), 0, self.settings.reserve), "it is not idle any more")
-            return math.inf
-        pilots, queue = await asyncio.gather(self._at.pilots(), self._at.queue())
-        self._asking_s = time.monotonic() - began
-        await self._reconcile(pilots)
-        chosen, again_at = ((), math.inf) if self._paused else await self._choose(pilots, queue)
-        return min(again_at, await self._act(self._settle(chosen, may_start=not self._paused)))
+            self._view = _View.of(nodes, self.settings)
+            offered = decide.choose(self._view.free, (), self.settings.reserve)
+            self._timer.answered(time.monotonic(), offered, hungry=True)
+            self._host_link.offer(offered, "it is not idle any more")
+            return False, math.inf
+        jobs = await self._at.jobs()
+        asked_until = time.monotonic()
+        self._view, pilots = await asyncio.to_thread(
+            lambda: (_View.of(nodes, self.settings), decide.sort_pilots(jobs.pilots, self._at.mark))
+        )
+        await self._cancel(self._ledger.reconcile(jobs.pilots, pilots, nodes, time.monotonic(), paused=self._paused))
+        plan = YieldPlan()
+        if not self._paused:
+            plan = await self._yield(jobs)
+            await self._give_back()
+        free = [node for node in self._view.free if node not in self._ledger.pilots]
+        chosen = () if self._paused else decide.choose(free, plan.leave, self.settings.reserve)
+        states = {node: pilot.state for node, pilot in self._ledger.pilots.items()}
+        seen = (self._view.free, states, plan, self._wanted)
+        self._timer.answered(asked_until, seen, hungry=self._wanted > len(states))
+        return plan.again, await self._act(self._settle(chosen, may_start=not self._paused))
 
     def _answered(self) -> None:
-        if self._failures:
-            self._to.note("slurm_works", failures=self._failures)
-        self._failures, self._problem = 0, ""
+        if self._timer.failures:
+            self._to.note("slurm_works", failures=self._timer.failures)
+        self._timer.failures, self._problem = 0, ""
 
     def _failed(self, problem: str) -> None:
         if problem != self._problem:
             self._to.note("slurm_failed", error=problem)
-        self._failures, self._problem = self._failures + 1, problem
+        self._timer.failures, self._problem = self._timer.failures + 1, problem
 
-    # State of the pilots.
+    # Decisions.
 
-    async def _reconcile(self, listed: Sequence[Pilot]) -> None:
+    async def _yield(self, jobs: Jobs) -> YieldPlan:
+        """Decide what to leave to waiting jobs, and give up pilots whose nodes they need."""
+        ledger = self._ledger
+        free = [node for node in self._view.free if node not in ledger.pilots]
+        if not free and not ledger.pilots:
+            self._left_to_others = 0
+            return YieldPlan()
         now = time.monotonic()
-        pilots = decide.sort_pilots(listed, self._at.mark)
-        cancel = list(pilots.cancel)
-        for node in self._keeper.running:
-            if node not in pilots.kept:
-                if now < self._doubts.get(node, -math.inf):
-                    continue
-                self._ended(node, pilots.ended, now)
-            self._doubts.pop(node, None)
-        for node, pilot in pilots.kept.items():
-            before = self._pilots.get(node)
-            if before is not None and before.job != pilot.job:  # it ended and was replaced between two rounds
-                self._ended(node, pilots.ended, now)
-            self._keeper.found(node, now)
-            if pilot.state == "waiting":
-                cancellation = self._why_cancel(pilot, now)
-                if cancellation is not None:
-                    self._keeper.unwant(node)
-                    cancel.append(cancellation)
-            elif pilot.left_s is not None and pilot.left_s < self.settings.renew_s:
-                self._keeper.unwant(node)
-        self._pilots = dict(pilots.kept)
-        jobs = {pilot.job for pilot in listed}
-        self._short_pilots.keep(jobs)
-        self._cancelled &= jobs
-        self._told = {each.pilot.job for each in cancel}
-        await self._cancel(cancel)
+        if jobs.waiting and now - self._layout_at > _LAYOUT_S:
+            self._layout, self._layout_at = await self._at.layout(), now
+        soon_s = read_duration(self.settings.time_min or self.settings.time_limit)
+        view, pilots, layout, used = self._view, dict(ledger.pilots), self._layout, self._to.used
 
-    def _ended(self, node: str, ended: Mapping[int, Pilot], now: float) -> None:
-        """Handle the end of the pilot of a node."""
-        before = self._pilots.get(node)
-        how, reason = decide.fate(ended.get(before.job) if before is not None else None)
-        if before is not None and before.job in self._given:
-            self._given.discard(before.job)
-            how, reason = "it was given up for a job that waited", "given up"
-        failed = self._keeper.ended(node, now, expected=self._paused or reason != "failed")
-        if before is not None:  # else it was never submitted
-            self._counters.ended["not wanted" if reason == "failed" and not failed else reason] += 1
-            self._to.gone(node, how)
-            if failed:
-                self._to.note("pilot_ended", node=node, job=before.job, how=how)
+        def decide_on_it() -> YieldPlan:
+            nodes = sort_nodes(view.nodes, free, pilots, jobs.pilots, used)
+            return self._yield_rule.plan(now, time.time(), jobs.waiting, nodes, layout, soon_s)
 
-    def _why_cancel(self, pilot: Pilot, now: float) -> Cancellation | None:
-        """Return why a waiting pilot must be cancelled; None if it may wait."""
-        if self._paused:
-            return Cancellation(pilot, "paused", "the pool is paused")
-        node = self._nodes.get(pilot.node)
-        if node is None or not node.free(planned=True):
-            return Cancellation(pilot, "node taken", "its node is taken")
-        if self._short_pilots.waits(pilot, now):
-            why = f"it does not start ({pilot.reason or 'no reason given'}), a shorter one may"
-            return Cancellation(pilot, "does not start", why)
-        return None
+        plan = await asyncio.to_thread(decide_on_it)
+        await self._cancel(ledger.give_up(plan.give, now))
+        self._left_to_others = len(plan.leave)
+        return plan
+
+    async def _give_back(self) -> None:
+        """Give back pilots that no trainer can use."""
+        staying = self._ledger.staying(self._keeper.unwanted)
+        surplus = self._target.surplus(time.monotonic(), self._to.demand, staying, self._to.used)
+        await self._cancel(self._ledger.give_back(surplus))
+
+    def _settle(self, chosen: Sequence[str], *, may_start: bool) -> Orders:
+        now = time.monotonic()
+        self._refusals.keep(self._view.nodes)
+        chosen = self._refusals.order(chosen, self._layout, now)
+        starting = frozenset(chosen)
+        pending = sum(pilot.state == "waiting" for pilot in self._ledger.pilots.values())
+        room = min(self.settings.max_pending - pending, math.ceil(self.settings.submit_rate * self.settings.interval_s))
+        rest = [node for node in self._view.may_stay if node not in starting]
+        return self._keeper.settle(
+            now,
+            (*chosen, *rest),
+            self._to.nodes,
+            may_start=may_start,
+            held=frozenset(rest),
+            most=self._wanted,
+            at_once=max(0, room),
+        )
+
+    # Actions.
 
     async def _cancel(self, cancellations: Sequence[Cancellation]) -> None:
-        for each in cancellations:
-            pilot = each.pilot
-            if pilot.job not in self._cancelled:
-                self._to.note("cancelled", node=pilot.node, job=pilot.job, why=each.why)
-                self._counters.cancelled[each.reason] += 1
-                self._cancelled.add(pilot.job)
+        self._ledger.cancelling(cancellations)
         pilots = [each.pilot for each in cancellations]
         waiting = [pilot.job for pilot in pilots if pilot.state == "waiting"]
         others = [pilot.job for pilot in pilots if pilot.state != "waiting"]
@@ -311,80 +327,42 @@ class SlurmPool:
         if others:
             await self._at.cancel(others)
 
-    # Decisions.
-
-    async def _choose(self, listed: Sequence[Pilot], queue: Sequence[WaitingJob]) -> tuple[tuple[str, ...], float]:
-        """Return the idle nodes to run pilots on, and when to look again. Gives up pilots if jobs need their nodes."""
-        free = [node for node in decide.free_nodes(self._nodes, self.settings) if node not in self._pilots]
-        if not free and not self._pilots:
-            self._left_to_others = 0
-            return (), math.inf
-        now = time.monotonic()
-        if queue and now - self._layout_at > _LAYOUT_S:
-            self._layout, self._layout_at = await self._at.layout(), now
-        soon_s = read_duration(self.settings.time_min or self.settings.time_limit)
-        nodes = decide.sort_nodes(self._nodes, free, self._pilots, listed)
-        plan = self._yield_rule.plan(now, time.time(), queue, nodes, self._layout, soon_s)
-        await self._give_way([self._pilots[node] for node in plan.give], now)
-        self._left_to_others = min(len(free), len(plan.reserved) + plan.more)
-        chosen = decide.choose(free, plan.reserved, plan.more, self.settings.reserve)
-        return chosen, now + max(_SOONEST_S, self._asking_s) if plan.again else math.inf
-
-    async def _give_way(self, pilots: Sequence[Pilot], now: float) -> None:
-        """Cancel pilots for a job that waits for their nodes."""
-        new = [pilot for pilot in pilots if pilot.job not in self._cancelled]
-        for pilot in new:
-            self._keeper.killed(pilot.node, now)
-            self._given.add(pilot.job)
-        await self._cancel([Cancellation(pilot, "a job waits", "a job waits for nodes") for pilot in new])
-
-    def _settle(self, chosen: Sequence[str], *, may_start: bool) -> Orders:
-        now = time.monotonic()
-        wanted = [name for name, node in decide.usable(self._nodes, self.settings).items() if node.may_stay]
-        pending = sum(pilot.state == "waiting" for pilot in self._pilots.values())
-        room = min(self.settings.max_pending - pending, math.ceil(self.settings.submit_rate * self.settings.interval_s))
-        return self._keeper.settle(
-            now,
-            wanted,
-            self._to.nodes,
-            may_start=may_start,
-            held=frozenset(wanted).difference(chosen),
-            most=self.settings.max_pilots or None,
-            at_once=0 if now < self._refusals.until else max(0, room),
-        )
-
     async def _act(self, orders: Orders) -> float:
         for node in orders.leave:
             self._to.leaving(node, self.settings.grace_s)
-        overdue = [(self._pilots[node], why) for node, why in orders.kill if node in self._pilots]
-        kill = [Cancellation(pilot, "overdue", why) for pilot, why in overdue if pilot.job not in self._told]
-        for index, node in enumerate(orders.start):
-            if self._ending or self._paused or not await self._submit(node):
-                for other in orders.start[index:]:
-                    if other not in self._doubts:
-                        self._keeper.ended(other, time.monotonic(), expected=True)
-                break
+        kill = self._ledger.overdue(orders.kill)
+        await self._submit_all(orders.start)
         await self._cancel(kill)
         return orders.again_at
 
-    async def _submit(self, node: str) -> bool:
-        """Submit the pilot of a node. Returns whether to go on with others."""
+    async def _submit_all(self, nodes: Sequence[str]) -> None:
+        """Submit the pilots of nodes. After a refusal the more promising nodes come first."""
+        left = list(nodes)
+        while left:
+            if self._ending or self._paused:
+                break
+            node = left.pop(0)
+            if not await self._submit(node, left):
+                allowed = self._refusals.order(left, self._layout, time.monotonic())
+                self._ledger.not_submitted([other for other in left if other not in allowed], time.monotonic())
+                left = list(allowed)
+        self._ledger.not_submitted(left, time.monotonic())
+
+    async def _submit(self, node: str, others: Sequence[str]) -> bool:
+        """Submit the pilot of a node. Returns whether it was accepted."""
         now = time.monotonic()
-        short = self._short_pilots.is_short(node, now) or not self._nodes[node].free()  # planned for another job
-        # Recorded before the attempt: whatever goes wrong, the next list of jobs shows whether the pilot exists.
-        self._doubts[node] = now + 4 * self.settings.command_timeout_s
+        short = self._ledger.short.is_short(node, now) or not self._view.nodes[node].free()  # planned for another job
+        self._ledger.submitting(node, now + 4 * self.settings.command_timeout_s)
         try:
             job = await self._at.submit(node, short=short)
         except SlurmCommandError as problem:
-            self._counters.refused += 1
-            self._doubts[node] = time.monotonic() + 2 * self.settings.command_timeout_s
-            if self._refusals.refused(str(problem), time.monotonic()):
-                self._to.note("submit_failed", node=node, error=str(problem))
-            return self._refusals.until < time.monotonic()
-        self._counters.submitted += 1
-        self._refusals.forget()
-        self._doubts[node] = -math.inf
-        self._pilots[node] = Pilot(job, node, "waiting", mark=self._at.mark)
+            now, text = time.monotonic(), str(problem)
+            self._ledger.refused(node, now, 0.0 if decide.is_refusal(text) else 2 * self.settings.command_timeout_s)
+            if self._refusals.refused(node, text, now, others, self._layout):
+                self._to.note("submit_failed", node=node, error=text)
+            return False
+        self._refusals.accepted(node, self._layout)
+        self._ledger.submitted(node, Pilot(job, node, "waiting", mark=self._at.mark))
         return True
 
     # Closing.
@@ -395,6 +373,6 @@ class SlurmPool:
         if problem:
             _log.warning("pilots %s are left (%s); end them with scancel --name=%s", jobs, problem, self._at.name)
             self._to.note("not_drained", jobs=jobs, error=problem, name=self._at.name)
-        for node in list(self._pilots):
+        for node in list(self._ledger.pilots):
             self._to.gone(node, "the pool is closed")
-        self._pilots.clear()
+        self._ledger.pilots.clear()

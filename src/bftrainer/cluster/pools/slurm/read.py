@@ -1,7 +1,8 @@
 """Reads Slurm's output: text in, nodes, pilots and waiting jobs out.
 
-`commands.py` runs the commands that print it; `decide.py` decides on the result. Unexpected output is a `ValueError` or
-`InputError`: what cannot be parsed must not look like a change.
+`commands.py` runs the commands that print it, and calls these functions in a thread; `decide.py` and `yielding.py`
+decide on the result. Unexpected output is a `ValueError` or `InputError`: what cannot be parsed must not look like a
+change.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bftrainer.cluster.pools.keeper import NODE_NAME
+from bftrainer.cluster.pools.slurm.hardware import Gres, JobRequest, read_gres
 from bftrainer.cluster.pools.slurm.settings import read_duration
 from bftrainer.core.hostlist import expand
 from bftrainer.traces.recorder.states import is_idle, sinfo_rows
@@ -19,9 +21,18 @@ from bftrainer.util.text import natural
 
 PREFIX = "bftrainer-"
 """Prefix of the names of all pilots."""
-PILOT_FIELDS = ("JobID", "State", "ReqNodes", "NodeList", "TimeLeft", "PreemptTime", "Reason", "Comment")
-QUEUE_FORMAT = "%i|%P|%D|%r|%Y|%S|%j"
+SEPARATOR = "\x1f"
+"""Follows each field of a job. Constraints, comments and names may contain every printable character."""
+JOB_FIELDS = (
+    *("JobArrayID", "JobID", "UserID", "State", "Partition", "NumNodes", "NumCPUs", "MinCpus", "MinMemory"),
+    *("TimeLimit", "MinTime", "TimeLeft", "PriorityLong", "StartTime", "PreemptTime", "Reason", "SchedNodes"),
+    *("ReqNodes", "NodeList", "tres-per-node", "tres-per-job", "tres-per-task"),
+    *("Dependency", "Reservation", "Feature", "Name", "Comment"),  # text of users
+)
+JOB_FORMAT = ",".join(f"{name}:{SEPARATOR}" for name in JOB_FIELDS)
 
+Rank = tuple[int, int]
+"""A job's place in the queue: its priority, then its age. The larger one goes first."""
 State = Literal["waiting", "running", "frozen", "ending", "ended"]
 _STATES: Mapping[str, State] = {
     **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"), "waiting"),
@@ -34,9 +45,19 @@ _ASKED_BACK = frozenset({"DRAIN", "DRAINED", "DRAINING", "DRNG", "MAINT", "FAIL"
 _ASKED_BACK_BY = frozenset("$@^!%")
 """Suffixes of the state of a node that is wanted for maintenance, a reboot or power-off."""
 _MAY_START = ("None", "Priority", "Resources", "")
-_ARRAY = re.compile(r"\d+_\[.*\]")
+"""Reasons of jobs that wait for nothing but nodes.
+
+With others, such as `Dependency`, `BeginTime`, `QOS…`, `AssocGrp…` and `JobHeldUser`, Slurm does not look for nodes.
+"""
+_NODE_NOT_AVAILABLE = "ReqNodeNotAvail"
+"""Reason of a job that asks for nodes by name. The nodes may be in use, also by pilots."""
+_ARRAY = re.compile(r"\d+_\[([^\]%]*)(?:%(\d+))?\]?")
+_TASKS = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 _STATE_WORD = re.compile(r"[A-Z_]+")
+_MEMORY = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)")
+_MEGABYTES = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
 _UNKNOWN = ("", "N/A", "(null)", "None")
+_NO_TIME = ("UNLIMITED", "NOT_SET", "INVALID", *_UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +105,37 @@ class Pilot:
 
 @dataclass(frozen=True, slots=True)
 class WaitingJob:
-    """A pending job that waits only for nodes."""
+    """A pending job, or array of jobs, that waits only for nodes."""
 
     job: str
-    partitions: tuple[str, ...]
+    request: JobRequest
     nodes: int
-    several: bool = False
-    """True for a job array: there are more jobs of the kind."""
+    tasks: int = 1
+    """Number of jobs of an array that may start now, each on `nodes` nodes."""
+    cpus: int = 0
+    limit_s: float | None = None
+    """Least running time that Slurm has to plan for; None if it is not known."""
+    priority: int = 0
+    required: frozenset[str] = frozenset()
+    """Nodes that the job must have."""
     planned_on: frozenset[str] = frozenset()
     """Nodes on which Slurm plans to start it."""
     start: float | None = None
     """Time at which Slurm plans to start it, in Unix seconds."""
+
+    @property
+    def rank(self) -> Rank:
+        """Its place in the queue."""
+        number = self.job.partition("_")[0]
+        return self.priority, -int(number) if number.isdigit() else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """Slurm's jobs: our pilots, including those that ended a moment ago, and the jobs of others that wait for nodes."""
+
+    pilots: tuple[Pilot, ...]
+    waiting: tuple[WaitingJob, ...]
 
 
 def read_nodes(text: str) -> dict[str, SlurmNode]:
@@ -108,70 +149,126 @@ def read_nodes(text: str) -> dict[str, SlurmNode]:
     return {name: SlurmNode(name, tuple(words[name]), features[name]) for name in names}
 
 
-def read_pilots(text: str) -> tuple[Pilot, ...]:
-    """Parse the pilots in the output of `squeue -O`, with `PILOT_FIELDS` each followed by a bar."""
-    pilots = []
-    for row in _table(text, len(PILOT_FIELDS) + 1):
-        job, word, asked, given, left, preempted, reason, comment, _ = row
-        node = asked if NODE_NAME.fullmatch(asked) else given
-        if not job.isdigit() or not _STATE_WORD.fullmatch(word):
-            raise ValueError(f"no job and state in {'|'.join(row)[:80]!r}")
-        if not NODE_NAME.fullmatch(node):
-            continue  # it ended before it was given a node
-        parts = comment.split(":")
-        pilots.append(
-            Pilot(
-                int(job),
-                node,
-                _STATES.get(word, "ended"),
-                None if left in ("UNLIMITED", "NOT_SET", "INVALID", *_UNKNOWN) else read_duration(left.lstrip("-")),
-                "" if reason in _UNKNOWN else reason,
-                parts[3] if len(parts) == 4 and parts[0] == "bftrainer" else "",
-                preempted not in _UNKNOWN,
-                word,
-            )
-        )
-    return tuple(pilots)
-
-
-def read_queue(text: str) -> tuple[WaitingJob, ...]:
-    """Parse the jobs that wait for nodes in the output of `squeue -o` with `QUEUE_FORMAT`. Pilots do not count."""
-    jobs = []
-    for row in _table(text, QUEUE_FORMAT.count("|") + 1):
-        job, partitions, nodes, reason, planned, start, name = row
-        if name.startswith(PREFIX) or reason not in _MAY_START:
-            continue
-        if not nodes.isdigit():
-            raise ValueError(f"no number of nodes in {'|'.join(row)[:80]!r}")
-        where = frozenset() if planned in _UNKNOWN else frozenset(expand(planned))
-        at = float(start) if start.isdigit() else None
-        jobs.append(WaitingJob(job, tuple(partitions.split(",")), int(nodes), bool(_ARRAY.fullmatch(job)), where, at))
-    return tuple(jobs)
-
-
-def read_layout(text: str) -> dict[str, frozenset[str]]:
-    """Parse the nodes of each partition in the output of `sinfo -o '%R|%N'`."""
-    layout: dict[str, frozenset[str]] = {}
-    for line in text.splitlines():
-        name, bar, nodes = line.strip().partition("|")
-        if not bar or not name:
-            raise ValueError(f"no partition in {line[:80]!r}")
-        layout[name] = layout.get(name, frozenset()) | frozenset(expand(nodes) if nodes not in _UNKNOWN else ())
-    if not layout:
-        raise ValueError("there is no partition")
-    return layout
-
-
-def _table(text: str, columns: int) -> list[list[str]]:
-    """Parse rows of cells. The header must be there: without it, empty output would mean that there is no job."""
-    header, *rows = [line.rstrip("\r") for line in text.split("\n")]
-    if not header.startswith("JOBID|") or header.count("|") != columns - 1:
+def read_jobs(text: str, name: str, user: int) -> Jobs:
+    """Parse the output of `squeue -O` with `JOB_FORMAT`. Jobs of `user` called `name` are our pilots."""
+    header, *rows = text.split("\n")
+    if not header.startswith("JOBID") or header.count(SEPARATOR) != len(JOB_FIELDS):
         raise ValueError(f"a table of jobs must begin with its header, but got {header[:80]!r}")
-    cells = [[cell.strip() for cell in row.split("|", columns - 1)] for row in rows if row]
-    for row in cells:
-        if len(row) != columns:
-            raise ValueError(f"no job in {'|'.join(row)[:80]!r}")
-    return cells
+    pilots, waiting = list[Pilot](), list[WaitingJob]()
+    for line in rows:
+        if not line.strip():
+            continue
+        cells = [cell.strip() for cell in line.split(SEPARATOR, len(JOB_FIELDS) - 1)]
+        if len(cells) != len(JOB_FIELDS):
+            raise ValueError(f"no job in {line[:80]!r}")
+        job = dict(zip(JOB_FIELDS, cells, strict=True))
+        if not _STATE_WORD.fullmatch(job["State"]):
+            raise ValueError(f"no job and state in {line[:80]!r}")
+        if job["Name"] == name and job["UserID"] == str(user):
+            if (pilot := _pilot(job)) is not None:
+                pilots.append(pilot)
+        elif job["State"] == "PENDING" and not job["Name"].startswith(PREFIX) and _waits_for_nodes(job):
+            waiting.append(_waiting(job))
+    return Jobs(tuple(pilots), tuple(waiting))
+
+
+def _pilot(job: Mapping[str, str]) -> Pilot | None:
+    """Return a pilot; None if it ended before it was given a node."""
+    if not job["JobID"].isdigit():
+        raise ValueError(f"no job number in {job['JobID']!r:.80}")
+    node = job["ReqNodes"] if NODE_NAME.fullmatch(job["ReqNodes"]) else job["NodeList"]
+    if not NODE_NAME.fullmatch(node):
+        return None
+    left, reason = job["TimeLeft"], job["Reason"]
+    parts = job["Comment"].rstrip(SEPARATOR).split(":")
+    return Pilot(
+        int(job["JobID"]),
+        node,
+        _STATES.get(job["State"], "ended"),
+        None if left in _NO_TIME else read_duration(left.lstrip("-")),
+        "" if reason in _UNKNOWN else reason,
+        parts[3] if len(parts) == 4 and parts[0] == "bftrainer" else "",
+        job["PreemptTime"] not in _UNKNOWN,
+        job["State"],
+    )
+
+
+def _waits_for_nodes(job: Mapping[str, str]) -> bool:
+    """Return whether a pending job would start if it had nodes."""
+    if job["Dependency"] not in _UNKNOWN:  # Slurm lists those that are not fulfilled
+        return False
+    return job["Reason"] in _MAY_START or (
+        job["Reason"].startswith(_NODE_NOT_AVAILABLE) and job["ReqNodes"] not in _UNKNOWN
+    )
+
+
+def _waiting(job: Mapping[str, str]) -> WaitingJob:
+    if not job["NumNodes"].isdigit():
+        raise ValueError(f"no number of nodes in {job['NumNodes']!r:.80}")
+    constraint, reservation, start = job["Feature"], job["Reservation"], job["StartTime"]
+    request = JobRequest(
+        frozenset(job["Partition"].split(",")),
+        "" if constraint in _UNKNOWN else constraint,
+        (*read_gres(job["tres-per-node"]), *_one_of_each(job["tres-per-job"]), *_one_of_each(job["tres-per-task"])),
+        _memory_mb(job["MinMemory"]),
+        _whole(job["MinCpus"]),
+        "" if reservation in _UNKNOWN else reservation,
+    )
+    return WaitingJob(
+        job["JobArrayID"],
+        request,
+        int(job["NumNodes"]),
+        _tasks(job["JobArrayID"]),
+        _whole(job["NumCPUs"]),
+        _limit_s(job["MinTime"]) or _limit_s(job["TimeLimit"]),
+        _whole(job["PriorityLong"]),
+        _nodes(job["ReqNodes"]),
+        _nodes(job["SchedNodes"]),
+        float(start) if start.isdigit() else None,
+    )
+
+
+def _tasks(job: str) -> int:
+    """Return how many jobs of an array may start now, from an id such as `12_[2-9,15%3]`."""
+    match = _ARRAY.match(job)
+    if match is None:
+        return 1
+    number = 0
+    for part in match[1].split(","):
+        tasks = _TASKS.match(part)  # the last part may be cut off, as in `7,8,...`
+        if tasks is not None:
+            first, last, step = int(tasks[1]), int(tasks[2] or tasks[1]), int(tasks[3] or 1)
+            number += max(1, (last - first) // max(step, 1) + 1)
+    return max(1, min(number, int(match[2]) if match[2] and int(match[2]) else number))
+
+
+def _one_of_each(text: str) -> Gres:
+    """Return what each node must at least have of the resources of a whole job."""
+    return tuple((name, kind, 1) for name, kind, _ in read_gres(text))
+
+
+def _whole(text: str) -> int:
+    """Return a whole number; 0 if there is none."""
+    return int(text) if text.isdigit() else 0
+
+
+def _memory_mb(text: str) -> int:
+    """Return a memory size such as `4000M` in megabytes; 0 if there is none."""
+    match = _MEMORY.fullmatch(text)
+    return int(float(match[1]) * _MEGABYTES[match[2]]) if match else 0
+
+
+def _limit_s(text: str) -> float | None:
+    if text == "UNLIMITED":
+        return float("inf")
+    try:
+        return None if text in _NO_TIME else read_duration(text) or None
+    except ValueError:
+        return None
+
+
+def _nodes(text: str) -> frozenset[str]:
+    return frozenset() if text in _UNKNOWN else frozenset(expand(text))
 
 
 def _is_planned(word: str) -> bool:

@@ -7,7 +7,7 @@ run on into it. Pilots do not: the pool asks for reservations once a minute, and
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from bftrainer.cluster.pools.slurm.read import SlurmNode
@@ -52,9 +52,8 @@ class ReservationWatch:
         self._known: tuple[NodeReservation, ...] = ()
         self._asked_at = float("-inf")
 
-    @property
-    def is_due(self) -> bool:
-        """Whether to ask again. Counts as asked."""
+    def ask_now(self) -> bool:
+        """Return whether Slurm must be asked now; it then counts as asked."""
         now = self._clock()
         if 0 <= now - self._asked_at < ASK_EVERY_S:
             return False
@@ -65,10 +64,12 @@ class ReservationWatch:
         """Take over the answer."""
         self._known = found
 
-    def marked(self, nodes: Mapping[str, SlurmNode]) -> dict[str, SlurmNode]:
+    def marked(self, nodes: dict[str, SlurmNode]) -> dict[str, SlurmNode]:
         """Return the nodes, with the state MAINT added to those that must be left now."""
         now = self._clock()
         due = [one.nodes for one in self._known if one.begin - self._notice_s <= now < one.end]
+        if not due:
+            return nodes
         wanted = frozenset().union(*due)
         return {
             name: replace(node, words=(*node.words, "MAINT")) if name in wanted else node

@@ -34,13 +34,16 @@ class SlurmSettings:
     exclude: tuple[str, ...] = _key((), "nodes never to use, names or host lists such as n[1-4]")
     nodelist: tuple[str, ...] = _key((), "the only nodes to use, names or host lists; empty: all of the partition")
     reserve: int = _key(0, "number of idle nodes that are never used")
+    warm_pilots: int = _key(1, "number of pilots that are ready although no trainer can use them yet")
+    linger_s: float = _key(60.0, "how long further pilots that no trainer can use are kept")
     max_pilots: int = _key(0, "the most pilots, pending and running; 0: no limit")
     max_pending: int = _key(50, "the most pending pilots")
     submit_rate: float = _key(10.0, "the most pilots submitted per second")
     time_limit: str = _key("1:00:00", "time limit of a pilot, in the format of sbatch; then another takes its place")
     time_min: str = _key("0:05:00", "a pilot that Slurm cannot start at once may be shortened to this; empty: never")
     planned: bool = _key(False, "also request nodes that are planned for a later job, for as long as they are free")
-    interval_s: float = _key(2.0, "how often Slurm is asked")
+    interval_s: float = _key(2.0, "how often Slurm is asked while something changes")
+    rest_s: float = _key(15.0, "how often Slurm is asked while nothing changes")
     command_timeout_s: float = _key(5.0, "the longest a command of Slurm may take; then it is killed")
     renew_s: float = _key(60.0, "how long before its time limit a pilot makes room for the next one")
     grace_s: float = _key(20.0, "how long a worker then has to leave at a step boundary")
@@ -61,10 +64,10 @@ class SlurmSettings:
                 raise InputError(f"`{name}` must be a name, but got {getattr(self, name)!r}")
         if self.constraint and not _FEATURES.fullmatch(self.constraint):
             raise InputError(f"`constraint` must be features joined by & or |, but got {self.constraint!r}")
-        for name in ("interval_s", "command_timeout_s", "submit_rate", "join_s"):
+        for name in ("interval_s", "rest_s", "command_timeout_s", "submit_rate", "join_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InputError(f"`{name}` must be more than 0, but got {getattr(self, name)}")
-        for name in ("reserve", "max_pilots", "renew_s", "grace_s"):
+        for name in ("reserve", "warm_pilots", "linger_s", "max_pilots", "renew_s", "grace_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"`{name}` must be 0 or more, but got {getattr(self, name)}")
         if self.max_pending < 1:
