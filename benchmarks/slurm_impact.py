@@ -1,11 +1,15 @@
 """What main jobs of a Slurm cluster wait for longer when BFTrainer harvests its idle nodes.
 
     python benchmarks/slurm_impact.py --json --figure impact.png
+    python benchmarks/slurm_impact.py --nodes 32 --counting --runs 1 --json
 
-The same schedule of main jobs is played on a test cluster first without and then with BFTrainer and two trainers.
-A job's wait is from sbatch to the first line of its script; what is added to it is the difference between both times.
-Also measured: for how much of the idle node-time, in spells of 5 s and more, a pilot held the node, and a worker on it
-committed steps. All virtual nodes share the machine's cores, so pilots run niced. Needs root and Slurm.
+A run plays the same schedule of main jobs on three test clusters, one after the other: without pilots, with pilots that
+only sleep (the floor: what preemption itself costs), and with BFTrainer and two trainers. The order changes from run to
+run. The schedule has bursts that want all nodes, arrays, `--exclusive`, `--nodelist`, dependencies and a reservation. A
+job's wait is from sbatch, or from when it could start, to the first line of its script. BFTrainer's share of it is the
+difference to the floor, job by job. Also measured: for how much of the idle node-time, in spells of 5 s and more, a
+pilot held the node, and a worker on it worked. All virtual nodes share the machine's cores, so pilots run niced; with
+`--counting` the workers count instead of training with PyTorch. Needs root and Slurm.
 """
 
 from __future__ import annotations
@@ -16,9 +20,12 @@ import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +43,10 @@ from slurm_schedule import (
     joined,
     play,
     played,
-    schedule,
+    reserved,
     share,
+    together,
+    varied,
 )
 
 HERE = Path(__file__).resolve().parent
@@ -45,102 +54,210 @@ sys.path.insert(0, str(HERE.parent / "tests"))
 from support.cluster.live import Live  # type: ignore[import-not-found] # noqa: E402 - the path comes first
 from support.slurm.lab import Lab, cluster  # type: ignore[import-not-found] # noqa: E402 - the path comes first
 
-WORKER = HERE / "workers" / "ticking.py"
-GOALS = {"added_wait_median_s": 0.3, "added_wait_p95_s": 1.5, "failed_jobs": 0, "drained_nodes": 0}
+TRAINING, COUNTING = HERE / "workers" / "ticking.py", HERE / "workers" / "counting.py"
+ARMS = ("none", "floor", "bftrainer")
+GOALS = {"over_floor_median_s": 0.1, "over_floor_p95_s": 0.5, "failed_jobs": 0, "drained_nodes": 0}
+LEAST_OCCUPIED = 0.85
 PACE = "0.25"
 _STEP_GAP_S = 2.0
 """A worker that commits no step for so long does not train meanwhile."""
-_PATIENCE_S = 180.0
+_PATIENCE_S = 240.0
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """What was measured in one arm of a run."""
+
+    jobs: tuple[Played, ...]
+    failed_jobs: int
+    drained_nodes: int
+    shares: dict[str, float]
+
+    @property
+    def waits(self) -> list[float | None]:
+        """The wait of each job; None: it never started."""
+        return [job.wait_s for job in self.jobs]
 
 
 def main() -> None:
     """Run it and print what was measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--jobs", type=int, default=40)
+    parser.add_argument("--jobs", type=int, default=40, help="jobs of the schedule, besides five of special kinds")
     parser.add_argument("--nodes", type=int, default=12)
     parser.add_argument("--span", type=float, default=240.0, help="seconds in which the jobs come")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--figure", type=Path)
+    parser.add_argument("--runs", type=int, default=3, help="how often the three arms are played")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the first run's schedule")
+    parser.add_argument("--counting", action="store_true", help="workers that count, without PyTorch")
+    parser.add_argument("--figure", type=Path, help="draw the waits of the first run")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    jobs = schedule(args.seed, args.jobs, args.nodes, args.span)
+    runs: list[dict[str, Any]] = []
     try:
         with tempfile.TemporaryDirectory() as folder:
-            found, without, with_ = measure(Path(folder), jobs, args.nodes)
+            for number in range(args.runs):
+                jobs = varied(args.seed + number, args.jobs, args.nodes, args.span)
+                arms = play_arms(Path(folder) / str(number), jobs, args.nodes, number, counting=args.counting)
+                runs.append(found_in(arms))
+                if args.figure and number == 0:
+                    draw(args.figure, arms)
+                if not args.json:
+                    show(number + 1, runs[-1])
     except pytest.skip.Exception as problem:  # no root, or no Slurm
         sys.exit(f"cannot run: {problem}")
-    if args.figure:
-        draw(args.figure, without, with_)
     if args.json:
-        print(json.dumps(found))
-    else:
-        for name, value in found.items():
-            print(f"{name:>24}  {value}")
+        facts = {"nodes": args.nodes, "cores": os.cpu_count(), "counting": args.counting, "span_s": args.span}
+        goals = {**GOALS, "occupied_share": LEAST_OCCUPIED}
+        print(json.dumps({**facts, "runs": runs, "met": sum(run["met"] for run in runs), "goals": goals}))
 
 
-def measure(folder: Path, jobs: Sequence[MainJob], nodes: int) -> tuple[dict[str, Any], list[float], list[float]]:
-    """Both runs: what was found, and the waits without and with BFTrainer."""
-    with cluster(nodes) as lab:
-        before, lost_before = _without(lab, jobs, folder / "without")
-    with cluster(nodes) as lab:
-        after, lost, shares = _with(lab, jobs, folder / "with")
-    pairs = [(a.wait_s, b.wait_s) for a, b in zip(before, after, strict=True)]
-    both = [(a, b) for a, b in pairs if a is not None and b is not None]
-    without, with_ = [a for a, _ in both], [b for _, b in both]
-    added = sorted(b - a for a, b in both)
-    found = {
-        "jobs": len(jobs),
-        "nodes": nodes,
-        "cores": os.cpu_count(),
-        "added_wait_median_s": round(statistics.median(added), 3),
-        "added_wait_p95_s": round(_quantile(added, 0.95), 3),
-        "added_wait_max_s": round(added[-1], 3),
-        "wait_without_median_s": round(statistics.median(without), 3),
-        "wait_with_median_s": round(statistics.median(with_), 3),
-        **lost,
-        "failed_jobs_without": lost_before["failed_jobs"],
-        **{name: round(value, 3) for name, value in shares.items()},
-        "goals": {**GOALS, "occupied_share": 0.85},
-    }
-    return found, without, with_
+def play_arms(folder: Path, jobs: Sequence[MainJob], nodes: int, number: int, *, counting: bool) -> dict[str, Arm]:
+    """Play the schedule in all three arms, in an order that depends on the number of the run."""
+    first = number % len(ARMS)
+    found = {}
+    for name in (*ARMS[first:], *ARMS[:first]):
+        here = folder / name
+        here.mkdir(parents=True)
+        with cluster(nodes) as lab:
+            found[name] = {"none": _none, "floor": _floor, "bftrainer": _bftrainer}[name](
+                lab, jobs, here, COUNTING if counting else TRAINING
+            )
+    return {name: found[name] for name in ARMS}
 
 
-def _without(lab: Lab, jobs: Sequence[MainJob], folder: Path) -> tuple[tuple[Played, ...], dict[str, int]]:
-    folder.mkdir()
-    play(lab, jobs, folder / "jobs")
-    _until(lambda: not lab.jobs("-p", "main"), "the end of all main jobs")
-    return played(jobs, folder / "jobs"), _lost(lab)
+def found_in(arms: dict[str, Arm]) -> dict[str, Any]:
+    """The figures of one run."""
+    floor, ours = arms["floor"], arms["bftrainer"]
+    over = sorted(b - a for a, b in zip(floor.waits, ours.waits, strict=True) if a is not None and b is not None)
+    found: dict[str, Any] = {"jobs": len(ours.jobs)}
+    for name, arm in arms.items():
+        waits = sorted(wait for wait in arm.waits if wait is not None)
+        found[f"wait_{name}"] = {
+            "median_s": round(statistics.median(waits), 3),
+            "p95_s": round(_quantile(waits, 0.95), 3),
+            "max_s": round(waits[-1], 3),
+            "failed_jobs": arm.failed_jobs + len(arm.jobs) - len(waits),
+            "drained_nodes": arm.drained_nodes,
+        }
+    found["over_floor_median_s"] = round(statistics.median(over), 3)
+    found["over_floor_p95_s"] = round(_quantile(over, 0.95), 3)
+    found["over_floor_max_s"] = round(over[-1], 3)
+    found["over_floor_by_kind_s"] = _by_kind(floor, ours)
+    found["failed_jobs"] = found["wait_bftrainer"]["failed_jobs"]
+    found["drained_nodes"] = ours.drained_nodes
+    found["occupied_share_floor"] = round(floor.shares["occupied_share"], 3)
+    found |= {name: round(value, 3) for name, value in ours.shares.items()}
+    found["met"] = (
+        all(found[name] <= goal for name, goal in GOALS.items()) and found["occupied_share"] >= LEAST_OCCUPIED
+    )
+    return found
 
 
-def _with(
-    lab: Lab, jobs: Sequence[MainJob], folder: Path
-) -> tuple[tuple[Played, ...], dict[str, int], dict[str, float]]:
+def _by_kind(floor: Arm, ours: Arm) -> dict[str, float]:
+    """The median difference to the floor of each kind of job."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for a, b in zip(floor.jobs, ours.jobs, strict=True):
+        if a.wait_s is not None and b.wait_s is not None:
+            found[a.job.kind].append(b.wait_s - a.wait_s)
+    return {kind: round(statistics.median(values), 3) for kind, values in sorted(found.items())}
+
+
+def show(number: int, found: dict[str, Any]) -> None:
+    """Print the figures of one run."""
+    print(f"run {number}")
+    for name, value in found.items():
+        print(f"{name:>24}  {value}")
+
+
+def _none(lab: Lab, jobs: Sequence[MainJob], folder: Path, worker: Path) -> Arm:
+    begin = play(lab, jobs, folder / "jobs")
+    return _measured(lab, jobs, folder, begin, {})
+
+
+def _floor(lab: Lab, jobs: Sequence[MainJob], folder: Path, worker: Path) -> Arm:
+    """Play with a pilot on every idle node that does nothing and ends at its first signal."""
+    with _sleepers(lab):
+        _until(lambda: len(lab.jobs("-p", "scavenger", "-t", "R")) == lab.count, "a pilot on every node")
+        begin = play(lab, jobs, folder / "jobs")
+        _until(lambda: not lab.jobs("-p", "main"), "the end of all main jobs")
+        end = time.time()
+    lab.run("scancel", "--partition=scavenger")
+    _until(lambda: not lab.jobs(), "the end of all pilots")
+    return _measured(lab, jobs, folder, begin, {}, end)
+
+
+@contextmanager
+def _sleepers(lab: Lab) -> Iterator[None]:
+    """Keep sleeping pilots on all idle nodes."""
+    ending = threading.Event()
+    script = lab.folder / "sleeper.sh"
+    script.write_text("#!/bin/sh\nexec sleep 14400\n")
+    script.chmod(0o755)
+
+    def keep() -> None:
+        while not ending.wait(1.0):
+            there = {line.partition(" ")[0] for line in lab.run("squeue", "-h", "-o", "%n %i").splitlines()}
+            states = lab.run("sinfo", "-N", "-h", "-p", "scavenger", "-o", "%N %T").splitlines()
+            for node in (line.split()[0] for line in states if line.split()[1] == "idle"):
+                if node not in there and not ending.is_set():
+                    lab.run(
+                        "sbatch", "--parsable", "-p", "scavenger", "--nodes=1", f"--nodelist={node}", "--exclusive",
+                        "--time=4:00:00", "--signal=B:TERM@1", "--no-requeue", "--output=/dev/null",
+                        f"--job-name={PILOT}floor", f"--chdir={lab.folder}", str(script),
+                    )  # fmt: skip
+
+    keeper = threading.Thread(target=keep)
+    keeper.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        keeper.join()
+
+
+def _bftrainer(lab: Lab, jobs: Sequence[MainJob], folder: Path, worker: Path) -> Arm:
     steps = folder / "steps"
-    steps.mkdir(parents=True)
+    steps.mkdir()
     pool = {"partition": "scavenger", "python": str(gentle_python(folder)), "interval_s": "1"}
     options = [word for name, value in pool.items() for word in ("--set", f"pool.{name}={value}")]
     env = {"SLURM_CONF": str(lab.conf)}
     with Live(folder / "state", "--pool", "slurm", "--drain", *options, env=env) as live:
         for name in ("one", "two"):
             pace = {"BFTRAINER_PACE": PACE}
-            live.submit(WORKER, str(steps), nodes=f"1-{lab.count // 2}", name=name, env=pace)
-        _until(lambda: len({row["node"] for row in _rows(steps)}) == lab.count, "training on all nodes")
+            live.submit(worker, str(steps), nodes=f"1-{lab.count // 2}", name=name, env=pace)
+        _until(lambda: len({row["node"] for row in _rows(steps)}) == lab.count, "work on all nodes")
         begin = play(lab, jobs, folder / "jobs")
         _until(lambda: not lab.jobs("-p", "main"), "the end of all main jobs")
         end = time.time()
         live.stop(timeout_s=60)
         assert not lab.jobs(), "pilots are left"
-    log = lab.folder / "log" / "jobcomp.log"
-    spells = idle_spells(held(log, NAME), lab.states(), begin, end)
     moments: dict[str, list[float]] = defaultdict(list)
     for row in _rows(steps):
         moments[row["node"]].append(row["at"])
+    return _measured(lab, jobs, folder, begin, moments, end)
+
+
+def _measured(
+    lab: Lab,
+    jobs: Sequence[MainJob],
+    folder: Path,
+    begin: float,
+    moments: dict[str, list[float]],
+    end: float | None = None,
+) -> Arm:
+    """Wait for the end of all main jobs and read what has become of them and of the nodes."""
+    _until(lambda: not lab.jobs("-p", "main"), "the end of all main jobs")
+    log = lab.folder / "log" / "jobcomp.log"
+    finished = played(jobs, folder / "jobs")
+    end = end or max((job.ended or begin for job in finished), default=begin)
+    busy = together(held(log, NAME), reserved(jobs, folder / "jobs"))
+    spells = idle_spells(busy, lab.states(), begin, end)
     shares = {
         "idle_share": sum(b - a for pairs in spells.values() for a, b in pairs) / (lab.count * (end - begin)),
-        "occupied_share": share(spells, held(log, PILOT)),
+        "occupied_share": share(spells, together(held(log, PILOT))),
         "computing_share": share(spells, joined(moments, _STEP_GAP_S)),
     }
-    return played(jobs, folder / "jobs"), _lost(lab), shares
+    lost = _lost(lab)
+    return Arm(finished, lost["failed_jobs"], lost["drained_nodes"], shares)
 
 
 def _lost(lab: Lab) -> dict[str, int]:
@@ -171,22 +288,25 @@ def _until(condition: Callable[[], Any], what: str) -> None:
         time.sleep(0.5)
 
 
-def draw(path: Path, without: Sequence[float], with_: Sequence[float]) -> None:
-    """How long jobs waited, without and with BFTrainer, and what was added to each."""
+def draw(path: Path, arms: dict[str, Arm]) -> None:
+    """How long jobs waited in each arm, and how much longer than on the floor with BFTrainer."""
     import matplotlib as mpl
 
     mpl.use("agg")
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    left.ecdf(without, label="without BFTrainer", color="#777777")
-    left.ecdf(with_, label="with BFTrainer", color="#c44e52")
+    colours = {"none": "#777777", "floor": "#4c72b0", "bftrainer": "#c44e52"}
+    labels = {"none": "no pilots", "floor": "sleeping pilots", "bftrainer": "BFTrainer"}
+    for name, arm in arms.items():
+        left.ecdf([wait for wait in arm.waits if wait is not None], label=labels[name], color=colours[name])
     left.set(xscale="log", xlabel="wait of a main job (s)", ylabel="share of jobs")
     left.legend(frameon=False, loc="lower right")
-    right.ecdf([b - a for a, b in zip(without, with_, strict=True)], color="#c44e52")
-    goals = GOALS["added_wait_median_s"], GOALS["added_wait_p95_s"]
+    pairs = zip(arms["floor"].waits, arms["bftrainer"].waits, strict=True)
+    right.ecdf([b - a for a, b in pairs if a is not None and b is not None], color=colours["bftrainer"])
+    goals = GOALS["over_floor_median_s"], GOALS["over_floor_p95_s"]
     right.plot(goals, (0.5, 0.95), "kx", label=f"goals: median {goals[0]} s, 95 % {goals[1]} s")
-    right.set(xlabel="added wait (s)", ylabel="share of jobs")
+    right.set(xlabel="BFTrainer minus sleeping pilots (s)", ylabel="share of jobs")
     right.legend(frameon=False, loc="lower right")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)

@@ -1,11 +1,13 @@
 """Main jobs of a Slurm test cluster: a seeded schedule of them, its playing, and what Slurm's own log says of it.
 
-`slurm_impact.py` plays the same schedule without and with BFTrainer; `tests/slurm/test_slurm_live.py` plays a shorter
-one. Who held which node when is read from `jobcomp/filetxt`, whose times are whole seconds, truncated at both ends.
+`slurm_impact.py` plays the same schedule without pilots, with sleeping pilots and with BFTrainer;
+`tests/slurm/test_slurm_live.py` plays a shorter one. Who held which node when is read from `jobcomp/filetxt`, whose
+times are whole seconds, truncated at both ends.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import shlex
@@ -13,7 +15,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +30,8 @@ _SIZES = {1: 45, 2: 25, 3: 8, 4: 8, 5: 3, 6: 4, 8: 4, 10: 3}
 _BURST = 3.0
 _MORE_S = 0.4
 _LONGEST = 0.2
+_PATIENCE_S = 120.0
+"""How long the end of a job in a reservation is awaited at most, before the reservation is left alone."""
 _WORD = re.compile(r"\b(Name|JobState|StartTime|EndTime|NodeList)=(\S*)")
 
 Spans = Mapping[str, Sequence[tuple[float, float]]]
@@ -40,6 +44,18 @@ class Cluster(Protocol):
     def submit(self, *options: str, script: str = ...) -> str:
         """Submit a job; its id."""
 
+    def run(self, *argv: str) -> str:
+        """Run a command of Slurm; what it prints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Nodes that are reserved for one job, from some seconds after its submission on."""
+
+    nodes: tuple[str, ...]
+    begins_s: float
+    minutes: int = 1
+
 
 @dataclass(frozen=True, slots=True)
 class MainJob:
@@ -49,21 +65,31 @@ class MainJob:
     """When it is submitted, after the begin of the schedule."""
     nodes: int
     run_s: float
+    kind: str = "plain"
+    options: tuple[str, ...] = ()
+    """More options of sbatch."""
+    tasks: int = 1
+    """More than one: a job array of so many tasks."""
+    after: int | None = None
+    """The number of a job that must have ended before."""
+    reservation: Reservation | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What has become of a job, in Unix time; None: it did not."""
+    """What has become of a job, or of a task of an array, in Unix time; None: it did not."""
 
     job: MainJob
     submitted: float
     started: float | None
     ended: float | None
+    ready: float = 0.0
+    """When it could have started at the earliest, if later: its predecessor ended, or its reservation began."""
 
     @property
     def wait_s(self) -> float | None:
-        """From its submission to the first line of its script."""
-        return None if self.started is None else self.started - self.submitted
+        """From its submission, or from when it could start, to the first line of its script."""
+        return None if self.started is None else self.started - max(self.submitted, self.ready)
 
 
 def schedule(seed: int, jobs: int, nodes: int, span_s: float, load: float = 0.3) -> tuple[MainJob, ...]:
@@ -84,33 +110,126 @@ def schedule(seed: int, jobs: int, nodes: int, span_s: float, load: float = 0.3)
     )
 
 
+def varied(seed: int, jobs: int, nodes: int, span_s: float, load: float = 0.3) -> tuple[MainJob, ...]:
+    """A schedule as `schedule`, of which some jobs are of other kinds.
+
+    Bursts that want all nodes, arrays, `--exclusive`, `--nodelist`, dependencies, and a job in a reservation.
+    """
+    rng = random.Random(seed)
+    plain = list(schedule(seed, jobs, nodes, span_s, load))
+    names = [f"n{number:02}" for number in range(1, nodes + 1)]
+    found = list[MainJob]()
+    for number, job in enumerate(plain):
+        kind = ("plain", "exclusive", "plain", "nodelist", "plain", "array", "plain", "dependency")[number % 8]
+        if kind == "exclusive":
+            job = replace(job, kind=kind, options=("--exclusive",))
+        elif kind == "nodelist":
+            size = min(job.nodes, 2)
+            job = replace(job, kind=kind, nodes=size, options=(f"--nodelist={','.join(rng.sample(names, size))}",))
+        elif kind == "array":
+            tasks = min(4, nodes)
+            job = replace(job, kind=kind, nodes=1, tasks=tasks, run_s=round(max(1.0, job.run_s / tasks), 2))
+        elif kind == "dependency":
+            job = replace(job, kind=kind, after=number - 1)
+        found.append(job)
+    for share_of_span in (0.2, 0.45):  # two users submit jobs that want everything, one after the other
+        at_s = round(span_s * share_of_span, 3)
+        found += [MainJob(at_s + gap_s, nodes, 2.0, "all nodes") for gap_s in (0.0, 0.2)]
+    reserved = Reservation(tuple(names[-max(1, nodes // 6) :]), begins_s=round(0.08 * span_s, 1))
+    found.append(MainJob(round(0.6 * span_s, 3), len(reserved.nodes), 3.0, "reservation", reservation=reserved))
+    order = sorted(range(len(found)), key=lambda number: (found[number].at_s, number))
+    places = {number: place for place, number in enumerate(order)}
+    return tuple(
+        replace(job, after=None if job.after is None else places[job.after])
+        for job in (found[number] for number in order)
+    )
+
+
 def play(cluster: Cluster, jobs: Iterable[MainJob], folder: Path, tick: Callable[[], object] = lambda: None) -> float:
     """Submit jobs when it is their time, calling `tick` between them; when the schedule began. `played` reads it."""
     folder.mkdir()
     begin = time.time()
+    ids: list[str] = []
+    reservations: list[int] = []
     for number, job in enumerate(jobs):
         while (left := begin + job.at_s - time.time()) > 0:
             tick()
+            _release(cluster, reservations, folder)
             time.sleep(min(left, 0.5))
-        here = shlex.quote(str(folder / str(number)))
+        options = [f"--nodes={job.nodes}", f"--time={int(job.run_s // 60) + 2}", f"--job-name={NAME}{number}"]
+        options += job.options
+        if job.tasks > 1:
+            options.append(f"--array=0-{job.tasks - 1}")
+        if job.after is not None:
+            options.append(f"--dependency=afterany:{ids[job.after]}")
+        if job.reservation is not None:
+            options.append(f"--reservation={_reserve(cluster, job.reservation, number, folder)}")
+            reservations.append(number)
+        here = shlex.quote(str(folder / str(number))) + "-${SLURM_ARRAY_TASK_ID:-0}"
         script = f"date +%s.%N >{here}.started; sleep {job.run_s}; date +%s.%N >{here}.ended"
         (folder / f"{number}.submitted").write_text(f"{time.time()}")
-        cluster.submit(f"--nodes={job.nodes}", "--time=10", f"--job-name={NAME}{number}", script=script)
+        ids.append(cluster.submit(*options, script=script))
+    until = time.time() + _PATIENCE_S
+    while reservations and time.time() < until:
+        tick()
+        _release(cluster, reservations, folder)
+        time.sleep(0.5)
     return begin
 
 
-def played(jobs: Iterable[MainJob], folder: Path) -> tuple[Played, ...]:
-    """What has become of the jobs that `play` submitted."""
+def _reserve(cluster: Cluster, wanted: Reservation, number: int, folder: Path) -> str:
+    """Make a reservation as an administrator does where jobs run on the nodes; its name."""
+    begins = int(time.time() + wanted.begins_s)
+    (folder / f"{number}.ready").write_text(f"{begins}")
+    when = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(begins))
+    cluster.run(
+        "scontrol", "create", "reservation", f"ReservationName=r{number}", f"StartTime={when}",
+        f"Duration={wanted.minutes}", f"Nodes={','.join(wanted.nodes)}", "Users=root", "Flags=IGNORE_JOBS",
+    )  # fmt: skip
+    return f"r{number}"
 
-    def stamp(number: int, what: str) -> float | None:
-        path = folder / f"{number}.{what}"
-        text = path.read_text().strip() if path.exists() else ""
-        return float(text) if text else None
 
-    return tuple(
-        Played(job, stamp(number, "submitted") or 0.0, stamp(number, "started"), stamp(number, "ended"))
+def _release(cluster: Cluster, numbers: list[int], folder: Path) -> None:
+    """Delete reservations whose jobs have ended, and forget their numbers."""
+    for number in list(numbers):
+        if (_stamp(folder / f"{number}-0.ended") or math.inf) < time.time() - 2.0:
+            cluster.run("scontrol", "delete", f"ReservationName=r{number}")
+            (folder / f"{number}.released").write_text(f"{time.time()}")
+            numbers.remove(number)
+
+
+def reserved(jobs: Iterable[MainJob], folder: Path) -> Spans:
+    """When nodes were reserved, by node."""
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for number, job in enumerate(jobs):
+        if job.reservation is not None:
+            begin = _stamp(folder / f"{number}.ready") or 0.0
+            end = _stamp(folder / f"{number}.released") or begin + 60.0 * job.reservation.minutes
+            for node in job.reservation.nodes:
+                found[node].append((begin, end))
+    return found
+
+
+def played(jobs: Sequence[MainJob], folder: Path) -> tuple[Played, ...]:
+    """What has become of the jobs that `play` submitted, each task of an array by itself."""
+    ends = [
+        max((_stamp(folder / f"{number}-{task}.ended") or 0.0 for task in range(job.tasks)), default=0.0)
         for number, job in enumerate(jobs)
-    )
+    ]
+    found = list[Played]()
+    for number, job in enumerate(jobs):
+        ready = _stamp(folder / f"{number}.ready") or (0.0 if job.after is None else ends[job.after])
+        submitted = _stamp(folder / f"{number}.submitted") or 0.0
+        for task in range(job.tasks):
+            here = folder / f"{number}-{task}"
+            started, ended = (_stamp(here.with_name(f"{here.name}.{what}")) for what in ("started", "ended"))
+            found.append(Played(job, submitted, started, ended, ready))
+    return tuple(found)
+
+
+def _stamp(path: Path) -> float | None:
+    text = path.read_text().strip() if path.exists() else ""
+    return float(text) if text else None
 
 
 def held(log: Path, prefix: str) -> dict[str, list[tuple[float, float]]]:
@@ -128,6 +247,20 @@ def failed(log: Path) -> int:
     """How many main jobs did not end well."""
     rows = [dict(_WORD.findall(line)) for line in log.read_text().splitlines()]
     return sum(row["Name"].startswith(NAME) and row["JobState"] != "COMPLETED" for row in rows)
+
+
+def together(*spans: Spans) -> Spans:
+    """Return the spans of several sources, joined where they overlap."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for node in {node for one in spans for node in one}:
+        merged: list[tuple[float, float]] = []
+        for first, last in sorted(span for one in spans for span in one.get(node, ())):
+            if merged and first <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+            else:
+                merged.append((first, last))
+        found[node] = merged
+    return found
 
 
 def idle_spells(busy: Spans, nodes: Iterable[str], begin: float, end: float, least_s: float = SPELL_S) -> Spans:

@@ -28,6 +28,7 @@ from bftrainer.cluster.store.events import (
     StateChanged,
     WorkerStarted,
 )
+from bftrainer.cluster.store.state_folder import FOLDER_KEY, FolderIdentity
 from bftrainer.cluster.store.store import Store
 from bftrainer.errors import InputError
 from bftrainer.processes.variables import STATE_ID
@@ -39,6 +40,7 @@ THIS = f"state-{os.getpid()}"
 def live(store: Store) -> None:
     """What a controller writes in a short life: one trainer done, one running on two nodes, one in the queue."""
     store.keep("state_id", THIS)
+    store.keep(FOLDER_KEY, FolderIdentity.of(store.path.parent).as_json())
     store.log(0.0, ServeStarted("local"))
     for n in (1, 2, 3):
         store.put_node(f"n{n}", host="127.0.0.1", agent=f"a{n}", pid=os.getpid(), joined=1.0)
@@ -244,6 +246,17 @@ def test_nothing_is_changed_by_looking(folder: Path) -> None:
     assert contents() == before
 
 
+def test_values_of_an_environment_that_a_back_up_does_not_have_are_told(folder: Path) -> None:
+    with Store.open(folder / "bftrainer.db") as store, controller(folder):
+        row = store.add_trainer(name="secret", owner="ada", spec={"script": "a.py", "env": {"KEY": "abc"}}, time=1.0)
+        store.log(1.0, OtherEvent("trainer.submitted", trainer=row.id))
+        assert worse(examine(folder)) == []
+        store.environments.remove(row.id)
+        ((level, what),) = worse(examine(folder))
+    assert level == "warning"
+    assert f"the values of KEY of trainer {row.id} are not in" in what
+
+
 # The folder.
 
 
@@ -254,9 +267,11 @@ def test_nothing_is_changed_by_looking(folder: Path) -> None:
         ("bftrainer.db", 0o644, "warning"),
         ("client.json", 0o640, "error"),
         ("agent-secret", 0o604, "error"),
+        ("environments", 0o750, "error"),
     ],
 )
 def test_what_others_can_read_is_told(folder: Path, name: str, mode: int, level: str) -> None:
+    (folder / "environments").mkdir(mode=0o700)
     (folder / name).chmod(mode)
     with controller(folder):
         (finding,) = [finding for finding in examine(folder) if finding.level != "ok"]
@@ -306,6 +321,48 @@ def test_a_process_of_a_worker_that_is_not_known_to_run_is_found(folder: Path) -
     assert (level, what) == ("warning", f"process {pid} is worker t1-1, which is not known to run")
     with controller(folder):
         assert worse(examine(folder)) == []
+
+
+@pytest.mark.waits
+def test_on_a_copy_of_the_folder_nothing_is_said_of_the_processes_and_the_end_of_the_original(folder: Path) -> None:
+    copy = folder.with_name("restored")
+    shutil.copytree(folder, copy)
+    with process(BFTRAINER_STATE_ID=THIS, BFTRAINER_WORKER="t1-1"):
+        findings = examine(copy)
+    assert worse(findings) == []
+    assert not any("kill" in finding.what + finding.advice for finding in findings)
+    (told,) = [finding for finding in findings if "is a copy of" in finding.what]
+    assert str(folder) in told.what
+    assert f"bftrainer doctor --state {folder}" in told.advice
+
+
+@pytest.mark.waits
+def test_a_folder_that_does_not_say_which_it_was_gets_no_advice_to_kill(folder: Path) -> None:
+    with Store.open(folder / "bftrainer.db") as store:
+        store.keep(FOLDER_KEY, None)
+    with controller(folder), process(BFTRAINER_STATE_ID=THIS, BFTRAINER_WORKER="t1-1"):
+        findings = examine(folder)
+    assert worse(findings) == []
+    assert any("this folder may be a copy" in finding.what for finding in findings)
+
+
+HERE = FolderIdentity("/state", "login1", 5, 77)
+
+
+@pytest.mark.parametrize(
+    ("now", "same"),
+    [
+        (FolderIdentity("/state", "login1", 9, 77), True),  # after a restart of the host
+        (FolderIdentity("/state", "login2", 9, 77), True),  # a shared folder, seen from another host
+        (FolderIdentity("/moved", "login1", 5, 77), True),
+        (FolderIdentity("/state", "login1", 5, 78), True),  # a back-up took its place
+        (FolderIdentity("/copy", "login1", 5, 78), False),
+        (FolderIdentity("/state", "login2", 5, 78), False),
+    ],
+)
+def test_a_folder_is_told_from_its_copies(now: FolderIdentity, same: bool) -> None:
+    assert HERE.is_same(now) is same
+    assert FolderIdentity.from_json(HERE.as_json()) == HERE
 
 
 @pytest.mark.waits

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from bftrainer.cluster.pools.slurm import reservations
 from bftrainer.cluster.pools.slurm.pool import SlurmPool
 from bftrainer.cluster.pools.slurm.settings import read_duration
 from bftrainer.errors import InputError
@@ -109,6 +110,30 @@ def test_a_job_for_which_slurm_makes_no_room_is_given_the_nodes_it_lacks(lab: La
         play(tmp_path, scene)
     finally:
         lab.run("scontrol", "update", "PartitionName=scavenger", "PreemptMode=cancel")
+
+
+def test_a_reservation_over_pilots_needs_a_flag_and_then_its_node_is_left_before_it_begins(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reservations, "ASK_EVERY_S", 0.5)
+    words = ("scontrol", "create", "reservation", "ReservationName=kernel", "StartTime=now+1hour", "Duration=5")
+    words += ("Nodes=n03", "Users=root")
+
+    async def scene(host: FakePoolHost, pool: SlurmPool) -> None:
+        await until(lambda: all_here(host))
+        with pytest.raises(AssertionError, match="Requested nodes are busy"):
+            await asyncio.to_thread(lab.run, *words)
+        await asyncio.to_thread(lab.run, *words, "Flags=IGNORE_JOBS")
+        await until(lambda: host.here == {"n01", "n02", "n04"}, lambda: host.said)
+        assert host.words("leaving") == ["n03"]
+        looked = host.looks
+        await until(lambda: host.looks > looked + 3)
+        assert host.here == {"n01", "n02", "n04"}
+        await asyncio.to_thread(lab.run, "scontrol", "delete", "ReservationName=kernel")
+        await until(lambda: all_here(host), lambda: host.said)
+
+    # The notice is longer than the time until the beginning: the node is left at once.
+    play(tmp_path, scene, time_limit="4:00:00", renew_s=5000.0)
 
 
 def test_a_cancelled_pilot_is_noticed(lab: Lab, tmp_path: Path) -> None:

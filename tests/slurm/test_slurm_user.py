@@ -19,10 +19,10 @@ from support.slurm.recorded_site import RECORDED, Changes, program, recorded, si
 
 
 def test_a_user_is_given_the_partition_that_can_be_preempted() -> None:
-    one = site(scavenger={"MaxTime": "01:30:00"})
+    one = site(scavenger={"MaxTime": "00:30:00"})
     (place,) = places(one)
     pool = tomllib.loads(render(one, place, "head.example"))["pool"]
-    assert pool == {"kind": "slurm", "partition": "scavenger", "time_limit": "1:30:00"}
+    assert pool == {"kind": "slurm", "partition": "scavenger", "time_limit": "0:30:00"}
 
 
 def test_a_user_is_given_a_qos_an_account_and_what_limits_allow() -> None:
@@ -35,7 +35,7 @@ def test_a_user_is_given_a_qos_an_account_and_what_limits_allow() -> None:
     written = tomllib.loads(render(one, found_places[0], "head.example"))
     assert written["pool"] == {
         **{"kind": "slurm", "partition": "main", "qos": "scavenger", "account": "lab"},
-        **{"time_limit": "4:00:00", "max_pilots": 2},
+        **{"time_limit": "1:00:00", "max_pilots": 2},
     }
     assert written["server"] == {"host": "head.example"}
 

@@ -112,6 +112,10 @@ class AsyncClient:
         """Resume harvesting after `pause`."""
         return await self._run(self._calls.request(ApiClient.resume))
 
+    async def drain(self) -> dict[str, Any]:
+        """Give all nodes back and end the controller."""
+        return await self._run(self._calls.request(ApiClient.drain))
+
     async def wait(
         self, ref: Ref, *, timeout_s: float | None = None, check: bool = False, poll_s: float = POLL_S
     ) -> Row:

@@ -133,6 +133,10 @@ class Client:
         """Resume harvesting after `pause`."""
         return self._run(self._calls.request(ApiClient.resume))
 
+    def drain(self) -> dict[str, Any]:
+        """Give all nodes back and end the controller."""
+        return self._run(self._calls.request(ApiClient.drain))
+
     def wait(self, ref: Ref, *, timeout_s: float | None = None, check: bool = False, poll_s: float = POLL_S) -> Row:
         """Wait until a trainer is finished and return its last row. See `wait_all`."""
         return self.wait_all([ref], timeout_s=timeout_s, check=check, poll_s=poll_s)[0]

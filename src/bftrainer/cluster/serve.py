@@ -47,8 +47,17 @@ from bftrainer.cluster.launchers import make_launchers
 from bftrainer.cluster.launchers.base import StateLayout
 from bftrainer.cluster.listening import ANY, LOOPBACK, ControllerAddress, choose_address, in_url, listen
 from bftrainer.cluster.pools.registry import make_pool, node_addresses
+from bftrainer.cluster.stopping import left_running
 from bftrainer.cluster.store import event_logging
-from bftrainer.cluster.store.state_folder import LOCK_FILE, SECRET_FILE, STATE_ID_KEY
+from bftrainer.cluster.store.environments import move_values
+from bftrainer.cluster.store.state_folder import (
+    FOLDER_KEY,
+    LOCK_FILE,
+    SECRET_FILE,
+    STATE_ID_KEY,
+    FolderIdentity,
+    original_of,
+)
 from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.cluster.store.tokens import LOCAL_TOKEN
 from bftrainer.cluster.wire import tls
@@ -91,6 +100,7 @@ async def serve(
         event_logging.to_file(config.log, folder),
         Store.open(folder / FILE) as store,
     ):
+        move_values(folder / FILE)
         listening, address = await _listen(config, store)
         with listening:
             prepared = _prepare(config, folder, store, listening, address)
@@ -132,13 +142,20 @@ def _prepare(
     name = config.api.name or in_url(host)
     identity = _identity(config, folder, bound, name)
     url = f"{'http' if identity is None else 'https'}://{name}:{port}"
-    state_id = store.kept(STATE_ID_KEY) or secrets.token_hex(8)
+    original = original_of(folder, store.kept(FOLDER_KEY))
+    if original is not None:
+        complain(
+            f"{folder} is a copy of {original.path} on {original.host}: it is served under an id of its own. Agents, "
+            "pilots and workers of the original are left alone; let one of the two controllers run, not both"
+        )
+    state_id = (store.kept(STATE_ID_KEY) if original is None else None) or secrets.token_hex(8)
     prepared = _Prepared(folder, host, url, identity, _secret(folder / SECRET_FILE), state_id)
     token = _make_client_file(folder, store, url, prepared.authority)
     event_logging.hidden.hide(prepared.secret, token)
     store.keep(_PORT_KEY, port)
     store.keep(_HOST_KEY, host)
     store.keep(STATE_ID_KEY, state_id)
+    store.keep(FOLDER_KEY, FolderIdentity.of(folder).as_json())
     store.number_after(StateLayout(folder, state_id).last_number())
     return prepared
 
@@ -212,8 +229,11 @@ async def _run(
         controller.cluster.store.trim_events(config.trainers.keep_events)
     finally:
         app.state.api.mark_ending()
-        drain = controller.draining or give_back
-        await controller.stop(drain=drain and not controller.failed.done())
+        drain = (controller.draining or give_back) and not controller.failed.done()
+        left = "" if drain else left_running(controller.cluster, controller.pool.describe(), config.agents.give_up_s)
+        await controller.stop(drain=drain)
+        if left:
+            complain(left)
         server.should_exit = True
         await asyncio.gather(web, return_exceptions=True)
     if controller.failed.done() and (problem := controller.failed.exception()) is not None:

@@ -27,6 +27,7 @@ from bftrainer.slurm.site import (
     SlurmError,
     User,
     read_accounts,
+    read_budgets,
     read_config,
     read_gpus,
     read_partitions,
@@ -43,7 +44,10 @@ _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 """Variables that say which Slurm is meant."""
 _SAMPLE = 16
 """Number of nodes that are examined one by one."""
-_QOS_COLUMNS = "Name,Preempt,PreemptMode,PreemptExemptTime,GraceTime,GrpTRES,GrpJobs,MaxTRESPU,MaxJobsPU,MaxWall"
+_QOS_COLUMNS = (
+    "Name,Preempt,PreemptMode,PreemptExemptTime,GraceTime,GrpTRES,GrpJobs,MaxTRESPU,MaxJobsPU,MaxWall,UsageFactor,"
+    "GrpTRESMins"
+)
 
 Ask = Callable[[Sequence[str]], str]
 """Runs a command and returns its output; `SlurmError` if it fails or does not answer."""
@@ -108,6 +112,8 @@ def gather(
     accounting = config.get("AccountingStorageType", "").endswith("slurmdbd")
     qos: Mapping[str, Qos] | None = None
     accounts: Mapping[str, frozenset[str]] = {}
+    default_qos = ""
+    budgets: Mapping[str, str] = {}
     name = _user()
     if accounting:
         shown_qos = maybe("sacctmgr", "show", "qos", "-P", f"format={_QOS_COLUMNS}")
@@ -116,13 +122,19 @@ def gather(
             maybe("sacctmgr", "-nP", "show", "assoc", f"user={name}", f"cluster={config.get('ClusterName', '')}",
                   "format=Account,QOS")
         )  # fmt: skip
+        if accounts:
+            shown_limits = maybe(
+                "sacctmgr", "show", "assoc", "-nP", f"account={','.join(sorted(accounts))}",
+                f"cluster={config.get('ClusterName', '')}", "format=Account,User,DefaultQOS,GrpTRESMins,MaxTRESMins",
+            )  # fmt: skip
+            default_qos, budgets = read_budgets(shown_limits, name)
     sample = sorted({node for partition in partitions.values() for node in sorted(partition.nodes)[:_SAMPLE]})[:_SAMPLE]
     nodes = maybe("scontrol", "show", "node", "-o", ",".join(sample)) if sample else ""
     tree = config.get("TopologyPlugin", "").endswith(("tree", "3d_torus"))
     return Site(
         config=config,
         partitions=partitions,
-        user=User(name, _groups(), accounts),
+        user=User(name, _groups(), accounts, default_qos, budgets),
         qos=qos,
         addresses=frozenset(re.findall(r"\bNodeAddr=(\S+)", nodes)),
         gpus=frozenset(map(read_gpus, re.findall(r"\bGres=(\S*)", nodes))),

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 
 from bftrainer.errors import InputError
+from bftrainer.slurm.charging import charging
 from bftrainer.slurm.findings import Harvest, Level, SiteFinding, listed, preempts_by, slurm_conf, time_of
 from bftrainer.slurm.preemption import ending, taking_back
 from bftrainer.slurm.site import Partition, Qos, Site, seconds
@@ -18,7 +19,7 @@ from bftrainer.util.suggest import unknown
 
 __all__ = ["Harvest", "SiteFinding", "choose", "examine", "refused", "slurm_conf"]
 
-PILOT_S = 4 * 3600.0
+PILOT_S = 3600.0
 """Time limit of pilots in seconds, unless set otherwise."""
 ROUND_S = 60.0
 """Longest acceptable time until Slurm considers a preempting main job again, in seconds."""
@@ -61,13 +62,17 @@ def _likeliest(names: set[str]) -> str:
     return ""
 
 
-def examine(site: Site, harvest: Harvest, refusal: str | None = None) -> list[SiteFinding]:
-    """Return all findings. `refusal` is why Slurm refused a trial pilot, empty if it did not."""
+def examine(site: Site, harvest: Harvest, refusal: str | None = None, limit_s: float = PILOT_S) -> list[SiteFinding]:
+    """Return all findings. `refusal` is why Slurm refused a trial pilot, empty if it did not.
+
+    `limit_s` is the time limit of pilots.
+    """
     findings = [*taking_back(site, harvest), *ending(site, harvest)]
     if harvest.partition is None:
         findings.append(_no_partition(site))
     else:
-        findings += [*_admission(site, harvest.partition, harvest.qos), *_pilot(refusal)]
+        findings += [*_admission(site, harvest.partition, harvest.qos), *_pilot(refusal), *charging(site, harvest)]
+        findings.append(_reservations(limit_s))
     findings += [*_scheduling(site), *_scripts(site), *_surroundings(site)]
     findings += [SiteFinding("asked", "warning", f"no answer: {line}", "this was not checked")
                  for line in site.unanswered]  # fmt: skip
@@ -178,6 +183,19 @@ def _pilot(refusal: str | None) -> Iterator[SiteFinding]:
         )
     elif refusal is not None:
         yield SiteFinding("pilot", "ok", "Slurm would accept a pilot (sbatch --test-only)")
+
+
+def _reservations(limit_s: float) -> SiteFinding:
+    """Say for how long pilots can be in the way of a reservation."""
+    what = (
+        f"pilots run for up to {clock_text(limit_s)}: until then Slurm refuses a reservation of their nodes "
+        '("Requested nodes are busy") unless it has the flag IGNORE_JOBS'
+    )
+    why = (
+        "with scontrol create reservation … Flags=IGNORE_JOBS (and MAINT) pilots leave the nodes pool.renew_s before "
+        "it begins; a smaller pool.time_limit makes room sooner without the flag"
+    )
+    return SiteFinding("reservations", "warning" if limit_s > PILOT_S else "ok", what, why)
 
 
 def _scheduling(site: Site) -> Iterator[SiteFinding]:

@@ -9,7 +9,7 @@ import calendar
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from types import MappingProxyType
 
@@ -62,6 +62,10 @@ class Qos:
     exempt_s: float | None
     limits: Mapping[str, str]
     """Limits of the number or the length of pilots, where they are set."""
+    usage_factor: float = 1.0
+    """What the time of its jobs is multiplied by when it is charged."""
+    minutes: str = ""
+    """Limit of TRES-minutes of all its jobs together, such as `node=100000`; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,10 @@ class User:
     groups: frozenset[str]
     accounts: Mapping[str, frozenset[str]]
     """The QOS that may be used with each account; empty if there is no accounting."""
+    default_qos: str = ""
+    """The QOS of jobs that name none, where it is known."""
+    budgets: Mapping[str, str] = field(default_factory=dict)
+    """Limits of TRES-minutes by account, where the account or the user in it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +189,16 @@ def read_qos(text: str) -> Mapping[str, Qos]:
         cell = dict(zip(header, row, strict=False))
         name, exempt = cell.get("Name", ""), cell.get("PreemptExemptTime", "")
         mode = modes(cell.get("PreemptMode", "")) - {"CLUSTER"}
-        limits = {key: value for key, value in cell.items() if value and key.startswith(("Grp", "Max"))}
+        counted = {key: value for key, value in cell.items() if value and not key.endswith("Mins")}
+        limits = {key: value for key, value in counted.items() if key.startswith(("Grp", "Max"))}
         preempts = frozenset(word for word in cell.get("Preempt", "").split(",") if word)
         try:
             grace_s, exempt_s = seconds(cell.get("GraceTime") or "0"), seconds(exempt) if exempt else None
+            factor = float(cell.get("UsageFactor") or 1)
         except ValueError as problem:
             raise SlurmError(f"sacctmgr show qos: cannot read QOS {name[:80]!r}: {problem}") from None
-        found[name] = Qos(name, preempts, mode, grace_s, exempt_s, MappingProxyType(limits))
+        minutes = cell.get("GrpTRESMins", "")
+        found[name] = Qos(name, preempts, mode, grace_s, exempt_s, MappingProxyType(limits), factor, minutes)
     return MappingProxyType(found)
 
 
@@ -199,6 +210,24 @@ def read_accounts(text: str) -> Mapping[str, frozenset[str]]:
         if separator and account:
             found[account] = found.get(account, frozenset()) | {word for word in qos.split(",") if word}
     return MappingProxyType(found)
+
+
+def read_budgets(text: str, user: str) -> tuple[str, Mapping[str, str]]:
+    """Parse the user's default QOS, and limits of TRES-minutes by account.
+
+    The lines are those of `sacctmgr show assoc -nP format=Account,User,DefaultQOS,GrpTRESMins,MaxTRESMins`: one for
+    each account, with an empty user, and one for each user in it.
+    """
+    qos, found = "", dict[str, str]()
+    for line in text.splitlines():
+        account, who, default, *minutes = [*line.split("|"), "", "", "", ""][:5]
+        if not account or who not in ("", user):
+            continue
+        qos = default if who else qos
+        limits = ",".join(word for word in (found.get(account, ""), *minutes) if word)
+        if limits:
+            found[account] = limits
+    return qos, MappingProxyType(found)
 
 
 def seconds(text: str) -> float:

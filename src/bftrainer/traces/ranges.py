@@ -130,13 +130,11 @@ class RangeTrace:
         rows = self.fragments
         node, is_open = np.empty(rows, dtype=np.int32), np.empty(rows, dtype=np.bool_)
         start, end = np.empty(rows), np.empty(rows)
-        columns = (node, start, end, is_open)
         at = 0
         for piece in self.pieces():
             until = at + len(piece[0])
-            for column, part in zip(columns, piece, strict=True):
-                column[at:until] = part
+            node[at:until], start[at:until], end[at:until], is_open[at:until] = piece
             at = until
-        for column in columns:
+        for column in (node, start, end, is_open):
             column.flags.writeable = False
         return Trace(self.nodes, self.window, node, start, end, is_open, self.nodes_known)

@@ -55,6 +55,7 @@ def site(
         "scontrol show topology": given.get("topology", ""),
         "sacctmgr show qos": qos or "",
         "sacctmgr -nP show": assoc,
+        "sacctmgr show assoc": given.get("limits", recorded("limits")),
     }
 
     def ask(argv: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""`bftrainer slurm` checks that harvesting delays no Slurm job at a site, and sets up users."""
+"""`bftrainer slurm` checks the settings of a Slurm site for harvesting, and sets up users."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def check(
     meant for preemptible jobs. The exit status is 0 without errors, 1 with errors or no Slurm, 2 for a wrong call.
     """
     from bftrainer.slurm.ask import gather, try_pilot
-    from bftrainer.slurm.check import choose, examine, slurm_conf
+    from bftrainer.slurm.check import PILOT_S, choose, examine, slurm_conf
+    from bftrainer.slurm.site import seconds
     from bftrainer.slurm.user import account_for
 
     folder, given = _configured(state)
@@ -52,7 +53,8 @@ def check(
         wanted = harvest.qos.name if harvest.qos else qos or given.get("qos", "")
         account = given.get("account") or account_for(site, harvest.partition, harvest.qos)
         refusal = try_pilot(harvest.partition.name, wanted, account)
-    findings = examine(site, harvest, refusal)
+    limit_s = seconds(given["time_limit"]) if "time_limit" in given else PILOT_S
+    findings = examine(site, harvest, refusal, limit_s)
     errors, warnings = (sum(finding.level == level for finding in findings) for level in ("error", "warning"))
     lines = slurm_conf(findings)
     if as_json:
@@ -124,7 +126,9 @@ def _configured(state: Path | None) -> tuple[Path, dict[str, str]]:
 
     config = load_config(overrides={"server.state": state})
     given = config.pool.settings if config.pool.kind == "slurm" else {}
-    return config.state, {key: str(given[key]) for key in ("partition", "qos", "account") if given.get(key)}
+    return config.state, {
+        key: str(given[key]) for key in ("partition", "qos", "account", "time_limit") if given.get(key)
+    }
 
 
 def _show(findings: list[SiteFinding], lines: list[str]) -> None:

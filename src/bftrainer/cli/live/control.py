@@ -1,4 +1,4 @@
-"""`bftrainer cancel`, `pause`, `resume` and `wait` control trainers or wait for them."""
+"""`bftrainer cancel`, `pause`, `resume`, `drain` and `wait` control trainers or wait for them."""
 
 from __future__ import annotations
 
@@ -86,6 +86,16 @@ def resume(url: Url = None, state: State = None, as_json: Json = False) -> None:
         say("resumed")
 
 
+def drain(url: Url = None, state: State = None, as_json: Json = False) -> None:
+    """Give all nodes back and end the controller. Trainers continue when the next one starts."""
+    with connect(url, state) as client:
+        found = client.drain()
+    if as_json:
+        print_json(found)
+    else:
+        say("all nodes are given back, then the controller ends; start it again with `bftrainer serve`")
+
+
 def wait(
     refs: Refs = None,
     group: Annotated[str | None, typer.Option(metavar="NAME", help="All trainers of this group.")] = None,
@@ -145,4 +155,5 @@ def register(app: typer.Typer) -> None:
     app.command("cancel")(cancel)
     app.command("pause")(pause)
     app.command("resume")(resume)
+    app.command("drain")(drain)
     app.command("wait")(wait)

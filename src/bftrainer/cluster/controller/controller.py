@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from bftrainer.cluster.config.keys import Config
 from bftrainer.cluster.controller.agents import AgentHub
@@ -177,10 +178,10 @@ class Controller:
         """Return the log of a trainer."""
         return self._logbooks.of(trainer)
 
-    def submit(self, spec: TrainerSpec, owner: str) -> str:
-        """Queue a trainer and return its id."""
+    def submit(self, spec: TrainerSpec, owner: str, staged: Path | None = None) -> str:
+        """Queue a trainer and return its id. `staged`: the file with the values of its environment."""
         with self._runner.event() as effects:
-            trainer, submitted = self.cluster.submit(spec, owner, time.time())
+            trainer, submitted = self.cluster.submit(spec, owner, time.time(), staged=staged)
             effects.add(submitted)
         return trainer
 

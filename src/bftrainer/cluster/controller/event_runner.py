@@ -12,6 +12,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from bftrainer.cluster.controller.connection import Connections
 from bftrainer.cluster.controller.decision_timer import DecisionTimer
@@ -61,7 +62,7 @@ class EventRunner:
         for trainer in effects.over:
             # In a thread, not on the event loop: the folder may be on a file system that hangs.
             folder = self._logbooks.of(trainer).path.parent / "snapshots"
-            threading.Thread(target=sweep_after, args=(folder,), name=f"sweep {trainer}", daemon=True).start()
+            threading.Thread(target=self._tidy, args=(trainer, folder), name=f"sweep {trainer}", daemon=True).start()
         self.decisions.request(effects.decide)
 
     def _files_failed(self, trainer: str, problem: BaseException) -> None:
@@ -73,6 +74,12 @@ class EventRunner:
         with self.event() as effects:
             error = f"cannot write {problem.filename}: {problem.strerror}"
             effects.add(self.cluster.fail(trainer, error, time.time()))
+
+    def _tidy(self, trainer: str, snapshots: Path) -> None:
+        """Remove what a trainer that has ended does not need any more."""
+        with contextlib.suppress(OSError):  # the next controller removes them
+            self.cluster.store.environments.remove(trainer)
+        sweep_after(snapshots)
 
     def fail(self, problem: BaseException) -> None:
         """End the controller, because actions that were not stored must not be carried out.

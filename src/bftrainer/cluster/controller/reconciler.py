@@ -9,6 +9,7 @@ controller can restore everything (`restore.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from bftrainer.cluster.controller.active import ActiveTrainer, ControllerSettings, Disconnected, NodeState
@@ -247,14 +248,14 @@ class Reconciler:
 
     # Trainers.
 
-    def submit(self, spec: TrainerSpec, owner: str, now: float) -> tuple[str, Effects]:
+    def submit(self, spec: TrainerSpec, owner: str, now: float, *, staged: Path | None = None) -> tuple[str, Effects]:
         """Queue a trainer and return its id and the effects. Raises `QuotaError` if it exceeds its owner's limits."""
         limits = self.planner.limits
         limits.read()
         mine = [live for live in self.trainers.values() if live.owner == owner]
         limits.check(owner, spec, sum(live.job.outcome is None for live in mine))
         name = spec.name or free_name(spec.script, {live.name for live in mine})
-        row = self.store.add_trainer(name=name, owner=owner, spec=spec.as_json(), time=now)
+        row = self.store.add_trainer(name=name, owner=owner, spec=spec.as_json(), time=now, staged=staged)
         live = self.trainers[row.id] = ActiveTrainer.from_row(row, self.launchers, self.settings, now, spec=spec)
         self.store.log(now, events.TrainerSubmitted(row.id, name, owner))
         self.store.log(now, events.StateChanged(row.id, "", "queued", ""))
@@ -273,9 +274,8 @@ class Reconciler:
     def fail(self, trainer: str, error: str, now: float) -> Effects:
         """End a trainer as failed."""
         effects = Effects()
-        live = self.trainers.get(trainer)
-        if live is not None:
-            live.job.fail(error)
+        if trainer in self.trainers:
+            self.trainers[trainer].job.fail(error)
             self._reconcile([trainer], now, effects)
         return effects
 

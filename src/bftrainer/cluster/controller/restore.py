@@ -10,8 +10,16 @@ from bftrainer.cluster.controller.active import ActiveTrainer, NodeState
 from bftrainer.cluster.controller.effects import Effects
 from bftrainer.cluster.controller.reconciler import Reconciler
 from bftrainer.cluster.launchers.base import HEAD
+from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store import events
-from bftrainer.cluster.store.rows import WorkerRow
+from bftrainer.cluster.store.environments import has_values
+from bftrainer.cluster.store.rows import TrainerRow, WorkerRow
+from bftrainer.cluster.store.store import Store
+
+_LOST_VALUES = (
+    "the values of its environment variables are not in {folder}, as after the restore of a back-up, which has only "
+    "their names: submit it again"
+)
 
 
 def restore(cluster: Reconciler, now: float) -> Effects:
@@ -34,10 +42,21 @@ def restore(cluster: Reconciler, now: float) -> Effects:
                 nodes[worker.node].worker = worker.worker
         else:
             store.end_worker(worker.worker, ended=now, status=None, outcome="lost")
+    without_values: list[str] = []
     for name, trainer in unfinished.items():
         kept = store.kept(f"job.{name}")
+        spec = _spec(store, trainer)
+        if spec is None:
+            without_values.append(name)
         live = cluster.trainers[name] = ActiveTrainer.from_row(
-            trainer, cluster.launchers, cluster.settings, now, kept=kept, workers=running[name], nodes=staying
+            trainer,
+            cluster.launchers,
+            cluster.settings,
+            now,
+            spec=spec,
+            kept=kept,
+            workers=running[name],
+            nodes=staying,
         )
         for node in live.job.nodes:
             nodes[node].trainer = name
@@ -45,4 +64,14 @@ def restore(cluster: Reconciler, now: float) -> Effects:
     pool = {node.name: node.joined for node in nodes.values() if node.in_pool}
     cluster.planner.restore(pool, list(cluster.trainers.values()), now)
     store.log(now, events.ServeRestored(len(unfinished), len(nodes)))
+    for name in without_values:
+        effects.add(cluster.fail(name, _LOST_VALUES.format(folder=store.environments.folder), now))
+    store.environments.keep_only(cluster.trainers)
     return effects
+
+
+def _spec(store: Store, row: TrainerRow) -> TrainerSpec | None:
+    """Return a stored spec with the values of its environment; None if they are not there."""
+    env = row.spec.get("env", {})
+    values = store.environments.read(row.id) if has_values(env) else {}
+    return None if values is None else TrainerSpec.model_validate({**row.spec, "env": {**env, **values}})

@@ -26,9 +26,11 @@ from bftrainer.cluster.doctor.invariants import (
 )
 from bftrainer.cluster.pools.slurm import callbacks
 from bftrainer.cluster.store import migrations
+from bftrainer.cluster.store.environments import FOLDER as ENVIRONMENTS
+from bftrainer.cluster.store.environments import has_values, still_holds_values
 from bftrainer.cluster.store.events import ServeStarted, ServeStopped, kinds_of
-from bftrainer.cluster.store.rows import NodeRow, WorkerRow
-from bftrainer.cluster.store.state_folder import LOCK_FILE, SECRET_FILE, STATE_ID_KEY
+from bftrainer.cluster.store.rows import NodeRow, TrainerRow, WorkerRow
+from bftrainer.cluster.store.state_folder import FOLDER_KEY, LOCK_FILE, SECRET_FILE, STATE_ID_KEY, original_of
 from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.cluster.wire import authority
 from bftrainer.elastic.protocol import WORKER
@@ -89,8 +91,10 @@ def _database(store: Store, alive: bool) -> Iterator[DoctorFinding]:
             return [DoctorFinding("error", str(problem), "stop the controller and replace the file by a back-up")]
 
     # Processes are read before rows: a process that is a worker by now has its row by then.
-    state_id = store.kept(STATE_ID_KEY)
-    processes = list(worker_processes(str(state_id))) if state_id else []
+    state_id, folder = store.kept(STATE_ID_KEY), store.kept(FOLDER_KEY)
+    original = original_of(store.path.parent, folder)
+    is_original = folder is not None and original is None
+    processes = list(worker_processes(str(state_id))) if state_id and is_original else []
     with store.transaction():
         yield DoctorFinding("ok", f"the schema version is {len(migrations.MIGRATIONS)}, the newest")
         yield from checked(
@@ -118,10 +122,37 @@ def _database(store: Store, alive: bool) -> Iterator[DoctorFinding]:
             "the events agree with one another and with what is stored",
             lambda: history(store.all_events(EVENT_KINDS), trainers, trimmed=span.trimmed > 0),
         )
-        yield from checked("the last controller ended in order, or runs", lambda: _ending(store, alive, running))
-        yield from _call_backs(store)
-    if state_id:
+        yield from summed("the values of all environments are here", _values(store, trainers))
+        if original is None:
+            yield from checked("the last controller ended in order, or runs", lambda: _ending(store, alive, running))
+            yield from _call_backs(store)
+    if original is not None:
+        where = f"{original.path} on {original.host}"
+        yield DoctorFinding(
+            "ok",
+            f"this folder is a copy of {where}: running processes belong to the original and were not looked at",
+            f"for them: `bftrainer doctor --state {original.path}` on {original.host}",
+        )
+    elif state_id and is_original:
         yield from summed("no process is left over", orphans(processes, running, here, alive))
+    elif state_id:
+        yield DoctorFinding(
+            "ok",
+            "processes were not looked at: no controller of this version has run here, so this folder may be a copy",
+            "start `bftrainer serve` on it, unless it is one",
+        )
+
+
+def _values(store: Store, trainers: Sequence[TrainerRow]) -> Iterator[DoctorFinding]:
+    for trainer in trainers:
+        env = trainer.spec.get("env") or {}
+        there = still_holds_values(env) or store.environments.has(trainer.id)
+        if not trainer.finished and has_values(env) and not there:
+            yield DoctorFinding(
+                "warning",
+                f"the values of {', '.join(env)} of trainer {trainer.id} are not in {store.environments.folder}",
+                f"copy {ENVIRONMENTS}/ from the original folder: a back-up of the database has only the names",
+            )
 
 
 def _ending(store: Store, alive: bool, running: Sequence[WorkerRow]) -> Iterator[DoctorFinding]:
@@ -145,14 +176,15 @@ def _call_backs(store: Store) -> Iterator[DoctorFinding]:
 
 
 def _modes(folder: Path) -> Iterator[DoctorFinding]:
-    for path in (folder, folder / FILE, *(folder / name for name in _SECRETS)):
+    folders = (folder, folder / ENVIRONMENTS)
+    for path in (*folders, folder / FILE, *(folder / name for name in _SECRETS)):
         try:
             mode = path.stat().st_mode & 0o777
         except OSError:
             continue
         if mode & 0o077:
             secret = path not in (folder, folder / FILE)
-            wanted = 0o700 if path == folder else 0o600
+            wanted = 0o700 if path in folders else 0o600
             advice = f"chmod {wanted:o} {path}" + (", and replace what it holds: others may know it" if secret else "")
             yield DoctorFinding("error" if secret else "warning", f"{path} is open to others (mode {mode:o})", advice)
 

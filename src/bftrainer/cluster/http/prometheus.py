@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
 from bftrainer import __version__
 from bftrainer.cluster.controller.active import ActiveTrainer
 from bftrainer.cluster.controller.controller import Controller
 from bftrainer.cluster.http import views
 from bftrainer.cluster.launchers.base import HEAD
+from bftrainer.cluster.pools.slurm.figures import SlurmFigures
+from bftrainer.cluster.pools.slurm.pool import SlurmPool
 from bftrainer.cluster.spec.states import FINISHED, STATES
 from bftrainer.cluster.store.rows import Sums
 from bftrainer.cluster.store.store import Store
@@ -89,6 +91,8 @@ class PrometheusMetrics:
 
     def _families(self, may_see: Callable[[str], bool]) -> Iterator[Metric]:
         yield from self._pool()
+        if isinstance(self._controller.pool, SlurmPool):
+            yield from slurm_families(self._controller.pool.figures())
         yield from self._trainers()
         yield from self._owners(may_see)
         yield from self._single_trainers(may_see)
@@ -174,6 +178,36 @@ class PrometheusMetrics:
             if time.monotonic() - self._sums_at >= SUMS_EVERY_S:
                 self._sums = await asyncio.to_thread(_sums, self._controller.cluster.store.path)
                 self._sums_at = time.monotonic()
+
+
+def slurm_families(figures: SlurmFigures) -> Iterator[Metric]:
+    """Yield the metrics of a `slurm` pool: pilots, why they were cancelled or ended, and Slurm's answer times."""
+    pilots = GaugeMetricFamily("bftrainer_slurm_pilots", "Pilots by state.", labels=("state",))
+    for state, count in figures.pilots.items():
+        pilots.add_metric((state,), count)
+    yield pilots
+    yield GaugeMetricFamily("bftrainer_slurm_pilots_wanted", "Pilots that trainers could use.", figures.wanted)
+    yield CounterMetricFamily("bftrainer_slurm_pilots_submitted", "Pilots submitted.", figures.submitted)
+    yield CounterMetricFamily("bftrainer_slurm_submissions_refused", "Submissions that failed.", figures.refused)
+    for name, about, counts in (
+        ("cancelled", "Pilots that the pool cancelled, by reason.", figures.cancelled),
+        ("ended", "Pilots that ended, by reason.", figures.ended),
+    ):
+        family = CounterMetricFamily(f"bftrainer_slurm_pilots_{name}", about, labels=("reason",))
+        for reason, count in counts.items():
+            family.add_metric((reason,), count)
+        yield family
+    yield CounterMetricFamily("bftrainer_slurm_rounds", "Times that Slurm was asked for its state.", figures.rounds)
+    times = SummaryMetricFamily("bftrainer_slurm_command_seconds", "Answer times by command.", labels=("command",))
+    failures = CounterMetricFamily("bftrainer_slurm_command_failures", "Commands that failed.", labels=("command",))
+    longest = GaugeMetricFamily(
+        "bftrainer_slurm_command_longest_seconds", "Longest answer since the start.", labels=("command",)
+    )
+    for command, answers in sorted(figures.answers.items()):
+        times.add_metric((command,), answers.count, answers.total_s)
+        failures.add_metric((command,), answers.failures)
+        longest.add_metric((command,), answers.longest_s)
+    yield from (times, failures, longest)
 
 
 class Counted:

@@ -9,6 +9,7 @@ from bftrainer.cluster.http.prometheus import PrometheusMetrics
 from bftrainer.cluster.http.readiness import Readiness
 from bftrainer.cluster.http.status import StatusReader
 from bftrainer.cluster.report.daily import DailyEfficiency
+from bftrainer.cluster.spec.access import AccessCheck
 from bftrainer.util.daemon_threads import DaemonThreads
 
 MOST_READS = 32
@@ -30,6 +31,7 @@ class ApiState:
         self.metrics = PrometheusMetrics(controller)
         self.readiness = Readiness(controller)
         self.files = DaemonThreads(MOST_READS, "log reader")
+        self.access = AccessCheck()
         self._ending = False
 
     @property

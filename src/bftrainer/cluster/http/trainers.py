@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from functools import partial
 from typing import Annotated, Any
@@ -43,9 +44,17 @@ async def submit(api: Api, caller: Caller, given: Annotated[Any, Body()]) -> Tra
     if api.controller.draining:
         raise HTTPException(409, "the controller is ending and accepts no more trainers: submit again later")
     spec = parse_spec(given)
-    if spec.name is not None and api.cluster.is_taken(spec.name, caller.owner):
-        raise HTTPException(409, f"an unfinished trainer has the name {spec.name!r}: choose another name, or cancel it")
-    row = api.store.trainer(api.controller.submit(spec, caller.owner))
+    await api.access.check(spec)
+    environments = api.store.environments
+    staged = await asyncio.to_thread(environments.stage, spec.env) if spec.env else None
+    try:
+        if spec.name is not None and api.cluster.is_taken(spec.name, caller.owner):
+            why = f"an unfinished trainer has the name {spec.name!r}: choose another name, or cancel it"
+            raise HTTPException(409, why)
+        row = api.store.trainer(api.controller.submit(spec, caller.owner, staged))
+    except Exception:
+        await asyncio.to_thread(environments.discard, staged)
+        raise
     assert row is not None
     return api.status.trainer(row)
 

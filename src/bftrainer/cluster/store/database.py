@@ -133,6 +133,11 @@ class Database:
             found.append(f"row {row} of {table} refers to a row of {other} that does not exist")
         return found
 
+    def erase_removed(self) -> None:
+        """Write the file without anything that was removed or replaced: SQLite leaves it in unused pages otherwise."""
+        self.run("VACUUM")
+        self.run("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def copy_to(self, path: Path) -> None:
         """Write the whole database to another file, completely or not at all."""
         if self._depth:

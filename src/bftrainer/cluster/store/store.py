@@ -19,6 +19,7 @@ from typing import Any, Self
 from bftrainer.cluster.spec.states import FINISHED, STATES
 from bftrainer.cluster.store import event_logging
 from bftrainer.cluster.store.database import Database
+from bftrainer.cluster.store.environments import FOLDER, EnvironmentFiles
 from bftrainer.cluster.store.event_columns import columns_of
 from bftrainer.cluster.store.events import LogEvent
 from bftrainer.cluster.store.json_columns import decoded, decoded_object, encoded, plain
@@ -65,6 +66,7 @@ class Store:
     def __init__(self, database: Database) -> None:
         self._db = database
         self.tokens = TokenTable(database)
+        self.environments = EnvironmentFiles(database.path.parent / FOLDER)
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> Store:
@@ -160,8 +162,11 @@ class Store:
 
     # Trainers.
 
-    def add_trainer(self, *, name: str, owner: str, spec: Mapping[str, Any], time: float) -> TrainerRow:
-        """Add a trainer to the queue."""
+    def add_trainer(
+        self, *, name: str, owner: str, spec: Mapping[str, Any], time: float, staged: Path | None = None
+    ) -> TrainerRow:
+        """Add a trainer to the queue. The values of its environment go to a file, unless they are `staged` already."""
+        spec, staged = self.environments.split(spec, staged)
         with self.transaction():
             known = (text(owner), text(name))
             if found := self._db.row(f"{_TRAINER_SQL} WHERE owner = ? AND name = ? AND {_UNFINISHED}", known):
@@ -171,6 +176,7 @@ class Store:
                 (text(name), text(owner), encoded(spec), time),
             )
             (row,) = self._db.rows(f"{_TRAINER_SQL} WHERE number = ?", (done.lastrowid,))
+            self.environments.adopt(staged, f"t{row[0]}")
         return _trainer(row)
 
     def number_after(self, number: int) -> None:

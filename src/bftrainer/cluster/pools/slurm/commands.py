@@ -23,6 +23,7 @@ from bftrainer.cluster.pools.slurm import callbacks
 from bftrainer.cluster.pools.slurm.figures import AnswerTimes
 from bftrainer.cluster.pools.slurm.hardware import LAYOUT_FORMAT, SiteLayout, read_layout
 from bftrainer.cluster.pools.slurm.read import JOB_FORMAT, PREFIX, Jobs, SlurmNode, read_jobs, read_nodes
+from bftrainer.cluster.pools.slurm.reservations import ReservationWatch, read_reservations
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes import variables
@@ -60,11 +61,18 @@ class Slurm:
         self._settings = settings
         self._folder = folder
         self._environment = command_environment(os.environ)
+        self._reservations = ReservationWatch(settings.renew_s)
 
     async def nodes(self) -> dict[str, SlurmNode]:
-        """Return the nodes of the partition, by name."""
+        """Return the nodes of the partition, by name. Nodes that are reserved soon are marked as wanted back."""
         form = "%N %f %T" if self._settings.constraint else SINFO[-1]
-        return await self._ask((*SINFO[:-1], form, "-p", self._settings.partition), read_nodes)
+        nodes = await self._ask((*SINFO[:-1], form, "-p", self._settings.partition), read_nodes)
+        if self._reservations.ask_now():
+            with suppress(SlurmCommandError):  # without an answer, time limits and states of nodes still hold
+                self._reservations.learned(
+                    await self._ask(("scontrol", "show", "reservation", "-o"), read_reservations)
+                )
+        return self._reservations.marked(nodes)
 
     async def layout(self) -> SiteLayout:
         """Return the partitions and the kinds of nodes of the site."""

@@ -167,6 +167,7 @@ class SlurmPool:
             "wanted": self._wanted,
             "refusing": len(self._refusals.nodes),
             "interval_s": self.settings.interval_s,
+            "job_name": self._slurm.name if self._slurm is not None else "",
             "problem": self._problem or self._calls.problem or ("" if states else self._refusals.problem),
             "warning": self._calls.warning,
         }

@@ -39,7 +39,7 @@ class SlurmSettings:
     max_pilots: int = _key(0, "the most pilots, pending and running; 0: no limit")
     max_pending: int = _key(50, "the most pending pilots")
     submit_rate: float = _key(10.0, "the most pilots submitted per second")
-    time_limit: str = _key("4:00:00", "time limit of a pilot, in the format of sbatch")
+    time_limit: str = _key("1:00:00", "time limit of a pilot, in the format of sbatch; then another takes its place")
     time_min: str = _key("0:05:00", "a pilot that Slurm cannot start at once may be shortened to this; empty: never")
     planned: bool = _key(False, "also request nodes that are planned for a later job, for as long as they are free")
     interval_s: float = _key(2.0, "how often Slurm is asked while something changes")
