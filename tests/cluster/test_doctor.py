@@ -20,6 +20,7 @@ from bftrainer.cli import main
 from bftrainer.cluster.doctor import doctor, invariants
 from bftrainer.cluster.doctor.doctor import examine
 from bftrainer.cluster.doctor.invariants import DoctorFinding
+from bftrainer.cluster.serve import take_identity
 from bftrainer.cluster.store.events import (
     NodeJoined,
     OtherEvent,
@@ -344,6 +345,19 @@ def test_a_folder_that_does_not_say_which_it_was_gets_no_advice_to_kill(folder: 
         findings = examine(folder)
     assert worse(findings) == []
     assert any("this folder may be a copy" in finding.what for finding in findings)
+
+
+def test_a_controller_on_a_copy_takes_an_id_of_its_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = folder.with_name("restored")
+    shutil.copytree(folder, copy)
+    with Store.open(folder / "bftrainer.db") as store:
+        assert take_identity(folder, store) == THIS
+        assert capsys.readouterr().err == ""
+    with Store.open(copy / "bftrainer.db") as store:
+        own = take_identity(copy, store)
+        assert own != THIS
+        assert f"is a copy of {folder}" in capsys.readouterr().err
+        assert take_identity(copy, store) == own
 
 
 HERE = FolderIdentity("/state", "login1", 5, 77)

@@ -142,22 +142,28 @@ def _prepare(
     name = config.api.name or in_url(host)
     identity = _identity(config, folder, bound, name)
     url = f"{'http' if identity is None else 'https'}://{name}:{port}"
+    state_id = take_identity(folder, store)
+    prepared = _Prepared(folder, host, url, identity, _secret(folder / SECRET_FILE), state_id)
+    token = _make_client_file(folder, store, url, prepared.authority)
+    event_logging.hidden.hide(prepared.secret, token)
+    store.keep(_PORT_KEY, port)
+    store.keep(_HOST_KEY, host)
+    store.number_after(StateLayout(folder, state_id).last_number())
+    return prepared
+
+
+def take_identity(folder: Path, store: Store) -> str:
+    """Return the id of the folder's processes, and store it with the folder's identity. A copy gets its own id."""
     original = original_of(folder, store.kept(FOLDER_KEY))
     if original is not None:
         complain(
             f"{folder} is a copy of {original.path} on {original.host}: it is served under an id of its own. Agents, "
             "pilots and workers of the original are left alone; let one of the two controllers run, not both"
         )
-    state_id = (store.kept(STATE_ID_KEY) if original is None else None) or secrets.token_hex(8)
-    prepared = _Prepared(folder, host, url, identity, _secret(folder / SECRET_FILE), state_id)
-    token = _make_client_file(folder, store, url, prepared.authority)
-    event_logging.hidden.hide(prepared.secret, token)
-    store.keep(_PORT_KEY, port)
-    store.keep(_HOST_KEY, host)
+    state_id = str((store.kept(STATE_ID_KEY) if original is None else None) or secrets.token_hex(8))
     store.keep(STATE_ID_KEY, state_id)
     store.keep(FOLDER_KEY, FolderIdentity.of(folder).as_json())
-    store.number_after(StateLayout(folder, state_id).last_number())
-    return prepared
+    return state_id
 
 
 def _identity(config: Config, folder: Path, bound: str, name: str) -> tls.Identity | None:
