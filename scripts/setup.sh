@@ -42,8 +42,10 @@ say "building .venv (a minute or two the first time)"
 is_there "$stamp-demo" || "$python" -m venv --clear .venv
 extras=examples,live,torch
 [ "$part" = demo ] || extras=dev,docs,examples,fast,live,optuna,torch
-.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable ".[$extras]" 2>&1 |
-  { grep -v '^WARNING: Location .* is ignored' || true; } >&2
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
+  --editable ".[$extras]" 2>&1 | { grep -v '^WARNING: Location .* is ignored' || true; } >&2
+# pip compiles one file after the other, its packages' own tests too. A file that does not compile is for another Python.
+.venv/bin/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib || true
 .venv/bin/bftrainer --version >/dev/null
 if [ "$part" = demo ]; then
   printf '%s' "$want" >"$stamp-demo"

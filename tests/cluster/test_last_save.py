@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from support.cluster.live import Live, gone, wait_until  # noqa: E402
+from support.elastic.jobs import run_alone  # noqa: E402
 
 pytestmark = pytest.mark.waits
 
@@ -37,8 +36,7 @@ def test_trainers_whose_nodes_all_go_at_once_go_on_from_the_step_they_were_at(tm
     alone, one, two = (tmp_path / name for name in ("alone", "one", "two"))
     for folder in (alone, one, two):
         folder.mkdir()
-    env = {name: value for name, value in os.environ.items() if not name.startswith("BFTRAINER_")}
-    undisturbed = subprocess.Popen([sys.executable, str(WORKER), str(alone), "3", "0"], env=env)
+    run_alone(tmp_path, WORKER, alone, 3, 0)
     with Live(tmp_path / "state", "--nodes", "3", "--set", "agents.last_save_s=20") as live:
         refs = [
             live.submit(WORKER, str(folder), "3", "0.05", nodes=nodes) for folder, nodes in ((one, "1-1"), (two, "2-2"))
@@ -54,7 +52,6 @@ def test_trainers_whose_nodes_all_go_at_once_go_on_from_the_step_they_were_at(tm
     for folder in (one, two):
         assert commits(folder) == list(range(1, STEPS + 1)), logs  # none is made again, none is missing
     assert ends[0]["samples_redone"] == 0
-    assert undisturbed.wait(90) == 0
     expected, found = (torch.load(folder / "final.pt")["model"] for folder in (alone, one))
     for name, value in expected.items():
         assert torch.equal(value, found[name]), name

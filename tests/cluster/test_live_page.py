@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from bftrainer.cli.main import run
 from bftrainer.cluster.spec.files import load_spec
 from support.cluster.live import Live
 
@@ -23,17 +21,19 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "live.md").read_text()
 
 
-def test_the_commands_of_the_page_run_in_their_order(tmp_path: Path) -> None:
+def test_the_commands_of_the_page_run_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
     serve, *commands = [line for line in lines if line.startswith("bftrainer ")]
     assert serve.startswith("bftrainer serve ")
     assert len(commands) >= 10
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("BFTRAINER_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("COLUMNS", "120")
     with Live(tmp_path / "state", *shlex.split(serve)[2:]) as live:
         for command in commands:
-            env = {**os.environ, "BFTRAINER_STATE": str(live.folder), "COLUMNS": "120"}
-            argv = [sys.executable, "-m", *shlex.split(command)]
-            done = subprocess.run(argv, env=env, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-            assert done.returncode == 0, (command, done.stdout, done.stderr)
+            assert run(shlex.split(command)[1:]) == 0, (command, *capsys.readouterr())
         assert live.trainer("digits")["state"] == "done"
 
 

@@ -29,7 +29,7 @@ from typing import Any
 from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Happening
 from bftrainer.elastic.protocol import Arrived, Formed, Ready
 from bftrainer.processes.launch import ProcessLauncher
-from bftrainer.processes.warm import PRELOAD, WarmLauncher
+from bftrainer.processes.warm import WarmLauncher
 from soak_schedule import GPT2, KINDS, START, mixed
 from soak_verdict import TIMES, Commits, Ending, Event, Run, describe, median_and_worst, summary, timed, violations
 
@@ -366,7 +366,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 async def run_alone(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    launcher = WarmLauncher(preload=(*PRELOAD, "torch._dynamo"))  # which every worker's optimizer imports
+    launcher = WarmLauncher()
     try:
         return await soak(args, folder, launcher)
     finally:

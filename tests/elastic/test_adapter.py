@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from torch.utils.data import IterableDataset, TensorDataset  # noqa: E402
 
 from bftrainer import elastic  # noqa: E402
 from bftrainer.errors import BFTrainerError, InputError  # noqa: E402
+from support.elastic.jobs import run_alone  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -232,8 +231,7 @@ def test_a_process_that_the_script_forks_is_not_a_worker(tmp_path: Path) -> None
         "child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,))\n"
         "child.start()\nchild.terminate()\nchild.join(20)\nprint(child.exitcode)\n"
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "-15\n"
+    assert run_alone(tmp_path, script) == "-15\n"
 
 
 def test_a_break_leaves_nothing_to_be_undone_later() -> None:

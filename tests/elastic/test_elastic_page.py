@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from support.elastic.jobs import run_alone
+
 pytest.importorskip("torch")
 
-pytestmark = pytest.mark.docs
+pytestmark = [pytest.mark.docs, pytest.mark.xdist_group("elastic page")]  # they share a warm parent
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/elastic.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -28,21 +27,10 @@ def output(script: str, folder: Path) -> str:
     """What a script prints; an error of it is the test's."""
     path = folder / "script.py"
     path.write_text(script)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("BFTRAINER_")}
-    environment["OMP_NUM_THREADS"] = "1"
-    environment["BFTRAINER_OUTPUT"] = str(folder.with_name(f"{folder.name}-output"))
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(path)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    results = str(folder.with_name(f"{folder.name}-output"))
+    said = run_alone(folder, path, PYTHONWARNINGS="error", BFTRAINER_OUTPUT=results)
     assert list(folder.iterdir()) == [path]
-    return done.stdout
+    return said
 
 
 def test_the_diff_leads_to_the_first_script() -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +13,8 @@ import pytest
 
 from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Happening, Outcome
 from bftrainer.elastic.protocol import Formed, Report
-from bftrainer.processes.warm import WarmLauncher
+from bftrainer.processes.warm import PRELOAD, WarmLauncher
+from support.elastic.jobs import run_alone
 
 pytest.importorskip("torch")
 
@@ -28,12 +26,7 @@ DEADLINE_S = 240
 
 def alone(example: str, *options: str) -> str:
     """What an example prints when it is run by hand."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environment = {name: value for name, value in environment.items() if not name.startswith("BFTRAINER_")}
-    command = [sys.executable, str(EXAMPLES / example), *options]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=True
-    ).stdout
+    return run_alone(Path.cwd(), EXAMPLES / example, *options)
 
 
 @pytest.mark.parametrize("example", ["digits.py", "resnet.py", "chars.py"])
@@ -113,7 +106,7 @@ def test_digits_are_learnt_while_the_world_keeps_changing(tmp_path: Path) -> Non
             if isinstance(happening.message, Report) and happening.message.epoch >= EPOCHS - 1:
                 over.set()
 
-        launcher = WarmLauncher(preload=("torch", "bftrainer.elastic", "sklearn.datasets", "sklearn.model_selection"))
+        launcher = WarmLauncher(preload=(*PRELOAD, "sklearn.datasets", "sklearn.model_selection"))
         script = [str(EXAMPLES / "digits.py"), "--epochs", str(EPOCHS), "--pace", "0.06"]
         settings = CoordinatorSettings(silence_s=30.0, grace_s=60.0, environment={"BFTRAINER_SNAPSHOTS": ""})
         try:

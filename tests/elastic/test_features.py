@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.elastic.jobs import on, play, script
+from support.elastic.jobs import on, play, run_alone, script
 
 torch = pytest.importorskip("torch")
 
@@ -20,7 +18,7 @@ WORKER = script("features_worker.py")
 
 def alone(folder: Path, *features: str) -> dict[str, Any]:
     folder.mkdir()
-    subprocess.run([sys.executable, WORKER, str(folder), *features], check=True, timeout=120)
+    run_alone(folder, WORKER, folder, *features)
     state: dict[str, Any] = torch.load(folder / "final-alone.pt")
     return state
 

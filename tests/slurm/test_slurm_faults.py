@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 
 from support.cluster.live import Live, gone
 from support.cluster.made_pools import executable
+from support.elastic.jobs import run_alone
 from support.elastic.ledger import committed, same_as_alone
 from support.slurm.lab import Lab, cluster
 from support.waiting import wait_until
@@ -81,7 +80,7 @@ def test_a_trainer_outlives_what_happens_to_slurm_to_nodes_and_to_the_controller
     assert committed(home) == {epoch: Counter(range(SAMPLES)) for epoch in range(EPOCHS)}
     alone = tmp_path / "alone"
     alone.mkdir()
-    subprocess.run([sys.executable, WORKER, alone, str(EPOCHS), "0"], check=True, cwd=tmp_path)
+    run_alone(tmp_path, WORKER, alone, EPOCHS, 0)
     same_as_alone(alone, home)
 
 

@@ -22,6 +22,7 @@ from bftrainer.cluster.report.efficiency import judge
 from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.traces.files import load_trace
 from support.cluster.live import Live, gone
+from support.elastic.jobs import run_alone
 from support.elastic.ledger import committed, same_as_alone
 from support.slurm.lab import Lab, cluster
 from support.waiting import wait_until
@@ -84,7 +85,7 @@ def test_trainers_finish_on_what_main_jobs_leave_and_nothing_is_left_of_them(
         assert row["samples"] == row["total"] == SAMPLES * EPOCHS, row
     alone = tmp_path / "alone"
     alone.mkdir()
-    subprocess.run([sys.executable, WORKER, alone, str(EPOCHS), "0"], check=True, cwd=tmp_path)
+    run_alone(tmp_path, WORKER, alone, EPOCHS, 0)
     for home in homes:
         assert committed(home) == {epoch: Counter(range(SAMPLES)) for epoch in range(EPOCHS)}
         same_as_alone(alone, home)

@@ -12,9 +12,14 @@ TIMEOUT_S = 60.0
 SHORTEST_S, LONGEST_S = 0.002, 0.05
 
 
-def wait_until(condition: Callable[[], Any], what: object = "it", timeout_s: float = TIMEOUT_S) -> Any:
-    """Wait until a condition holds; its value then. A function as `what` is called when the time is over."""
-    for pause_s in _pauses(what, timeout_s):
+def wait_until(
+    condition: Callable[[], Any], what: object = "it", timeout_s: float = TIMEOUT_S, longest_s: float = LONGEST_S
+) -> Any:
+    """Wait until a condition holds; its value then. A function as `what` is called when the time is over.
+
+    `longest_s` is the longest pause between two looks, for conditions that cost something to look at.
+    """
+    for pause_s in _pauses(what, timeout_s, longest_s):
         if value := condition():
             return value
         time.sleep(pause_s)
@@ -30,11 +35,11 @@ async def until(condition: Callable[[], Any], what: object = "it", timeout_s: fl
     raise AssertionError("unreachable")
 
 
-def _pauses(what: object, timeout_s: float) -> Iterator[float]:
+def _pauses(what: object, timeout_s: float, longest_s: float = LONGEST_S) -> Iterator[float]:
     """How long to sleep between two looks: little at first. Ends with an error after one look past the deadline."""
     deadline = time.monotonic() + timeout_s
     for look in itertools.count():
         late = time.monotonic() > deadline
-        yield min(SHORTEST_S * 1.3 ** min(look, 20), LONGEST_S)
+        yield min(SHORTEST_S * 1.3 ** min(look, 30), longest_s)
         if late:
             raise TimeoutError(f"{what() if callable(what) else what} did not happen within {timeout_s:g} s")

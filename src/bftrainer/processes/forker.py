@@ -102,6 +102,7 @@ class _Forker:
     def serve(self) -> Command | None:
         """Fork the processes that the manager requests. Return the command in each forked child, None at the end."""
         os.environ.setdefault(*variables.TORCH_LOG_LEVEL)
+        gc.disable()  # the imports make half a million objects that stay: looking for garbage among them takes long
         problems = [problem for module in self._preload if (problem := _import(module))]
         for end in (self._woken, self._waker):
             end.setblocking(False)
@@ -112,8 +113,8 @@ class _Forker:
         strays.become_reaper()
         # From here on there are children to end first, so the manager's death must not kill this process.
         die_with_parent(os.getppid(), signal.SIGTERM)
-        gc.collect()
         gc.freeze()  # so that the children's garbage collection leaves shared pages alone
+        gc.enable()
         self._tell(problems=problems)
         polling = select.poll()
         polling.register(self._manager, select.POLLIN)

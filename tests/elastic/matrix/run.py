@@ -31,7 +31,6 @@ from bftrainer.processes.launch import Command, ProcessLauncher
 from bftrainer.processes.warm import WarmLauncher
 from matrix.judge import faults, lines
 from matrix.registry import ROWS, Row
-from support.elastic.jobs import PRELOAD
 
 WORKER = str(Path(__file__).with_name("worker.py"))
 PAGE = Path(__file__).resolve().parents[3] / "docs/elastic.md"
@@ -208,7 +207,7 @@ async def main() -> int:
     if unknown := set(args.rows) - {row.name for row in ROWS}:
         parser.error(f"no such rows: {', '.join(sorted(unknown))}; there are {', '.join(row.name for row in ROWS)}")
     chosen = [row for row in ROWS if row.name in args.rows or not args.rows]
-    began, launcher, verdicts = time.monotonic(), WarmLauncher(preload=PRELOAD), []
+    began, launcher, verdicts = time.monotonic(), WarmLauncher(), []
     folder = Path(tempfile.mkdtemp(prefix="matrix-"))
     try:
         for row in chosen:

@@ -12,8 +12,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 import traceback
@@ -26,6 +24,7 @@ from bftrainer.cluster.config.policy import policy_of
 from bftrainer.cluster.report.rerun import KINDS, check
 from bftrainer.cluster.store.store import FILE, Store
 from support.cluster.live import Live, gone
+from support.elastic.jobs import run_alone
 from support.elastic.ledger import committed, same_as_alone
 from support.waiting import wait_until
 
@@ -57,7 +56,7 @@ def chaos(folder: Path, seed: int, *, controller_kills: int, epochs: int, traine
     folder.mkdir(parents=True, exist_ok=True)
     alone = folder / "alone"
     alone.mkdir()
-    subprocess.run([sys.executable, WORKER, alone, str(epochs), "0"], check=True, cwd=folder)
+    run_alone(folder, WORKER, alone, epochs, 0)
     homes = [folder / f"job-{i}" for i in range(trainers)]
     churn = folder / "churn.txt"
     churn.write_text(_churn(rng))

@@ -16,6 +16,8 @@ from bftrainer.cluster.doctor.doctor import examine
 from support.processes import is_alive
 from support.waiting import wait_until
 
+LOOK_S = 0.25
+"""Between two looks at a trainer: each costs the controller and this process some milliseconds of a busy machine."""
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
@@ -139,14 +141,14 @@ class Live:
             found = self.trainer(ref)
             return found if found["state"] in states else None
 
-        found: dict[str, Any] = wait_until(there, f"{ref} in state {' or '.join(states)}", timeout_s)
+        found: dict[str, Any] = wait_until(there, f"{ref} in state {' or '.join(states)}", timeout_s, LOOK_S)
         return found
 
     def until_steps(self, ref: str, more: int = 1, timeout_s: float = 60.0) -> dict[str, Any]:
         """Wait until a trainer has made more steps than it has now."""
         before = self.trainer(ref)["step"]
         found: dict[str, Any] = wait_until(
-            lambda: (row := self.trainer(ref))["step"] >= before + more and row, f"steps of {ref}", timeout_s
+            lambda: (row := self.trainer(ref))["step"] >= before + more and row, f"steps of {ref}", timeout_s, LOOK_S
         )
         return found
 

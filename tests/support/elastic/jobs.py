@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import os
+import tempfile
 from collections.abc import Awaitable, Callable
 from functools import cache
 from pathlib import Path
 
 from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Happening, Outcome
+from bftrainer.elastic.manager.processes import worker_environment
 from bftrainer.errors import InputError
-from bftrainer.processes.warm import PRELOAD as PRELOADED
+from bftrainer.processes.launch import Command
 from bftrainer.processes.warm import WarmLauncher
 
-PRELOAD = (*PRELOADED, "torch._dynamo")
-"""The first optimizer imports torch._dynamo, which takes most of a worker's start."""
 SETTINGS = CoordinatorSettings(silence_s=3.0, grace_s=20.0)
+ALONE_S = 240.0
+THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # as a coordinator's workers have: they share a warm parent
 
 
 def script(name: str) -> str:
@@ -26,7 +29,7 @@ def script(name: str) -> str:
 @cache
 def warm() -> tuple[asyncio.AbstractEventLoop, WarmLauncher]:
     """One warm parent for all tests of a process: importing torch takes longer than most of them."""
-    loop, launcher = asyncio.new_event_loop(), WarmLauncher(preload=PRELOAD)
+    loop, launcher = asyncio.new_event_loop(), WarmLauncher()
 
     def close() -> None:
         loop.run_until_complete(launcher.close())
@@ -62,6 +65,28 @@ def play(
             return outcome
 
     return loop.run_until_complete(main())
+
+
+def run_alone(folder: Path, *argv: object, **environment: str) -> str:
+    """Run a script in a folder as a user does by hand, but forked from the warm parent; what it printed."""
+    loop, launcher = warm()
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("BFTRAINER_")}
+    env = worker_environment(inherited, THREADS, environment)
+
+    async def main(output: Path) -> int:
+        process = await launcher.start(Command(tuple(map(str, argv)), env, str(folder), str(output)))
+        try:
+            return await asyncio.wait_for(process.wait(), ALONE_S)
+        except TimeoutError:
+            process.kill_group()
+            raise
+
+    with tempfile.TemporaryDirectory() as room:
+        output = Path(room, "output")
+        status = loop.run_until_complete(main(output))
+        said = output.read_text()
+    assert status == 0, said
+    return said
 
 
 def on(count: int) -> Callable[[Coordinator], Awaitable[None]]:

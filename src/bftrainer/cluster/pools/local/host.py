@@ -24,13 +24,15 @@ from typing import Any, NoReturn
 from bftrainer.errors import BFTrainerError
 from bftrainer.processes import variables
 from bftrainer.processes.launch import Command, Process
+from bftrainer.processes.warm import PRELOAD as WORKERS_PRELOAD
 from bftrainer.processes.warm import WarmLauncher
 from bftrainer.util.files import replace_file
 from bftrainer.util.locks import take_lock
 from bftrainer.util.text import last_line
 
 PRELOAD = (
-    *("torch", "bftrainer.elastic.torch.run"),
+    # What the agents' warm parents need. They are forked from the agents: an import happens once, not on each node.
+    *WORKERS_PRELOAD,
     # Modules that the agent imports. Not the agent itself: it runs as the main module, and would be loaded twice.
     *("bftrainer.cluster.agent.link", "bftrainer.cluster.agent.options", "bftrainer.cluster.agent.workers"),
 )
