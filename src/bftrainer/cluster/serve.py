@@ -58,6 +58,9 @@ from bftrainer.util import locks
 from bftrainer.util.files import replace_file
 from bftrainer.util.net import is_loopback
 
+REWRITTEN_BYTES = 10**9
+"""Largest database of an older version that is rewritten at the start, which takes seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Running:
@@ -87,6 +90,8 @@ async def serve(
         Store.open(folder / FILE) as store,
         _listen(config, store) as listening,
     ):
+        if why := store.make_shrinkable(REWRITTEN_BYTES):
+            complain(f"{store.path} cannot shrink: {why}; stop the controller once and call `bftrainer prune`")
         prepared = _prepare(config, folder, store, listening)
         controller = _build(config, prepared, store, dry_run=dry_run)
         give_back = config.pool.kind == "local" if drain is None else drain
@@ -180,7 +185,6 @@ async def _run(
         app.state.api.mark_open()
         up(Running(prepared.url, config.pool.kind, prepared.folder))
         await _until(stop, controller, web)
-        controller.cluster.store.trim_events(config.trainers.keep_events)
     finally:
         app.state.api.mark_ending()
         drain = controller.draining or give_back

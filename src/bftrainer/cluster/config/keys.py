@@ -83,6 +83,8 @@ def _log_file(value: object) -> str:
 _NUMBER, _AUTO = BeforeValidator(_number), BeforeValidator(_auto)
 Seconds = Annotated[float, _NUMBER, Field(ge=0, allow_inf_nan=False, description="a number of seconds, 0 or more")]
 PositiveSeconds = Annotated[float, _NUMBER, Field(gt=0, allow_inf_nan=False, description="a number of seconds above 0")]
+Days = Annotated[float, _NUMBER, Field(ge=0, le=36_500, description="a number of days up to 36500; 0: no limit")]
+Gigabytes = Annotated[float, _NUMBER, Field(ge=0, le=1e9, description="a number of GB; 0: no limit")]
 FilePath = Annotated[str, PlainValidator(_file), Field(description="the path of a file, or empty")]
 
 
@@ -269,6 +271,30 @@ class TrainerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class RetentionSettings:
+    """How long the events and the files of finished trainers are kept. Unfinished trainers keep everything."""
+
+    events_days: Annotated[Days, Doc("age at which events are dropped; 0: no limit; also trainers.keep_events")] = 365.0
+    database_mb: Annotated[
+        int,
+        _NUMBER,
+        Field(ge=50, le=1_000_000, description="a whole number of MB from 50"),
+        Doc("size of the database in MB above which the oldest events are dropped"),
+    ] = 400
+    snapshots_days: Annotated[Days, Doc("after its end, how long a trainer keeps snapshots other than the last")] = 1.0
+    logs_days: Annotated[Days, Doc("after its end, how long a trainer keeps its log; 0: no limit")] = 90.0
+    results_days: Annotated[
+        Days, Doc("after its end, how long a trainer keeps its last snapshot and its output folder; 0: no limit")
+    ] = 365.0
+    finished_gb: Annotated[
+        Gigabytes, Doc("size of all finished trainers' logs and older snapshots above which the oldest go; 0: no limit")
+    ] = 100.0
+    owner_gb: Annotated[
+        Gigabytes, Doc("disk quota of an owner for whom `bftrainer owner set --max-disk` sets none; 0: no limit")
+    ] = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class PoolSettings:
     """The kind of pool that supplies nodes, and the pool's own settings, which the pool itself checks."""
 
@@ -291,6 +317,7 @@ class Config:
     policy: PolicySettings = field(default_factory=PolicySettings)
     agents: AgentSettings = field(default_factory=AgentSettings)
     trainers: TrainerSettings = field(default_factory=TrainerSettings)
+    retention: RetentionSettings = field(default_factory=RetentionSettings)
     pool: PoolSettings = field(default_factory=PoolSettings)
     file: Path | None = None
     """The file it was read from."""
@@ -307,7 +334,7 @@ DEFAULTS = Config()
 """The configuration where nothing is set."""
 SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
     {"server": Server, "api": Api, "log": LogSettings, "policy": PolicySettings, "agents": AgentSettings}
-    | {"trainers": TrainerSettings, "pool": PoolSettings}
+    | {"trainers": TrainerSettings, "retention": RetentionSettings, "pool": PoolSettings}
 )
 
 

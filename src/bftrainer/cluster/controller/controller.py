@@ -22,6 +22,7 @@ from bftrainer.cluster.controller.pool_host import ControllerPoolHost
 from bftrainer.cluster.controller.reconciler import Reconciler
 from bftrainer.cluster.controller.restore import restore
 from bftrainer.cluster.pools.base import Pool
+from bftrainer.cluster.retention.housekeeper import Housekeeper
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store import events
 from bftrainer.errors import BFTrainerError
@@ -31,8 +32,6 @@ COLLECT_S = 600.0
 """How often all objects are garbage-collected. With a thousand connections that takes 0.3 s, too much every few
 seconds.
 """
-TRIM_S = 3600.0
-"""How often the event log is cut to the configured length."""
 
 
 class Controller:
@@ -60,6 +59,7 @@ class Controller:
         self.agents = AgentHub(self._runner, connections, self._logbooks, config.agents)
         self.on_decision: Callable[[float], None] = lambda waited_s: None
         """Called after every decision with the seconds since the first event that led to it."""
+        self.housekeeper = Housekeeper(cluster.store, config, cluster.planner.limits, cluster.trainers)
         self._pool_host = ControllerPoolHost(self._runner, self.agents, agents)
         self._head = HeadAgent(config.state, agents)
         self._collector = gc.get_threshold()
@@ -73,7 +73,7 @@ class Controller:
         with self._runner.event() as effects:
             effects.add(restore(self.cluster, time.time()))
             self.cluster.store.log(time.time(), events.ServeStarted(self.config.pool.kind))
-        loops = (self.agents.keep_handling, self._keep_deciding, self._keep_ticking)
+        loops = (self.agents.keep_handling, self._keep_deciding, self._keep_ticking, self.housekeeper.keep)
         self._tasks = [asyncio.create_task(self._guarded(loop)) for loop in loops]
         await self.pool.open(self._pool_host)
         if self.cluster.paused:
@@ -116,7 +116,7 @@ class Controller:
             self.on_decision(time.monotonic() - first_event_at)
 
     async def _keep_ticking(self) -> None:
-        collected = trimmed = time.monotonic()
+        collected = time.monotonic()
         wall = time.time()
         while True:
             await asyncio.sleep(TICK_S)
@@ -124,9 +124,7 @@ class Controller:
             if now - collected > COLLECT_S:
                 collected = now
                 gc.collect()
-            if now - trimmed > TRIM_S:
-                trimmed = now
-                self.cluster.store.trim_events(self.config.trainers.keep_events)
+            self.housekeeper.tick(time.time())
             await self.agents.handle_reports()
             self.decisions.tick()
             stepped, wall = time.time() - wall, time.time()

@@ -16,6 +16,7 @@ from bftrainer.allocate.quotas import Quota
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.store.rows import OwnerRow
 from bftrainer.errors import InputError
+from bftrainer.util.text import size_as_text
 
 if TYPE_CHECKING:
     from bftrainer.cluster.controller.reconciler import Reconciler
@@ -43,6 +44,8 @@ def check_row(row: OwnerRow) -> OwnerRow:
         raise InputError(
             f"an owner must be one line of 1 to {MOST_NAME} printable characters, but got {row.owner!r:.80}"
         )
+    if row.max_disk_mb is not None and row.max_disk_mb < 0:
+        raise InputError(f"max disk must be 0 MB or more, but got {row.max_disk_mb}")
     if row.max_trainers is not None and not 0 <= row.max_trainers <= MOST_TRAINERS:
         raise InputError(f"max trainers must be from 0 to {MOST_TRAINERS:,}, but got {row.max_trainers}")
     quota_of(row)
@@ -77,6 +80,10 @@ class OwnerLimits:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._rows: Mapping[str, OwnerRow] = MappingProxyType({})
+        self.disk_used: Mapping[str, int] = MappingProxyType({})
+        """Bytes of all files of each owner's trainers, as the housekeeper measured them last."""
+        self.default_disk: int | None = None
+        """Disk quota in bytes of owners that have none of their own."""
         self.read()
 
     def read(self) -> None:
@@ -102,9 +109,20 @@ class OwnerLimits:
                     quotas[owner] = quota
         return MappingProxyType(quotas)
 
+    def disk_allowed(self, owner: str) -> int | None:
+        """Return the disk quota of an owner in bytes; None: no limit."""
+        own = self.of(owner).max_disk_mb
+        return self.default_disk if own is None else own * 10**6
+
     def check(self, owner: str, spec: TrainerSpec, unfinished: int) -> None:
-        """Raise `QuotaError` if the owner has too many unfinished trainers, or if this one could never run."""
+        """Raise `QuotaError` if the owner has too many trainers or files, or if this trainer could never run."""
         row = self.of(owner)
+        used, allowed = self.disk_used.get(owner, 0), self.disk_allowed(owner)
+        if allowed is not None and used > allowed:
+            raise QuotaError(
+                f"the files of {owner}'s trainers use {size_as_text(used)} of {size_as_text(allowed)}: remove those of "
+                "finished trainers with `bftrainer prune TRAINER` or `bftrainer prune --mine --older-than 7d`"
+            )
         if row.max_trainers is not None and unfinished >= row.max_trainers:
             raise QuotaError(
                 f"{owner} may have {row.max_trainers} unfinished trainers and has {unfinished}: "
@@ -126,12 +144,18 @@ def as_json(owner: str, cluster: Reconciler, past: Mapping[str, tuple[int, float
     mine = [live for live in cluster.trainers.values() if live.owner == owner and live.state not in FINISHED]
     return {
         "owner": owner,
-        "limits": {"max_nodes": row.max_nodes, "max_trainers": row.max_trainers, "share": share_as_text(row)},
+        "limits": {
+            "max_nodes": row.max_nodes,
+            "max_trainers": row.max_trainers,
+            "share": share_as_text(row),
+            "disk_bytes": cluster.planner.limits.disk_allowed(owner),
+        },
         "use": {
             "nodes": sum(len(cluster.planner.state.assigned.get(live.id, ())) for live in mine),
             "trainers": len(mine),
             "trainers_finished": finished,
             "node_seconds": node_seconds + sum(live.held(now) for live in mine),
             "samples": samples + sum(live.job.progress.samples for live in mine),
+            "disk_bytes": cluster.planner.limits.disk_used.get(owner, 0),
         },
     }

@@ -114,6 +114,8 @@ class OwnerRow:
     share_nodes: int | None = None
     share_percent: float | None = None
     changed: float = 0.0
+    max_disk_mb: int | None = None
+    """Limit of the files of all trainers, in MB. None: that of the settings."""
 
 
 @dataclass(frozen=True, slots=True)
