@@ -31,6 +31,7 @@ from bftrainer.cluster.store.events import (
     ServeStopped,
     StateChanged,
     TrainerLearned,
+    TrainerPruned,
     TrainerSubmitted,
     TypedEvent,
     WeightLimited,
@@ -71,6 +72,7 @@ STORED: list[tuple[LogEvent, str, str, str, str]] = [
     ),
     (TrainerSubmitted("t1", "a", "ann"), "trainer.submitted", "t1", "", '{"name":"a","owner":"ann"}'),
     (StateChanged("t1", "", "queued", ""), "trainer.state", "t1", "", '{"from":"","to":"queued","reason":""}'),
+    (TrainerPruned("t1", "log", 7, "ann"), "trainer.pruned", "t1", "", '{"part":"log","bytes":7,"by":"ann"}'),
     (
         learned_event(TRAINER),
         *("trainer.learned", "t1", ""),

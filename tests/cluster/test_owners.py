@@ -270,7 +270,7 @@ def test_two_users_have_their_shares_over_a_churning_hour_and_the_accounts_add_u
     assert bench.cluster.planner.last_decision is not None
     assert bench.cluster.planner.last_decision["allocator"] == "exact"
     # Who had how much: as the cluster counts it, and as it was seen here.
-    past = bench.store.past_use()
+    past = bench.store.totals.of_finished()
     use = {owner: owners.as_json(owner, bench.cluster, past, bench.now)["use"] for owner in quotas}
     for owner in quotas:
         assert use[owner]["node_seconds"] == pytest.approx(integral[owner], rel=1e-6)
@@ -334,11 +334,12 @@ def test_the_api_says_who_one_is_and_refuses_what_is_too_much(tmp_path: Path) ->
         bench.join("n1", "n2", "n3")
         found = (await client.get("/v1/me", headers=mine)).json()
         assert (found["owner"], found["role"], found["token"]) == ("ann", "user", "ann")
-        assert found["limits"] == {"max_nodes": 4, "max_trainers": 2, "share": "12.5%", "max_weight": 1.0}
+        limits = {"max_nodes": 4, "max_trainers": 2, "share": "12.5%", "max_weight": 1.0, "disk_bytes": None}
+        assert found["limits"] == limits
         assert (found["use"]["nodes"], found["use"]["trainers"]) == (3, 2)
         nobody = (await client.get("/v1/me", headers=other)).json()
-        assert nobody["limits"] == {"max_nodes": None, "max_trainers": None, "share": None, "max_weight": 1.0}
-        assert nobody["use"] == {"nodes": 0, "trainers": 0, "trainers_finished": 0, "node_seconds": 0, "samples": 0}
+        assert nobody["limits"] == {**dict.fromkeys(limits), "max_weight": 1.0}
+        assert set(nobody["use"].values()) == {0}
         assert (await client.get("/v1/owners", headers=other)).status_code == 403
         rows = (await client.get("/v1/owners", headers=admin)).json()["owners"]
         assert [(row["owner"], row["use"]["trainers"]) for row in rows] == [("ann", 2)]
@@ -378,8 +379,8 @@ def test_the_command_sets_lists_and_removes(tmp_path: Path, capsys: pytest.Captu
     assert "105%" in capsys.readouterr().err
     assert run(["owner", "list", "--json", *state]) == 0
     shown = json.loads(capsys.readouterr().out)["owners"]
-    limits = {"max_nodes": None, "max_trainers": 3, "share": "25%", "max_weight": None}
-    assert shown[0] == {"owner": "ann", **limits, "trainers": 0}
+    limits = {"max_nodes": None, "max_trainers": 3, "share": "25%", "max_weight": None, "max_disk_mb": None}
+    assert shown[0] == {"owner": "ann", **limits, "trainers": 0, "disk_bytes": 0}
     assert run(["owner", "list", *state]) == 0
     assert "böb <b>" in capsys.readouterr().out
     assert run(["owner", "remove", "ann", *state]) == 0

@@ -25,7 +25,7 @@ COMMANDS = {
     **{name: f"live.{name}" for name in ("demo", "serve", "agent", "submit", "status", "logs", "watch")},
     **dict.fromkeys(("nodes", "events"), "live.status"),
     **dict.fromkeys(("cancel", "wait", "pause", "resume", "drain"), "live.control"),
-    **{name: f"admin.{name}" for name in ("config", "token", "owner", "doctor", "backup", "slurm", "report")},
+    **{name: f"admin.{name}" for name in ("config", "token", "owner", "doctor", "backup", "prune", "slurm", "report")},
 }
 """Modules of this package by command; each module adds its commands to an app with `register`."""
 

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -183,6 +183,14 @@ class ApiClient:
     def cancel(self, ref: str) -> TrainerView:
         """End a trainer and return its row. A trainer that has ended stays as it is."""
         return cast(TrainerView, self._ask("POST", f"/v1/trainers/{_ref(ref)}/cancel"))
+
+    def prune(
+        self, refs: Sequence[str], *, mine: bool = False, older_than_s: float | None = None, dry_run: bool = False
+    ) -> dict[str, Any]:
+        """Remove files of finished trainers, and return which and how many bytes."""
+        named = [_ref(ref) for ref in refs]
+        wanted = {"trainers": named, "mine": mine, "older_than_s": older_than_s, "dry_run": dry_run}
+        return self._ask("POST", "/v1/prune", body=wanted)
 
     def logs(
         self, ref: str, *, offset: int | None = None, limit: int | None = None, tail: int | None = None

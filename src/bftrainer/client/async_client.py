@@ -76,6 +76,16 @@ class AsyncClient:
         """End a trainer; one that is finished stays as it is."""
         return await self._run(self._calls.cancel(ref))
 
+    async def prune(
+        self,
+        *refs: Ref,
+        mine: bool = False,
+        older_than_s: float | None = None,
+        dry_run: bool = False,
+    ) -> dict[str, Any]:
+        """Remove all files of finished trainers: of those named, or of all of yours that ended so long ago."""
+        return await self._run(self._calls.prune(refs, mine, older_than_s, dry_run))
+
     async def cancel_group(self, group: str) -> list[Row]:
         """End all unfinished trainers of a group and return their rows."""
         return await self._run(self._calls.cancel_group(group))

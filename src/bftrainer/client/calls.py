@@ -5,7 +5,7 @@ The arguments of a call are checked at once; requests are sent when a client car
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from bftrainer.client import polling
@@ -49,6 +49,13 @@ class Calls:
     def cancel_group(self, group: str) -> Steps[list[Row]]:
         """See `Client.cancel_group`."""
         return polling.cancelling(group, self._retry)
+
+    def prune(
+        self, refs: Sequence[Ref], mine: bool, older_than_s: float | None, dry_run: bool
+    ) -> Steps[dict[str, Any]]:
+        """See `Client.prune`."""
+        names = [trainer_ref(ref) for ref in refs]
+        return self.request(lambda api: api.prune(names, mine=mine, older_than_s=older_than_s, dry_run=dry_run))
 
     def trainer(self, ref: Ref) -> Steps[TrainerDetail]:
         """See `Client.trainer`."""

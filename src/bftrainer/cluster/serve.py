@@ -71,6 +71,8 @@ from bftrainer.util.net import is_loopback
 
 _HOST_KEY, _PORT_KEY = "host", "port"
 """Keys in the store of the address at which agents of an earlier controller look for one."""
+REWRITTEN_BYTES = 10**9
+"""Largest database of an older version that is rewritten at the start, which takes seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,8 @@ async def serve(
         Store.open(folder / FILE) as store,
     ):
         move_values(folder / FILE)
+        if why := store.make_shrinkable(REWRITTEN_BYTES):
+            complain(f"{store.path} cannot shrink: {why}; stop the controller once and call `bftrainer prune`")
         listening, address = await _listen(config, store)
         with listening:
             prepared = _prepare(config, folder, store, listening, address)
@@ -232,7 +236,6 @@ async def _run(
         app.state.api.mark_open()
         up(Running(prepared.url, config.pool.kind, prepared.folder))
         await _until(stop, controller, web)
-        controller.cluster.store.trim_events(config.trainers.keep_events)
     finally:
         app.state.api.mark_ending()
         drain = (controller.draining or give_back) and not controller.failed.done()

@@ -21,6 +21,8 @@ STALE_S = 300.0
 STALE_WRITES = 20.0
 """If the duration of a write is known, a file must also be older than this many writes."""
 
+SNAPSHOT_FILE = re.compile(r"snapshot-(\d{12})\.bft")
+"""Name of a complete snapshot: its step."""
 _TEMPORARY = re.compile(r"\.snapshot-\d{12}\.[0-9a-f]+\.(\d{1,9})(?:-(\d{1,20}))?@(.+)\.tmp")
 """Step, random number, process id, start time of the process (not in files of version 0.1.0), host."""
 

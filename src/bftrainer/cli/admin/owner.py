@@ -17,6 +17,7 @@ from bftrainer.cli.common.connection import Json, State, live_packages, printabl
 from bftrainer.cli.common.database import open_store
 from bftrainer.cli.common.output import print_json, warn
 from bftrainer.errors import InputError
+from bftrainer.util.text import read_size, size_as_text
 
 if TYPE_CHECKING:
     from bftrainer.cluster.store.rows import OwnerRow
@@ -44,12 +45,18 @@ def set_(
         str | None,
         typer.Option(metavar="W|none", help="Largest weight of a trainer; none: policy.max_weight of the controller."),
     ] = None,
+    max_disk: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE|none", help="Most disk space for the files of all of the owner's trainers: 500GB."),
+    ] = None,
     state: State = None,
     as_json: Json = False,
 ) -> None:
     """Set an owner's limits. Limits that are not named stay as they are; `none` lifts a limit."""
-    if max_nodes is None and max_trainers is None and share is None and max_weight is None:
-        raise InputError("give at least one limit to set: --max-nodes, --max-trainers, --share or --max-weight")
+    if all(limit is None for limit in (max_nodes, max_trainers, share, max_weight, max_disk)):
+        raise InputError(
+            "give at least one limit to set: --max-nodes, --max-trainers, --share, --max-weight or --max-disk"
+        )
     with live_packages():
         from bftrainer.cluster.controller.owners import check_row, read_share
         from bftrainer.cluster.store.rows import OwnerRow
@@ -58,6 +65,8 @@ def set_(
         changes["max_nodes"] = _whole(max_nodes, "--max-nodes")
     if max_trainers is not None:
         changes["max_trainers"] = _whole(max_trainers, "--max-trainers")
+    if max_disk is not None:
+        changes["max_disk_mb"] = _megabytes(max_disk)
     if share is not None:
         changes["share_nodes"], changes["share_percent"] = (None, None) if share == NONE else read_share(share)
     if max_weight is not None:
@@ -82,21 +91,30 @@ def list_(state: State = None, as_json: Json = False) -> None:
         held: dict[str, int] = {}
         for trainer in store.trainers(unfinished=True):
             held[trainer.owner] = held.get(trainer.owner, 0) + 1
-    from bftrainer.cluster.store.rows import OwnerRow
+        from bftrainer.cluster.retention.housekeeper import DISK_USED_KEY
+        from bftrainer.cluster.store.rows import OwnerRow
 
+        used: dict[str, int] = store.kept(DISK_USED_KEY) or {}
     shown = [
-        {**_shown(rows.get(owner, OwnerRow(owner))), "trainers": held.get(owner, 0)} for owner in sorted({*rows, *held})
+        {
+            **_shown(rows.get(owner, OwnerRow(owner))),
+            "trainers": held.get(owner, 0),
+            "disk_bytes": used.get(owner, 0),
+        }
+        for owner in sorted({*rows, *held, *used})
     ]
     if as_json:
         print_json({"owners": shown})
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("owner", "max nodes", "share", "max trainers", "max weight", "trainers"):
+    for title in ("owner", "max nodes", "share", "max trainers", "max weight", "trainers", "max disk", "disk"):
         table.add_column(title, no_wrap=True, overflow="ellipsis")
     for row in shown:
         keys = ("max_nodes", "share", "max_trainers", "max_weight")
         limits = ("" if row[key] is None else f"{row[key]}" for key in keys)
-        table.add_row(Text(printable(row["owner"])), *limits, str(row["trainers"]))
+        allowed = "" if row["max_disk_mb"] is None else size_as_text(row["max_disk_mb"] * 10**6)
+        use = (str(row["trainers"]), allowed, size_as_text(row["disk_bytes"]))
+        table.add_row(Text(printable(row["owner"])), *limits, *use)
     screen().print(table if shown else Text("no owners", style="dim"))
 
 
@@ -128,11 +146,20 @@ def _weight(text: str) -> float | None:
         raise InputError(f"--max-weight must be a number above 0, or none, but got {text!r:.80}") from None
 
 
+def _megabytes(text: str) -> int | None:
+    if text == NONE:
+        return None
+    size = read_size(text)
+    if size is None:
+        raise InputError(f"--max-disk must be a size such as 500GB or 2TB, or none, but got {text!r:.80}")
+    return size // 10**6
+
+
 def _shown(row: OwnerRow) -> dict[str, Any]:
     from bftrainer.cluster.controller.owners import share_as_text
 
     found = asdict(row)
-    kept = ("owner", "max_nodes", "max_trainers", "max_weight")
+    kept = ("owner", "max_nodes", "max_trainers", "max_weight", "max_disk_mb")
     return {key: found[key] for key in kept} | {"share": share_as_text(row)}
 
 
@@ -141,6 +168,7 @@ def _said(row: OwnerRow) -> str:
     parts = [
         f"at most {shown['max_nodes']} nodes" if shown["max_nodes"] is not None else "",
         f"at most {shown['max_trainers']} trainers" if shown["max_trainers"] is not None else "",
+        f"at most {size_as_text(row.max_disk_mb * 10**6)} on disk" if row.max_disk_mb is not None else "",
         f"a share of {shown['share']}{'' if '%' in shown['share'] else ' nodes'}" if shown["share"] else "",
         f"weights up to {shown['max_weight']:g}" if shown["max_weight"] is not None else "",
     ]

@@ -53,8 +53,8 @@ def create(
 ) -> None:
     """Create a token and print it, this once. Users set BFTRAINER_TOKEN to it."""
     with live_packages():
-        from bftrainer.cluster.config.keys import lifetime_s
         from bftrainer.cluster.config.load import load_config
+        from bftrainer.cluster.config.rules import lifetime_s
         from bftrainer.cluster.store.tokens import LOCAL_TOKEN, ROLES
     owner = owner or _user()
     for what, text in (("NAME", name), ("--owner", owner)):

@@ -6,103 +6,39 @@ the values from files, the environment and the command line. The controller gets
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
-from pydantic import BeforeValidator, Field, PlainValidator, TypeAdapter
+from pydantic import Field, PlainValidator, TypeAdapter
 from pydantic.fields import FieldInfo
 from typing_extensions import Doc
 
+from bftrainer.cluster.config.rules import (
+    AUTO,
+    NUMBER,
+    Days,
+    FilePath,
+    Gigabytes,
+    PositiveSeconds,
+    Seconds,
+    allocator_name,
+    lifetime_text,
+    log_file_path,
+    name_or_nothing,
+    placement_value,
+    some_path,
+    some_text,
+)
 from bftrainer.cluster.wire.messages import BEAT_S, GIVE_UP_S
 from bftrainer.elastic.defaults import FINISH_GRACE_S, LEAVE_GRACE_S, MOST_BROKEN_GROUPS, SILENCE_S
-from bftrainer.util.plugins import is_named
 
 UNMEASURED_S = 1.0
 """The assumed cost of a rescale in seconds, until one was measured."""
 MOST_WEIGHT = 1_000_000
 """The largest weight that can be allowed to an owner."""
-PLACEMENTS = ("stable", "compact")
-"""The words for `policy.placement`; any other value is a path."""
-
-
-def some_text(value: object) -> str:
-    """Return the value if it is a non-blank text in one line. Raises ValueError otherwise."""
-    if not isinstance(value, str) or not value.strip() or not value.isprintable():
-        raise ValueError
-    return value
-
-
-def some_path(value: object) -> Path:
-    """Return the value as an absolute path, with a leading `~` expanded. Raises ValueError if it is not a path."""
-    return Path(os.path.expanduser(some_text(value))).absolute()  # noqa: PTH111 - pathlib's may raise
-
-
-def _number(value: object) -> object:
-    """Refuse true, false and text, which pydantic would convert."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError
-    return value
-
-
-def _auto(value: object) -> object:
-    return None if value == "auto" else _number(value)
-
-
-def _allocator(value: object) -> str:
-    from bftrainer.allocate.registry import ALLOCATORS  # numpy takes time to load, and few calls set this
-
-    text = some_text(value)
-    if text not in ALLOCATORS and not is_named(text):
-        raise ValueError
-    return text
-
-
-def _placement(value: object) -> str:
-    if value in PLACEMENTS:
-        return str(value)
-    path = some_path(value)
-    if not path.is_file():
-        raise ValueError
-    return str(path)
-
-
-def _file(value: object) -> str:
-    return "" if value == "" else str(some_path(value))
-
-
-def _name(value: object) -> str:
-    return "" if value == "" else some_text(value)
-
-
-def lifetime_s(text: str) -> float | None:
-    """Return the seconds of a lifetime such as 12h, 30d or 52w; None for `never`. Raises ValueError."""
-    if text == "never":
-        return None
-    match = re.fullmatch(r"([1-9][0-9]{0,4})([mhdw])", text, re.ASCII)
-    if match is None:
-        raise ValueError
-    return float(match[1]) * {"m": 60, "h": 3600, "d": 86400, "w": 604800}[match[2]]
-
-
-def _lifetime(value: object) -> str:
-    text = some_text(value)
-    lifetime_s(text)
-    return text
-
-
-def _log_file(value: object) -> str:
-    return "none" if value == "none" else _file(value)
-
-
-_NUMBER, _AUTO = BeforeValidator(_number), BeforeValidator(_auto)
-Seconds = Annotated[float, _NUMBER, Field(ge=0, allow_inf_nan=False, description="a number of seconds, 0 or more")]
-PositiveSeconds = Annotated[float, _NUMBER, Field(gt=0, allow_inf_nan=False, description="a number of seconds above 0")]
-FilePath = Annotated[str, PlainValidator(_file), Field(description="the path of a file, or empty")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +53,7 @@ class Server:
     ] = "auto"
     port: Annotated[
         int,
-        _NUMBER,
+        NUMBER,
         Field(ge=0, le=65535, description="a port from 0 to 65535"),
         Doc("port to listen on; 0: any free one"),
     ] = 8765
@@ -148,13 +84,13 @@ class Api:
     ] = ""
     name: Annotated[
         str,
-        PlainValidator(_name),
+        PlainValidator(name_or_nothing),
         Field(description="the name of a host, or empty"),
         Doc("host name in the controller's URL; empty: taken from server.host"),
     ] = ""
     token_lifetime: Annotated[
         str,
-        PlainValidator(_lifetime),
+        PlainValidator(lifetime_text),
         Field(description="a time such as 12h, 30d or 52w, or never"),
         Doc("how long new tokens are valid, such as 12h, 30d or 52w; never: until they are revoked"),
     ] = "never"  # noqa: S105 - not a token
@@ -165,7 +101,7 @@ class Api:
     ] = False
     metrics_trainers: Annotated[
         int,
-        _NUMBER,
+        NUMBER,
         Field(ge=0, le=100_000, description="a whole number from 0"),
         Doc("how many trainers /metrics has series for, the oldest first"),
     ] = 100
@@ -183,19 +119,19 @@ class LogSettings:
     ] = "info"
     file: Annotated[
         str,
-        PlainValidator(_log_file),
+        PlainValidator(log_file_path),
         Field(description="the path of a file, empty or none"),
         Doc("file of the log; empty: serve.log in the state folder; none: no file"),
     ] = ""
     max_mb: Annotated[
         float,
-        _NUMBER,
+        NUMBER,
         Field(gt=0, le=1e6, description="a number of MB above 0"),
         Doc("size in MB at which a new file is begun"),
     ] = 10.0
     keep: Annotated[
         int,
-        _NUMBER,
+        NUMBER,
         Field(ge=1, le=1000, description="a whole number from 1 to 1000"),
         Doc("how many older files are kept: serve.log.1, .2, …"),
     ] = 5
@@ -207,7 +143,7 @@ class PolicySettings:
 
     allocator: Annotated[
         str,
-        PlainValidator(_allocator),
+        PlainValidator(allocator_name),
         Field(description="one of exact, milp, milp-nodes, equal, or module:name"),
         Doc("the allocator: exact, milp, milp-nodes, equal or module:name"),
     ] = "exact"
@@ -219,25 +155,25 @@ class PolicySettings:
     ] = "weighted-efficiency"
     horizon_s: Annotated[
         PositiveSeconds | None,
-        _AUTO,
+        AUTO,
         Field(description="a number of seconds above 0, or auto"),
         Doc("forward-looking time; auto: the mean time between leaves"),
     ] = 120.0
     max_parallel: Annotated[
         Annotated[int, Field(ge=1, le=1_000_000)] | None,
-        _AUTO,
+        AUTO,
         Field(description="a whole number from 1, or auto"),
         Doc("how many trainers are considered at once, first come first served; auto: as many as can use the pool"),
     ] = None
     placement: Annotated[
         str,
-        PlainValidator(_placement),
+        PlainValidator(placement_value),
         Field(description="stable, compact or the path of a Slurm topology.conf"),
         Doc("which nodes a trainer gets: stable, compact (near each other by Slurm's switches), or a topology.conf"),
     ] = "stable"
     max_weight: Annotated[
         float,
-        _NUMBER,
+        NUMBER,
         Field(gt=0, le=MOST_WEIGHT, description=f"a number above 0, up to {MOST_WEIGHT:,}"),
         Doc("largest weight of a trainer; `bftrainer owner set --max-weight` sets another one for an owner"),
     ] = 1.0
@@ -286,7 +222,7 @@ class TrainerSettings:
     ] = 0.0
     max_broken_groups: Annotated[
         int,
-        _NUMBER,
+        NUMBER,
         Field(ge=1, le=1000, description="a whole number from 1"),
         Doc("a group that breaks this often in a row, with no member lost, fails"),
     ] = MOST_BROKEN_GROUPS
@@ -295,28 +231,52 @@ class TrainerSettings:
     ] = 1.0
     max_log_mb: Annotated[
         int,
-        _NUMBER,
+        NUMBER,
         Field(ge=1, le=1_000_000, description="a whole number of MB from 1"),
         Doc("size in MB of the log that is kept per trainer"),
     ] = 64
     max_log_kb_per_s: Annotated[
         int,
-        _NUMBER,
+        NUMBER,
         Field(ge=1, le=1_000_000, description="a whole number of kB per second from 1"),
         Doc("output in kB per second that the log takes per trainer, on average; more is left out"),
     ] = 256
     max_log_lines_per_s: Annotated[
         int,
-        _NUMBER,
+        NUMBER,
         Field(ge=1, le=1_000_000, description="a whole number of lines per second from 1"),
         Doc("lines of output per second that the log takes per trainer, on average; more are left out"),
     ] = 2000
     keep_events: Annotated[
         int,
-        _NUMBER,
+        NUMBER,
         Field(ge=1000, le=10**12, description="a whole number from 1000"),
         Doc("how many events are kept in the database"),
     ] = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionSettings:
+    """How long the events and the files of finished trainers are kept. Unfinished trainers keep everything."""
+
+    events_days: Annotated[Days, Doc("age at which events are dropped; 0: no limit; also trainers.keep_events")] = 365.0
+    database_mb: Annotated[
+        int,
+        NUMBER,
+        Field(ge=50, le=1_000_000, description="a whole number of MB from 50"),
+        Doc("size of the database in MB above which the oldest events are dropped"),
+    ] = 400
+    snapshots_days: Annotated[Days, Doc("after its end, how long a trainer keeps snapshots other than the last")] = 1.0
+    logs_days: Annotated[Days, Doc("after its end, how long a trainer keeps its log; 0: no limit")] = 90.0
+    results_days: Annotated[
+        Days, Doc("after its end, how long a trainer keeps its last snapshot and its output folder; 0: no limit")
+    ] = 365.0
+    finished_gb: Annotated[
+        Gigabytes, Doc("size of all finished trainers' logs and older snapshots above which the oldest go; 0: no limit")
+    ] = 100.0
+    owner_gb: Annotated[
+        Gigabytes, Doc("disk quota of an owner for whom `bftrainer owner set --max-disk` sets none; 0: no limit")
+    ] = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +302,7 @@ class Config:
     policy: PolicySettings = field(default_factory=PolicySettings)
     agents: AgentSettings = field(default_factory=AgentSettings)
     trainers: TrainerSettings = field(default_factory=TrainerSettings)
+    retention: RetentionSettings = field(default_factory=RetentionSettings)
     pool: PoolSettings = field(default_factory=PoolSettings)
     file: Path | None = None
     """The file it was read from."""
@@ -358,7 +319,7 @@ DEFAULTS = Config()
 """The configuration where nothing is set."""
 SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
     {"server": Server, "api": Api, "log": LogSettings, "policy": PolicySettings, "agents": AgentSettings}
-    | {"trainers": TrainerSettings, "pool": PoolSettings}
+    | {"trainers": TrainerSettings, "retention": RetentionSettings, "pool": PoolSettings}
 )
 
 

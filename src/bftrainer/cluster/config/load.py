@@ -16,7 +16,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from bftrainer.cluster.config.keys import KEYS, PLACEMENTS, SECTIONS, Config, PoolSettings, some_path
+from bftrainer.cluster.config.keys import KEYS, SECTIONS, Config, PoolSettings
+from bftrainer.cluster.config.rules import PLACEMENTS, some_path
 from bftrainer.errors import InputError
 from bftrainer.util.suggest import unknown
 

@@ -26,6 +26,7 @@ from bftrainer.cluster.controller.reconciler import Reconciler
 from bftrainer.cluster.controller.restore import restore
 from bftrainer.cluster.controller.tick_clock import LATE_S, TickClock
 from bftrainer.cluster.pools.base import Pool
+from bftrainer.cluster.retention.housekeeper import Housekeeper
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store import events
 from bftrainer.errors import BFTrainerError
@@ -40,8 +41,6 @@ HEAD_S = 2.0
 """How long a controller that ends waits for a head agent that is being started."""
 READ_TURNS = 4
 """After a late tick, how often other tasks get a turn before nodes are judged: enough to read what agents sent."""
-TRIM_S = 3600.0
-"""How often the event log is cut to the configured length."""
 
 
 class Controller:
@@ -71,6 +70,7 @@ class Controller:
         self.agents = AgentHub(self._runner, connections, self._logbooks, times, config.trainers)
         self.on_decision: Callable[[float], None] = lambda waited_s: None
         """Called after every decision with the seconds since the first event that led to it."""
+        self.housekeeper = Housekeeper(cluster.store, config, cluster.planner.limits, cluster.trainers)
         self._pool_host = ControllerPoolHost(self._runner, self.agents, agents)
         self._head = HeadAgent(config.state, agents)
         self._head_thread = SerialThread("head agent")
@@ -86,7 +86,7 @@ class Controller:
         with self._runner.event() as effects:
             effects.add(restore(self.cluster, time.time()))
             self.cluster.store.log(time.time(), events.ServeStarted(self.config.pool.kind))
-        loops = (self.agents.keep_handling, self._keep_deciding, self._keep_ticking)
+        loops = (self.agents.keep_handling, self._keep_deciding, self._keep_ticking, self.housekeeper.keep)
         self._tasks = [asyncio.create_task(self._guarded(loop)) for loop in loops]
         await self.pool.open(self._pool_host)
         if self.cluster.paused:
@@ -131,7 +131,7 @@ class Controller:
             self.on_decision(time.monotonic() - first_event_at)
 
     async def _keep_ticking(self) -> None:
-        collected = trimmed = ticked = time.monotonic()
+        collected = ticked = time.monotonic()
         clock = TickClock(time.time(), ticked, self.cluster.settings.silence_s / 2)
         while True:
             await asyncio.sleep(TICK_S)
@@ -144,9 +144,7 @@ class Controller:
             if ticked - collected > COLLECT_S:
                 collected = ticked
                 gc.collect()
-            if ticked - trimmed > TRIM_S:
-                trimmed = ticked
-                self.cluster.store.trim_events(self.config.trainers.keep_events)
+            self.housekeeper.tick(time.time())
             await self.agents.handle_reports()
             self.decisions.tick()
             before = set(self.cluster.nodes)

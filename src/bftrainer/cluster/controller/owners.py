@@ -18,6 +18,7 @@ from bftrainer.cluster.config.keys import MOST_WEIGHT
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.store.rows import OwnerRow
 from bftrainer.errors import InputError
+from bftrainer.util.text import size_as_text
 
 if TYPE_CHECKING:
     from bftrainer.cluster.controller.reconciler import Reconciler
@@ -47,6 +48,8 @@ def check_row(row: OwnerRow) -> OwnerRow:
         )
     if row.max_weight is not None and not 0 < row.max_weight <= MOST_WEIGHT:
         raise InputError(f"max weight must be above 0, up to {MOST_WEIGHT:,}, but got {row.max_weight:g}")
+    if row.max_disk_mb is not None and row.max_disk_mb < 0:
+        raise InputError(f"max disk must be 0 MB or more, but got {row.max_disk_mb}")
     if row.max_trainers is not None and not 0 <= row.max_trainers <= MOST_TRAINERS:
         raise InputError(f"max trainers must be from 0 to {MOST_TRAINERS:,}, but got {row.max_trainers}")
     quota_of(row)
@@ -83,6 +86,10 @@ class OwnerLimits:
         self._usual_max_weight = max_weight
         self._rows: Mapping[str, OwnerRow] = MappingProxyType({})
         self._admins: frozenset[str] = frozenset()
+        self.disk_used: Mapping[str, int] = MappingProxyType({})
+        """Bytes of all files of each owner's trainers, as the housekeeper measured them last."""
+        self.default_disk: int | None = None
+        """Disk quota in bytes of owners that have none of their own."""
         self.read()
 
     def read(self) -> None:
@@ -123,9 +130,20 @@ class OwnerLimits:
                     quotas[owner] = quota
         return MappingProxyType(quotas)
 
+    def disk_allowed(self, owner: str) -> int | None:
+        """Return the disk quota of an owner in bytes; None: no limit."""
+        own = self.of(owner).max_disk_mb
+        return self.default_disk if own is None else own * 10**6
+
     def check(self, owner: str, spec: TrainerSpec, unfinished: int) -> None:
-        """Raise `QuotaError` if the trainer exceeds its owner's limits, or could never run within them."""
+        """Raise `QuotaError` if the owner has too many trainers or files, or if this trainer exceeds its limits."""
         row = self.of(owner)
+        used, allowed = self.disk_used.get(owner, 0), self.disk_allowed(owner)
+        if allowed is not None and used > allowed:
+            raise QuotaError(
+                f"the files of {owner}'s trainers use {size_as_text(used)} of {size_as_text(allowed)}: remove those of "
+                "finished trainers with `bftrainer prune TRAINER` or `bftrainer prune --mine --older-than 7d`"
+            )
         if spec.weight > (limit := self.max_weight(owner)):
             raise QuotaError(
                 f"weight is {spec.weight:g}, but {owner} may use at most {limit:g}: choose a smaller weight, or ask an "
@@ -157,6 +175,7 @@ def as_json(owner: str, cluster: Reconciler, past: Mapping[str, tuple[int, float
             "max_trainers": row.max_trainers,
             "share": share_as_text(row),
             "max_weight": None if math.isinf(limit := cluster.planner.limits.max_weight(owner)) else limit,
+            "disk_bytes": cluster.planner.limits.disk_allowed(owner),
         },
         "use": {
             "nodes": sum(len(cluster.planner.state.assigned.get(live.id, ())) for live in mine),
@@ -164,5 +183,6 @@ def as_json(owner: str, cluster: Reconciler, past: Mapping[str, tuple[int, float
             "trainers_finished": finished,
             "node_seconds": node_seconds + sum(live.held(now) for live in mine),
             "samples": samples + sum(live.job.progress.samples for live in mine),
+            "disk_bytes": cluster.planner.limits.disk_used.get(owner, 0),
         },
     }

@@ -387,7 +387,7 @@ class Reconciler:
                 effects.decide = "now"
             if live.job.over:
                 del self.trainers[live.id]
-                self.store.keep(f"job.{live.id}", None)
+                self.store.forget(f"job.{live.id}")
                 effects.over.append(live.id)
 
     # Queries.

@@ -12,6 +12,7 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from bftrainer.cluster.store.assignments import assignments
 from bftrainer.cluster.store.database import Database
 from bftrainer.cluster.store.events import Decided, NodeJoined, quoted_kinds
 from bftrainer.cluster.store.replay import POOL_EVENTS, PoolReplay
@@ -30,11 +31,6 @@ _POOL = f"""
 SELECT seq, time, kind, node FROM events WHERE kind IN ({quoted_kinds(*POOL_EVENTS)}) AND seq > ? AND seq < ?
 ORDER BY seq
 """  # noqa: S608
-_HOLDERS = """
-SELECT holder.key, json_array_length(holder.value), node.value
-FROM events, json_each(data, '$.nodes') AS holder, json_each(holder.value) AS node
-WHERE seq = ? AND node.value IN (SELECT value FROM json_each(?))
-"""
 _TRAINER = "SELECT name, owner, json_extract(spec, '$.min_nodes'), ended FROM trainers WHERE number = ?"
 
 
@@ -58,10 +54,11 @@ def read_decisions(db: Database, before: int, limit: int, owner: str | None) -> 
         while looked < MOST_LOOKED_AT:
             rows = db.rows(_DECISIONS, (at, _CHUNK + 1))
             gone = _gone(db, rows)
+            holders = _holders(db, [row[0] for row in rows], gone)
             for row, earlier in pairwise([*rows, None] if len(rows) <= _CHUNK else rows):
                 assert row is not None
                 at, looked = row[0], looked + 1
-                lost = _lost(db, earlier[0], gone[at], known) if earlier is not None and at in gone else []
+                lost = _lost(db, holders[earlier[0]], gone[at], known) if earlier is not None and at in gone else []
                 one = _decision(db, row, lost, known, owner)
                 if one["changes"] or one["lost"]:
                     found.append(one)
@@ -89,13 +86,38 @@ def _gone(db: Database, rows: list[tuple[Any, ...]]) -> dict[int, dict[str, floa
     return found
 
 
-def _lost(db: Database, earlier: int, times: dict[str, float], known: dict[str, _Known]) -> list[dict[str, Any]]:
+def _holders(
+    db: Database, decisions: list[int], gone: dict[int, dict[str, float]]
+) -> dict[int, list[tuple[str, int, str]]]:
+    """Return who held the nodes that were lost after a decision: trainer, number of its nodes, node, by decision.
+
+    `decisions` are numbers, newest first; `gone` is what `_gone` found.
+    """
+    lost_after = {earlier: gone[at] for at, earlier in pairwise(decisions) if at in gone}
+    if not lost_after:
+        return {}
+    return {
+        seq: [
+            (trainer, len(held), node)
+            for trainer, held in nodes.items()
+            if isinstance(held, list)
+            for node in held
+            if node in lost_after[seq]
+        ]
+        for seq, nodes in assignments(db, min(lost_after), max(lost_after))
+        if seq in lost_after
+    }
+
+
+def _lost(
+    db: Database, holders: list[tuple[str, int, str]], times: dict[str, float], known: dict[str, _Known]
+) -> list[dict[str, Any]]:
     """Return the nodes that trainers lost out of those that the previous decision gave them.
 
     A trainer below its minimum has stopped.
     """
     taken: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
-    for trainer, held, node in db.rows(_HOLDERS, (earlier, json.dumps(list(times)))):
+    for trainer, held, node in holders:
         ended = _about(db, trainer, known).ended
         if ended is None or ended > times[node]:
             taken[trainer, held].append(node)

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from bftrainer import __version__
 from bftrainer.cluster.controller.controller import Controller
 from bftrainer.cluster.controller.owners import QuotaError
-from bftrainer.cluster.http import agents, dashboard, health, owners, pool, trainers
+from bftrainer.cluster.http import agents, dashboard, health, owners, pool, prune, trainers
 from bftrainer.cluster.http.auth import token_refusal
 from bftrainer.cluster.http.limits import RequestLimits
 from bftrainer.cluster.http.prometheus import Counted
@@ -28,7 +28,15 @@ from bftrainer.cluster.store.database import DiskFullError
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.util.text import one_line
 
-ROUTERS = (trainers.router, pool.router, owners.router, agents.router, dashboard.router, health.router)
+ROUTERS = (
+    trainers.router,
+    prune.router,
+    pool.router,
+    owners.router,
+    agents.router,
+    dashboard.router,
+    health.router,
+)
 
 _log = logging.getLogger(__name__)
 

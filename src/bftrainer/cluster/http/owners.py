@@ -17,7 +17,8 @@ router = APIRouter()
 async def me(api: Api, caller: Caller) -> dict[str, Any]:
     """The caller: owner, role, limits and current use."""
     api.cluster.planner.limits.read()
-    mine = owners.as_json(caller.owner, api.cluster, api.store.past_use(caller.owner), time.time())
+    past = await api.read(lambda store: store.totals.of_finished(caller.owner))
+    mine = owners.as_json(caller.owner, api.cluster, past, time.time())
     return {**mine, "role": caller.role, "token": caller.name}
 
 
@@ -26,7 +27,7 @@ async def all_owners(api: Api, caller: Admin) -> dict[str, Any]:
     """All owners that have trainers or limits, with their limits and current use."""
     cluster = api.cluster
     cluster.planner.limits.read()
-    past = api.store.past_use()
+    past = await api.read(lambda store: store.totals.of_finished())
     limited = (row.owner for row in cluster.planner.limits.rows)
     names = {*past, *limited, *(live.owner for live in cluster.trainers.values())}
     now = time.time()

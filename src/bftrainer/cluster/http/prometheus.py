@@ -257,7 +257,7 @@ class _Gathered(CollectorRegistry):
 
 def _sums(path: Path) -> list[Sums]:
     with Store.open(path, read_only=True) as store:
-        return store.sums()
+        return store.totals.by_state()
 
 
 def _made(one: Sums) -> int:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
 from bftrainer.cluster.controller.controller import Controller
 from bftrainer.cluster.history.history import History
 from bftrainer.cluster.http.feed import StatusFeed
@@ -10,10 +14,15 @@ from bftrainer.cluster.http.readiness import Readiness
 from bftrainer.cluster.http.status import StatusReader
 from bftrainer.cluster.report.daily import DailyEfficiency
 from bftrainer.cluster.spec.access import AccessCheck
+from bftrainer.cluster.store.store import Store
 from bftrainer.util.daemon_threads import DaemonThreads
 
 MOST_READS = 32
 """How many requests may read logs at the same time."""
+MOST_READERS = 2
+"""How many requests may read all rows of a table at the same time."""
+
+T = TypeVar("T")
 
 
 class ApiState:
@@ -33,6 +42,17 @@ class ApiState:
         self.files = DaemonThreads(MOST_READS, "log reader")
         self.access = AccessCheck()
         self._ending = False
+        self._readers = asyncio.Semaphore(MOST_READERS)
+
+    async def read(self, question: Callable[[Store], T]) -> T:
+        """Ask a question of the database that takes long. It is answered in a thread, on a connection of its own."""
+
+        def answer() -> T:
+            with Store.open(self.store.path, read_only=True) as store:
+                return question(store)
+
+        async with self._readers:
+            return await asyncio.to_thread(answer)
 
     @property
     def ending(self) -> bool:

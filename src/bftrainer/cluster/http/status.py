@@ -90,6 +90,7 @@ class Totals:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._upto = float("-inf")
+        self._removed = 0
         self._ended: dict[str, list[float]] = {}
 
     def of(self, owner: str | None, ended_by: float, shown: Iterable[TrainerView]) -> tuple[int, float, int]:
@@ -106,9 +107,10 @@ class Totals:
         return int(samples), node_seconds, int(rescales)
 
     def _read(self, upto: float) -> None:
-        if upto < self._upto:  # the clock was set back
-            self._upto, self._ended = float("-inf"), {}
-        for owner, *figures in self._store.ended_sums(self._upto, upto):
+        removed = self._store.totals.removed()
+        if upto < self._upto or removed != self._removed:  # the clock was set back, or rows were removed
+            self._upto, self._ended, self._removed = float("-inf"), {}, removed
+        for owner, *figures in self._store.totals.ended(self._upto, upto):
             sums = self._ended.get(owner, _NOTHING)
             self._ended[owner] = [total + figure for total, figure in zip(sums, figures, strict=True)]
         self._upto = upto

@@ -7,7 +7,7 @@ import time
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, HTTPException, Query
+from fastapi import APIRouter, Body, HTTPException, Query, Response
 
 from bftrainer.cluster.http import views
 from bftrainer.cluster.http.auth import Api, Caller, find_trainer, visible_owner
@@ -16,6 +16,8 @@ from bftrainer.cluster.http.wait_reason import WaitReasons
 from bftrainer.cluster.launchers.base import StateLayout
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.spec.trainer import parse_spec
+from bftrainer.cluster.store.json_columns import encoded
+from bftrainer.cluster.store.store import Store
 from bftrainer.cluster.wire.api import TrainerDetail, TrainerView
 from bftrainer.elastic import protocol
 
@@ -25,17 +27,27 @@ TAIL_S, LOG_S = 2.0, 10.0
 """How long a request waits for the file system of the logs: for the last lines of a trainer's page, and for the log."""
 
 
-@router.get("/v1/trainers")
+@router.get("/v1/trainers", response_model=dict[str, Any])
 async def trainers(
     api: Api,
     caller: Caller,
     state: Annotated[str, Query(max_length=20)] = "",
     everything: Annotated[bool, Query(alias="all")] = False,
-) -> dict[str, Any]:
+) -> Any:
     """Unfinished trainers, and those that finished within the last hour; with `all`, all trainers."""
-    ended_after = None if everything else time.time() - RECENT_S
-    shown = api.status.trainers(visible_owner(caller), ended_after)
+    owner = visible_owner(caller)
+    shown = api.status.trainers(owner, time.time() - RECENT_S)
+    if everything:
+        # There may be years of them: they are read and written as JSON in a thread.
+        return Response(await api.read(lambda store: _all(store, owner, shown, state)), media_type="application/json")
     return {"trainers": [row for row in shown if not state or row["state"] == state]}
+
+
+def _all(store: Store, owner: str | None, shown: list[TrainerView], state: str) -> bytes:
+    """Return all trainers as JSON. `shown` are those that are not finished or ended lately."""
+    fresh = {row["id"]: row for row in shown}
+    rows = (fresh.get(row.id) or views.trainer(row, None, 0.0) for row in store.trainers(brief=True, owner=owner))
+    return encoded({"trainers": [row for row in rows if not state or row["state"] == state]}).encode()
 
 
 @router.post("/v1/trainers", status_code=201, response_model=dict[str, Any])

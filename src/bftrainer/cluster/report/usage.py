@@ -149,7 +149,7 @@ def account(
         window = Window(max(asked[0], first.time), min(asked[1], until))
         notes = []
         if start is not None and start < first.time:
-            dropped = ", and older events were dropped (trainers.keep_events)" if span.trimmed else ""
+            dropped = ", and older events were dropped (trainers.keep_events, retention)" if span.trimmed else ""
             notes.append(f"the log begins after the requested start{dropped}")
         if end is not None and end > until:
             notes.append(f"the log ends before the requested end, at {utc(until)} UTC")

@@ -22,6 +22,8 @@ from bftrainer.util.text import one_line
 
 BUSY_S = 5.0
 """Seconds to wait for another process that is writing, such as `bftrainer token`."""
+_INCREMENTAL = 2
+"""SQLite's number for a file whose free pages are cut off in pieces."""
 
 
 class DiskFullError(BFTrainerError):
@@ -165,6 +167,37 @@ class Database:
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
 
+    def size(self) -> tuple[int, int]:
+        """Return the bytes of the file that hold data, and the bytes in it that are free."""
+        ((page,),), ((pages,),) = self.rows("PRAGMA page_size"), self.rows("PRAGMA page_count")
+        ((free,),) = self.rows("PRAGMA freelist_count")
+        return (pages - free) * page, free * page
+
+    def shrink(self, most_bytes: int) -> None:
+        """Cut free pages off the file, at most so many bytes of them. A file that is not `shrinkable` stays."""
+        if self._depth:
+            raise BFTrainerError(f"{self.path}: the file cannot be cut within a transaction")
+        ((page,),) = self.rows("PRAGMA page_size")
+        try:
+            # A script runs the statement to its end; `execute` stops after the first page.
+            self.connection.executescript(f"PRAGMA incremental_vacuum({max(1, most_bytes // page)})")
+        except sqlite3.Error as problem:
+            raise _explained(self.path, problem) from None
+
+    @property
+    def shrinkable(self) -> bool:
+        """Whether the file can give free pages back. Files of version 0.1.0 cannot until they are rewritten."""
+        return bool(self.rows("PRAGMA auto_vacuum")[0][0] == _INCREMENTAL)
+
+    def rewrite(self) -> None:
+        """Rewrite the whole file without free pages, and make it shrinkable. No other program may use the file.
+
+        It needs as much room on the disk again as the data take, and blocks for about a second per 100 MB.
+        """
+        self.run(f"PRAGMA auto_vacuum = {_INCREMENTAL}")
+        self.run("VACUUM")
+        self.run("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def _prepare(self) -> None:
         self.run(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
         self.run("PRAGMA foreign_keys = ON")
@@ -176,6 +209,8 @@ class Database:
                     "`bftrainer serve` brings it up to date"
                 )
             return
+        if self.rows("PRAGMA page_count")[0][0] == 0:  # only a file that is empty can be given this for nothing
+            self.run(f"PRAGMA auto_vacuum = {_INCREMENTAL}")
         ((journal,),) = self.rows("PRAGMA journal_mode = WAL")
         if journal != "wal":
             raise BFTrainerError(

@@ -156,6 +156,17 @@ class TrainerLearned(TypedEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class TrainerPruned(TypedEvent):
+    """Files of a trainer were removed. `by` is an owner, or `retention` for the settings."""
+
+    kind = "trainer.pruned"
+    trainer: str
+    part: str
+    bytes: int
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class Rescaled(TypedEvent):
     """The members of a trainer formed a new generation."""
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 APPLICATION_ID = 0x42465472
 """Mark in the header of the file ("BFTr") that distinguishes it from databases of other programs."""
 
-# Events are a record: none is changed or removed. Only `Store.trim_events` lifts this, for its own transaction.
-REFUSE_UPDATE = """
+TRIMMED_KEY = "store.events_trimmed"
+"""Key in the store of the number of the last event that was dropped on purpose."""
+
+# Events are a record: none is changed or removed.
+_REFUSE_UPDATE = """
 CREATE TRIGGER events_refuse_update BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'events are never changed'); END
 """
-REFUSE_DELETE = """
+_REFUSE_DELETE = """
 CREATE TRIGGER events_refuse_delete BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'events are never removed'); END
 """
 
@@ -90,8 +93,8 @@ _FIRST = (
     """,
     "CREATE INDEX events_by_trainer ON events (trainer)",
     "CREATE INDEX events_by_kind ON events (kind)",
-    REFUSE_UPDATE,
-    REFUSE_DELETE,
+    _REFUSE_UPDATE,
+    _REFUSE_DELETE,
     """
     CREATE TABLE tokens (
         id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -152,5 +155,38 @@ _WEIGHTS = ("ALTER TABLE owners ADD COLUMN max_weight REAL",)
 
 _EXPIRY = ("ALTER TABLE tokens ADD COLUMN expires REAL",)
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _OWNERS, _POINTS, _PLACES, _WEIGHTS, _EXPIRY)
+_RETENTION = (
+    # Events up to the number of `TRIMMED_KEY` may go. Trimming sets it and removes them in one transaction.
+    "DROP TRIGGER events_refuse_delete",
+    f"""
+    CREATE TRIGGER events_refuse_delete BEFORE DELETE ON events
+    WHEN OLD.seq > ifnull((SELECT CAST(value AS INTEGER) FROM kept WHERE key = '{TRIMMED_KEY}'), 0)
+    BEGIN SELECT RAISE(ABORT, 'events are never removed'); END
+    """,  # noqa: S608 - names from this program
+    # Sums over trainers whose rows were removed: totals and counters never fall.
+    """
+    CREATE TABLE removed_sums (
+        owner TEXT NOT NULL,
+        state TEXT NOT NULL,
+        trainers INTEGER NOT NULL,
+        samples REAL NOT NULL,
+        node_seconds REAL NOT NULL,
+        rescales INTEGER NOT NULL,
+        preemptions INTEGER NOT NULL,
+        failures INTEGER NOT NULL,
+        samples_redone REAL NOT NULL,
+        PRIMARY KEY (owner, state)
+    ) WITHOUT ROWID
+    """,
+    # For sums over ended trainers without reading their rows, which are large.
+    """
+    CREATE INDEX trainers_ended_sums ON trainers (ended, owner, samples, node_seconds, rescales)
+    WHERE ended IS NOT NULL
+    """,
+    "ALTER TABLE owners ADD COLUMN max_disk_mb INTEGER",
+    # The values of jobs that are over were set to null, not removed.
+    "DELETE FROM kept WHERE key GLOB 'job.t[1-9]*' AND value = 'null'",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _OWNERS, _POINTS, _PLACES, _WEIGHTS, _EXPIRY, _RETENTION)
 """The statements that lead from version N to N + 1, in order. Each entry is one transaction."""

@@ -122,6 +122,8 @@ class OwnerRow:
     changed: float = 0.0
     max_weight: float | None = None
     """Largest weight of a trainer. None: `policy.max_weight`."""
+    max_disk_mb: int | None = None
+    """Limit of the files of all trainers, in MB. None: that of the settings."""
 
 
 @dataclass(frozen=True, slots=True)

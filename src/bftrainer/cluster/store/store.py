@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields
@@ -17,23 +18,21 @@ from types import TracebackType
 from typing import Any, Self
 
 from bftrainer.cluster.spec.states import FINISHED, STATES
-from bftrainer.cluster.store import event_logging
 from bftrainer.cluster.store.database import Database
 from bftrainer.cluster.store.environments import FOLDER, EnvironmentFiles
-from bftrainer.cluster.store.event_columns import columns_of
+from bftrainer.cluster.store.event_log import EventLog
 from bftrainer.cluster.store.events import LogEvent
 from bftrainer.cluster.store.json_columns import decoded, decoded_object, encoded, plain
-from bftrainer.cluster.store.migrations import REFUSE_DELETE, REFUSE_UPDATE
-from bftrainer.cluster.store.rows import EventRow, EventSpan, NodeRow, OwnerRow, Sums, TrainerRow, WorkerRow
+from bftrainer.cluster.store.rows import EventRow, EventSpan, NodeRow, OwnerRow, TrainerRow, WorkerRow
 from bftrainer.cluster.store.tokens import TokenTable
+from bftrainer.cluster.store.trainer_totals import TrainerTotals
+from bftrainer.cluster.store.trimming import DatabaseLimits, Trimmer
 from bftrainer.errors import BFTrainerError, InputError
-from bftrainer.util.text import text
+from bftrainer.util.text import size_as_text, text
 
 FILE = "bftrainer.db"
 """Name of the file in the state folder."""
 
-_TRIMMED = "store.events_trimmed"
-_PAGE = 1000
 ID = re.compile(r"t([1-9][0-9]{0,17})")
 _UNFINISHED = f"state NOT IN {FINISHED}"
 
@@ -50,12 +49,6 @@ _TRAINER_SPEC = _TRAINER.index("spec") + 1
 _WORKER_SQL = f"SELECT {', '.join(_columns(WorkerRow))} FROM workers"  # noqa: S608
 _NODE = _columns(NodeRow)
 _NODE_SQL = f"SELECT {', '.join(_NODE)} FROM nodes"  # noqa: S608
-_EVENT_SQL = f"SELECT {', '.join(_columns(EventRow))} FROM events"  # noqa: S608
-_USE_SQL = (
-    # total(), not sum(): workers may report absurd counts, and an overflow would be an error for every owner.
-    "SELECT owner, count(*), total(node_seconds), CAST(total(samples) AS INTEGER) FROM trainers "  # noqa: S608
-    f"WHERE NOT ({_UNFINISHED})"
-)
 _OWNER = _columns(OwnerRow)
 _OWNER_SQL = f"SELECT {', '.join(_OWNER)} FROM owners ORDER BY owner"  # noqa: S608
 
@@ -65,8 +58,10 @@ class Store:
 
     def __init__(self, database: Database) -> None:
         self._db = database
+        self.event_log = EventLog(database)
         self.tokens = TokenTable(database)
         self.environments = EnvironmentFiles(database.path.parent / FOLDER)
+        self.totals = TrainerTotals(database)
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> Store:
@@ -100,65 +95,51 @@ class Store:
         """Write a copy as one plain file, completely or not at all. It blocks; a second process may do it meanwhile."""
         self._db.copy_to(path)
 
+    def make_shrinkable(self, most_bytes: int | None = None) -> str:
+        """Rewrite a file of an older version, once, so that it can shrink. No controller may be using it.
+
+        Returns why it was not done, or an empty text. A file of more than `most_bytes` stays as it is.
+        """
+        if self._db.shrinkable:
+            return ""
+        size = sum(self._db.size())
+        if most_bytes is not None and size > most_bytes:
+            return f"it has {size_as_text(size)}, which takes long to rewrite"
+        if shutil.disk_usage(self.path.parent).free < 2 * size:
+            return f"the disk has no room for a copy of {size_as_text(size)}"
+        try:
+            self._db.rewrite()
+        except BFTrainerError as problem:
+            return str(problem)
+        return ""
+
+    def size(self) -> tuple[int, int]:
+        """Return the bytes of the file that hold data, and the bytes in it that are free."""
+        return self._db.size()
+
     # Events.
 
     def log(self, time: float, event: LogEvent) -> int:
         """Add an event and return its number."""
-        row = columns_of(event)
-        event_logging.log_event(row)
-        done = self._db.run(
-            "INSERT INTO events (time, kind, trainer, node, data) VALUES (?, ?, ?, ?, ?)",
-            (time, text(row.kind), text(row.trainer), text(row.node), encoded(row.data)),
-        )
-        return int(done.lastrowid or 0)
+        return self.event_log.log(time, event)
 
     def events(
         self, *, after: int | None = None, limit: int = 100, trainer: str = "", kind: str = ""
     ) -> list[EventRow]:
         """Return events in order: those after number `after`, or the newest; at most `limit`."""
-        wanted: list[tuple[str, Any]] = [("trainer = ?", text(trainer))] if trainer else []
-        wanted += [("kind = ?", text(kind))] if kind else []
-        wanted += [("seq > ?", plain(after))] if after is not None else []
-        where = f"WHERE {' AND '.join(sql for sql, _ in wanted)}" if wanted else ""
-        order = "DESC" if after is None else "ASC"
-        rows = self._db.rows(
-            f"{_EVENT_SQL} {where} ORDER BY seq {order} LIMIT ?",
-            (*(value for _, value in wanted), plain(max(0, limit))),
-        )
-        return [_event(row) for row in (reversed(rows) if after is None else rows)]
+        return self.event_log.events(after, limit, trainer, kind)
 
     def all_events(self, kinds: Collection[str] = ()) -> Iterator[EventRow]:
         """Yield every event up to now, in order, or those of some kinds. Only one page is held in memory."""
-        # The `+` keeps SQLite from using the index on kind and sorting all events for every page.
-        among = f"AND +kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
-        sql = f"{_EVENT_SQL} WHERE seq > ? AND seq <= ? {among} ORDER BY seq LIMIT {_PAGE}"
-        at, last = 0, self.event_span().last
-        while rows := self._db.rows(sql, (at, last, *kinds)):
-            at = rows[-1][0]
-            for row in rows:
-                yield _event(row)
+        return self.event_log.all_events(kinds)
 
     def event_span(self) -> EventSpan:
         """Return the range of the events."""
-        ((first, last, count),) = self._db.rows("SELECT min(seq), max(seq), count(*) FROM events")
-        ever = self._db.row("SELECT seq FROM sqlite_sequence WHERE name = 'events'")
-        return EventSpan(first or 0, last or 0, count, ever[0] if ever else 0, int(self.kept(_TRIMMED, 0)))
+        return self.event_log.span()
 
     def trim_events(self, keep_newest: int) -> int:
-        """Drop all but the newest events and return how many were dropped. The log is append-only otherwise."""
-        if keep_newest < 0:
-            raise InputError(f"`keep_newest` must be 0 or more, but got {keep_newest}")
-        with self.transaction():
-            ((first, last),) = self._db.rows("SELECT min(seq), max(seq) FROM events")
-            if first is None or first > last - keep_newest:
-                return 0
-            self._db.run("DROP TRIGGER events_refuse_delete")
-            self._db.run("DROP TRIGGER events_refuse_update")
-            gone = self._db.run("DELETE FROM events WHERE seq <= ?", (last - keep_newest,)).rowcount
-            self._db.run(REFUSE_UPDATE)
-            self._db.run(REFUSE_DELETE)
-            self.keep(_TRIMMED, last - keep_newest)
-        return gone
+        """Drop all but the newest events, at once, and return how many were dropped."""
+        return self.event_log.trim_to(keep_newest)
 
     # Trainers.
 
@@ -262,22 +243,9 @@ class Store:
         sql = "SELECT time, samples FROM points WHERE trainer = ? ORDER BY time"
         return [(time, samples) for time, samples in self._db.rows(sql, (_number(trainer),))]
 
-    def sums(self) -> list[Sums]:
-        """Return sums over trainers by owner and state, in order of the owners' first trainers."""
-        rows = self._db.rows(
-            "SELECT owner, state, count(*), CAST(total(samples) AS INTEGER), total(node_seconds), sum(rescales), "
-            "sum(preemptions), sum(failures), CAST(total(samples_redone) AS INTEGER) "
-            "FROM trainers GROUP BY owner, state ORDER BY min(number)"
-        )
-        return [Sums(*row) for row in rows]
-
-    def ended_sums(self, after: float, upto: float) -> list[tuple[str, int, float, int]]:
-        """Return samples, node-seconds and rescales by owner, of trainers that ended after a time and up to another."""
-        return self._db.rows(
-            "SELECT owner, CAST(total(samples) AS INTEGER), total(node_seconds), sum(rescales) FROM trainers "
-            "WHERE ended > ? AND ended <= ? GROUP BY owner",
-            (after, upto),
-        )
+    def trimmer(self, limits: DatabaseLimits) -> Trimmer:
+        """Return the object that keeps this database within limits."""
+        return Trimmer(self._db, self.event_log, self.totals, limits)
 
     # Workers and nodes.
 
@@ -340,12 +308,6 @@ class Store:
         """Return the owners that have limits set, by name."""
         return [OwnerRow(*row) for row in self._db.rows(_OWNER_SQL)]
 
-    def past_use(self, owner: str | None = None) -> dict[str, tuple[int, float, int]]:
-        """Return number, node-seconds and samples of finished trainers by owner, or of one owner."""
-        only = "" if owner is None else "AND owner = ?"
-        rows = self._db.rows(f"{_USE_SQL} {only} GROUP BY owner", () if owner is None else (text(owner),))
-        return {owner: (count, seconds, samples) for owner, count, seconds, samples in rows}
-
     # Values by key.
 
     def keep(self, key: str, value: Any) -> None:
@@ -359,6 +321,10 @@ class Store:
         """Return the value of a key."""
         row = self._db.row("SELECT value FROM kept WHERE key = ?", (text(key),))
         return default if row is None else decoded(row[0])
+
+    def forget(self, key: str) -> None:
+        """Remove the value of a key."""
+        self._db.run("DELETE FROM kept WHERE key = ?", (text(key),))
 
     def _update(
         self, table: str, known: Sequence[str], key: str, at: Any, columns: Mapping[str, Any], what: str
@@ -385,11 +351,6 @@ def _trainer(row: tuple[Any, ...]) -> TrainerRow:
 def _spec(stored: str) -> Mapping[str, Any]:
     """Return a stored spec. Cached: a spec never changes, and the API reads every spec several times a second."""
     return decoded_object(stored)
-
-
-def _event(row: tuple[Any, ...]) -> EventRow:
-    seq, time, kind, trainer, node, data = row
-    return EventRow(seq, time, kind, trainer, node, decoded_object(data))
 
 
 def _number(trainer: str) -> int:

@@ -11,7 +11,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import IO, Any, NamedTuple, cast
 import torch
 
 from bftrainer import __version__
+from bftrainer.elastic.leftovers import SNAPSHOT_FILE
 from bftrainer.elastic.torch.snapshots.portable import restored
 from bftrainer.errors import BFTrainerError, InputError
 
@@ -32,8 +32,6 @@ _MAGIC = f"{_NAME}1 ".encode()
 
 _WIDTH = HEADER - len(_MAGIC) - 64 - len(" ") - len("\n")
 """Bytes of the header that hold its JSON."""
-
-_FILE = re.compile(r"snapshot-(\d{12})\.bft")
 
 
 class Lineage(NamedTuple):
@@ -60,7 +58,7 @@ def file_name(step: int) -> str:
 
 def in_folder(folder: Path) -> list[tuple[int, Path]]:
     """Return the snapshots in `folder` by step, complete or not."""
-    return sorted((int(match[1]), path) for path in folder.iterdir() if (match := _FILE.fullmatch(path.name)))
+    return sorted((int(match[1]), path) for path in folder.iterdir() if (match := SNAPSHOT_FILE.fullmatch(path.name)))
 
 
 def reason(problem: Exception) -> str:
