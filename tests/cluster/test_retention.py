@@ -100,7 +100,7 @@ class Site:
     def __init__(self, state: Path, settings: RetentionSettings = NO_LIMITS) -> None:
         self.config: Config = replace(DEFAULTS, server=Server(state=state), retention=settings)
         self.state, self.store = state, Store.open(state / FILE)
-        self.limits = OwnerLimits(self.store)
+        self.limits = OwnerLimits(self.store, 1.0)
         self.handled: set[str] = set()
         self.keeper = Housekeeper(self.store, self.config, self.limits, self.handled)
 
