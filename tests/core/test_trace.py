@@ -1,3 +1,4 @@
+import contextlib
 import itertools
 from collections.abc import Sequence
 
@@ -105,3 +106,21 @@ def test_the_columns_of_a_trace_cannot_be_changed() -> None:
     trace = Trace.from_fragments([Fragment("a", 0.0, 1.0)])
     with pytest.raises(ValueError, match="read-only"):
         trace.start[0] = 7.0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30), st.integers(1, 8)), min_size=1, max_size=12),
+    st.integers(1, 5),
+)
+def test_overlapping_fragments_are_refused_however_many_are_checked_at_once(
+    rows: list[tuple[int, int, int]], at_once: int
+) -> None:
+    fragments = [Fragment(f"n{node}", float(start), float(start + length)) for node, start, length in rows]
+    overlap = any(
+        a.node == b.node and a.start < b.end and b.start < a.end for a, b in itertools.combinations(fragments, 2)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bftrainer.core.trace._ROWS_AT_ONCE", at_once)
+        refused = pytest.raises(InputError, match="must not overlap") if overlap else contextlib.nullcontext()
+        with refused:
+            Trace.from_fragments(fragments)

@@ -108,6 +108,7 @@ def test_jobs_without_nodes_are_counted_and_hold_none(dialect: Dialect, tmp_path
         (b"PK\x03\x04" + bytes(50), "is a zip archive: unpack it first"),
         (DIALECTS["sacct"].text().encode("utf-16"), "is UTF-16 text: convert it first, with iconv"),
     ],
+    ids=["zstd", "zip", "utf-16"],
 )
 def test_files_that_must_be_unpacked_or_converted_first_say_so(data: bytes, advice: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=advice):

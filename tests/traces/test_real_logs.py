@@ -25,7 +25,9 @@ FIGURES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "used", "fragments", "node_hours", "digest"), FIGURES)
+@pytest.mark.parametrize(
+    ("name", "used", "fragments", "node_hours", "digest"), FIGURES, ids=[Path(row[0]).name for row in FIGURES]
+)
 def test_a_real_log_gives_the_trace_it_always_gave(
     shared_data: Path, name: str, used: int, fragments: int, node_hours: float, digest: str
 ) -> None:

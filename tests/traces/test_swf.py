@@ -85,12 +85,6 @@ def test_rows_without_a_node_list_are_skipped_when_others_have_one(tmp_path: Pat
     assert result.report.used == 2
 
 
-@pytest.mark.parametrize(("name", "nodes", "jobs"), [("theta_2023", 4360, 8401), ("UniLu-Gaia-2014-1", 151, 51987)])
-def test_real_logs_have_the_nodes_of_their_header(shared_data: Path, name: str, nodes: int, jobs: int) -> None:
-    result = import_trace(shared_data / f"logs/{name}.swf.gz")
-    assert (len(result.trace.nodes), result.report.jobs) == (nodes, jobs)
-
-
 def test_the_nasa_log_is_refused(shared_data: Path) -> None:
     with pytest.raises(InputError, match="18239 of 18239 jobs have no wait time"):
         import_trace(shared_data / "logs/NASA-iPSC-1993-3.1-cln.swf.gz")
