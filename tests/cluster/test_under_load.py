@@ -117,6 +117,8 @@ def test_the_deadlines_of_leaving_workers_come_although_every_tick_is_late(tmp_p
     trainer = bench.submit("1-2")
     bench.join("n1", "n2")
     assert len(bench.members(trainer)) == 2
+    for worker in bench.workers.values():
+        worker.hangs = True
     with bench.store.transaction():
         bench.act(bench.cluster.leaving("n2", 30.0, bench.now))
     clock, began = TickClock(bench.now, 0.0, bench.settings.silence_s / 2), bench.now
