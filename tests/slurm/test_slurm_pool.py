@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -363,6 +364,56 @@ def test_no_more_pilots_than_the_most_and_a_pause_cancels_those_that_wait(lab: L
         play(tmp_path, scene, max_pilots=3, max_pending=2)
     finally:
         lab.run("scontrol", "update", "PartitionName=scavenger", "State=UP")
+
+
+def test_nodes_that_refuse_pilots_keep_none_from_the_one_that_takes_them(lab: Lab, tmp_path: Path) -> None:
+    async def scene(host: FakePoolHost, pool: SlurmPool) -> None:
+        await until(lambda: host.here == {"n04"}, lambda: (host.said, lab.jobs()))
+        assert "submit_failed" in host.words("note")
+        assert pool.describe()["problem"] == ""
+        assert pool.describe()["refusing"] > 0
+
+    lab.run("scontrol", "update", "NodeName=n04", "AvailableFeatures=fast", "ActiveFeatures=fast")
+    try:
+        play(tmp_path, scene, options=("--constraint=fast",))
+    finally:
+        lab.run("scontrol", "update", "NodeName=n04", "AvailableFeatures=", "ActiveFeatures=")
+
+
+def test_a_round_is_four_requests_to_slurmctld_and_agents_make_none(lab: Lab, tmp_path: Path) -> None:
+    def requests() -> Counter[str]:
+        table = lab.run("sdiag").partition("by message type")[2].partition("by user")[0]
+        rows = (line.split("count:") for line in table.splitlines() if "count:" in line)
+        return Counter({name.split()[0]: int(rest.split()[0]) for name, rest in rows})
+
+    async def scene(host: FakePoolHost, pool: SlurmPool) -> None:
+        await until(lambda: all_here(host) and pool.describe()["pilots"] == len(NODES), lambda: host.said)
+        before, rounds = requests(), pool.figures().rounds  # the loop stands still: no round is under way twice
+        await until(lambda: pool.figures().rounds >= rounds + 5)
+        asked, rounds = requests() - before, pool.figures().rounds - rounds
+        questions = ("REQUEST_PARTITION_INFO", "REQUEST_NODE_INFO", "REQUEST_JOB_INFO")
+        assert sum(asked[name] for name in questions) <= 4 * (rounds + 1)
+        assert not [name for name in asked if "JOB" in name and name not in questions], asked
+
+    play(tmp_path, scene)
+
+
+def test_pilots_stay_while_jobs_arrive_that_would_delay_a_planned_one(lab: Lab, tmp_path: Path) -> None:
+    async def scene(host: FakePoolHost, pool: SlurmPool) -> None:
+        await until(lambda: len(host.here) == 2, lambda: (host.said, lab.jobs()))
+        wide = lab.submit("-N4", "--time=60")
+        await until(lambda: "n[01-04]" in lab.run("squeue", "-h", "-j", wide, "-O", "SchedNodes:|"), lab.jobs)
+        for _ in range(3):
+            lab.submit("-N1", "--time=1-0")
+            rounds = pool.figures().rounds
+            await until(lambda n=rounds: pool.figures().rounds >= n + 3)
+        assert len(host.here) == 2
+        assert not host.words("gone")
+        short = lab.submit("-N1", "--time=5")
+        await until(lambda: lab.jobs().get(short) == "RUNNING", lab.jobs)
+
+    lab.submit("-N2", "--time=60")
+    play(tmp_path, scene)
 
 
 def test_the_secret_is_neither_in_the_script_nor_in_what_slurm_tells_of_the_job(lab: Lab, tmp_path: Path) -> None:

@@ -62,6 +62,10 @@ class TinySlurm:
         self._asked("jobs")
         return Jobs(tuple(self.pilots.values()), tuple(self.queue))
 
+    async def reservations(self) -> dict[str, frozenset[str]]:
+        self._asked("reservations")
+        return {"course": frozenset({"c002"})}
+
     async def submit(self, node: str, *, short: bool) -> int:
         self.clock.now += 0.05
         self.submissions.append((self.clock.now, node))
@@ -183,6 +187,17 @@ def test_pilots_stay_on_nodes_that_arriving_jobs_cannot_get(make: Callable[..., 
     asyncio.run(scene.rounds(2.0))
     assert len(scene.slurm.cancelled) == 1, "a short job may start before the wide one"
     assert scene.pool.figures().cancelled == {"a job waits": 1}
+
+
+def test_reservations_are_read_only_while_jobs_wait_for_one(make: Callable[..., Scene]) -> None:
+    scene = make(mixed(3, 0))
+    asyncio.run(scene.rounds(10.0))
+    assert not scene.slurm.questions["reservations"]
+    request = JobRequest(frozenset({"main"}), reservation="course")
+    scene.slurm.queue = [WaitingJob("1", request, 1)]
+    asyncio.run(scene.rounds(9.0))
+    assert scene.slurm.questions["reservations"] == 1
+    assert scene.slurm.cancelled == ["c002"]
 
 
 # How often Slurm is asked.

@@ -139,6 +139,16 @@ def test_a_node_that_is_missing_in_the_layout_fits_every_job() -> None:
     assert plan(YieldRule(), 0.0, waiting, nodes=OURS, layout=SiteLayout()).give == ("n1",)
 
 
+def test_a_job_of_a_reservation_gets_nodes_of_the_reservation_only() -> None:
+    layout = replace(LAYOUT, reservations={"course": frozenset({"n4", "n5"}), "full": frozenset({"n4", "n9"})})
+    found = plan(YieldRule(), 0.0, job(nodes=2, request={"reservation": "course"}), layout=layout)
+    assert (found.leave, found.give) == ({"n4"}, ("n5",))
+    assert plan(YieldRule(), 0.0, job(request={"reservation": "course"}), layout=layout).leave == {"n4"}
+    assert plan(YieldRule(), 0.0, job(nodes=2, request={"reservation": "full"}), layout=layout) == YieldPlan()
+    unknown = plan(YieldRule(), 0.0, job(request={"reservation": "new"}), layout=layout)
+    assert len(unknown.leave) == 1, "in doubt it could start"
+
+
 TEN = tuple(f"n{i:02}" for i in range(1, 11))
 ONE_KIND = SiteLayout(frozenset({"main"}), dict.fromkeys(TEN, MAIN))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from types import MappingProxyType
@@ -95,8 +96,9 @@ class OwnerLimits:
     def read(self) -> None:
         """Read the limits again: a command may have changed them."""
         self._rows = MappingProxyType({row.owner: row for row in self._store.owners()})
-        tokens = self._store.tokens.all()
-        self._admins = frozenset(token.owner for token in tokens if token.role == "admin" and token.revoked is None)
+        now = time.time()
+        valid = (row for row in self._store.tokens.all() if row.revoked is None and (row.expires or math.inf) > now)
+        self._admins = frozenset(row.owner for row in valid if row.role == "admin")
 
     def of(self, owner: str) -> OwnerRow:
         """Return the limits of one owner."""

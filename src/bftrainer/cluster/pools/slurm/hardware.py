@@ -61,11 +61,12 @@ class NodeKind:
 
 @dataclass(frozen=True, slots=True)
 class SiteLayout:
-    """The kinds of nodes of a site, the kind of each node, and the nodes of each partition and reservation."""
+    """The partitions of a site, the kind of each node, and the nodes of each reservation."""
 
     partitions: frozenset[str] = frozenset()
     kinds: Mapping[str, NodeKind] = field(default_factory=lambda: MappingProxyType({}))
     """The kind of each node; nodes of one kind share one object."""
+    reservations: Mapping[str, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def has_features(features: frozenset[str], constraint: str) -> bool:
@@ -98,6 +99,13 @@ def read_layout(text: str) -> SiteLayout:
     if not names:
         raise ValueError("there is no partition")
     return SiteLayout(frozenset(names), MappingProxyType(_kinds(hardware, partitions)))
+
+
+def read_reservations(text: str) -> dict[str, frozenset[str]]:
+    """Parse the output of `sinfo -T`: the nodes of each reservation."""
+    rows = [line.split() for line in text.splitlines()]
+    # Other lines are words, such as that there are no reservations.
+    return {row[0]: frozenset(expand(row[5])) for row in rows if len(row) == 6 and row[5] not in _UNKNOWN}
 
 
 def _kinds(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice
 
 from bftrainer.cluster.pools.slurm.hardware import JobRequest, NodeKind, SiteLayout
@@ -179,6 +179,15 @@ class _Stock:
             reach = self._reaches[key] = _Reach(self._groups, job)
         return reach
 
+    def within(self, job: WaitingJob, inside: Iterable[str]) -> WaitingJob:
+        """Return a job of a reservation as one that requires as many nodes of the reservation, first the free ones."""
+        here = sorted((node for node in inside if node in self.group_of), key=self._is_taken)
+        chosen = here[: job.nodes] if len(here) >= job.nodes else inside  # too few: it cannot start
+        return replace(job, required=job.required or frozenset(chosen), tasks=1)
+
+    def _is_taken(self, node: str) -> bool:
+        return node not in self.group_of[node].free
+
     def take(self, job: WaitingJob, reach: _Reach, wants: _Wants, count: int, *, with_ours: bool) -> _Taken:
         """Take nodes for a job out: required ones, then free ones, ending ones and, last, those of pilots."""
         taken = _Taken()
@@ -242,6 +251,9 @@ class YieldRule:
                         del group.free[node]
                         leave.add(node)
                         meant += 1
+            inside = layout.reservations.get(job.request.reservation)
+            if inside is not None:
+                job = stock.within(job, inside)
             reach = stock.reach(job)
             wants = _wants(job, reach, stock)
             if wants is None:
