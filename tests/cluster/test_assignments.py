@@ -108,7 +108,7 @@ def test_a_decision_of_ten_thousand_nodes_takes_little_room(tmp_path: Path) -> N
         assert store.events(limit=1)[0].data["nodes"] == nodes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_every_decision_is_read_as_it_was_logged_wherever_the_log_is_cut(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
@@ -18,7 +20,9 @@ import pytest
 from bftrainer.cli.main import run
 from bftrainer.cluster.config.keys import DEFAULTS, Config, RetentionSettings, Server
 from bftrainer.cluster.controller.owners import OwnerLimits, QuotaError
+from bftrainer.cluster.doctor import invariants
 from bftrainer.cluster.launchers.base import StateLayout
+from bftrainer.cluster.report.usage import account
 from bftrainer.cluster.retention import rules
 from bftrainer.cluster.retention.files import TrainerFiles, measure
 from bftrainer.cluster.retention.housekeeper import Housekeeper
@@ -388,3 +392,34 @@ def test_quotas_are_set_and_listed_by_the_owner_command(state: Path, capsys: pyt
     (row,) = json.loads(capsys.readouterr().out)["owners"]
     assert (row["max_disk_mb"], row["disk_bytes"]) == (1500, 12000)
     assert run(["owner", "set", "ann", "--max-disk", "none"]) == 0
+
+
+# Weeks of a large site, in short: benchmarks/years.py.
+
+
+@pytest.fixture
+def years(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    path = Path(__file__).parents[2] / "benchmarks" / "years.py"
+    spec = importlib.util.spec_from_file_location("years_benchmark", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_hours_of_a_busy_site_stay_within_the_limits(years: ModuleType, tmp_path: Path) -> None:
+    retention = replace(NO_LIMITS, events_days=0.03, snapshots_days=0.005, logs_days=0.01, results_days=0.02)
+    found = years.run(tmp_path, days=0.2, nodes=700, per_day=800, retention=retention, seed=1)
+    (row,) = found["over_time"]
+    assert found["slices"] > 10
+    assert found["events_written"] > 2 * row["events"]
+    assert found["database_mb_most"] < 20
+    with Store.open(tmp_path / FILE) as store:
+        assert store.problems() == []
+        assert store.totals.removed() > 0
+        assert list(invariants.log_is_whole(store.event_span())) == []
+        trainers = store.trainers()
+        assert list(invariants.history(store.all_events(invariants.EVENT_KINDS), trainers, trimmed=True)) == []
+        account(store)

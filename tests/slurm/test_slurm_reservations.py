@@ -32,7 +32,10 @@ def test_what_slurm_prints_is_read() -> None:
     assert read_reservations("No reservations in the system\n") == ()
     assert read_reservations("") == ()
     first, second = read_reservations(recorded("reservations"))
-    assert first == NodeReservation(frozenset({"n01"}), BEGIN, BEGIN + 60)
+    assert first == NodeReservation(frozenset({"n01"}), BEGIN, BEGIN + 60, first.name)
+    watch = ReservationWatch(60.0)
+    watch.learned((first, second))
+    assert watch.by_name() == {first.name: {"n01"}, second.name: {"n01", "n02"}}
     assert second.nodes == {"n01", "n02"}
     licences = recorded("reservations").splitlines()[0].replace("Nodes=n01", "Nodes=(null)")
     assert read_reservations(licences) == ()

@@ -42,7 +42,6 @@ from bftrainer.cluster.pools.slurm.hardware import (
     has_features,
     read_gres,
     read_layout,
-    read_reservations,
 )
 from bftrainer.cluster.pools.slurm.read import Jobs, Pilot, WaitingJob, read_jobs, read_nodes
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings, read_duration
@@ -221,7 +220,7 @@ def test_what_is_no_table_of_jobs_is_no_answer(text: str) -> None:
 def test_no_text_is_too_strange(text: str) -> None:
     readers: tuple[Callable[[str], object], ...] = (
         lambda text: read_jobs(text, "bftrainer-abc", 7),
-        *(read_layout, read_nodes, read_gres, read_reservations),
+        *(read_layout, read_nodes, read_gres),
     )
     for head in ("", HEADER + "\n"):
         for read in readers:
@@ -247,12 +246,6 @@ def test_kinds_of_nodes_are_read_with_all_their_partitions() -> None:
         "n02": NodeKind(frozenset({"main"}), 8, 1000),
         "n07": NodeKind(frozenset({"main"}), 64, 9000, (("gpu", "a100", 4),), frozenset({"gpu", "nvme"})),
     }
-
-
-def test_reservations_are_read_with_their_nodes() -> None:
-    text = "course  INACTIVE  2026-11-16T19:24:55  2026-11-16T20:24:55     01:00:00  n[01,03]\n"
-    assert read_reservations(text) == {"course": {"n01", "n03"}}
-    assert read_reservations("No reservations in the system\n") == {}
 
 
 GPU = NodeKind(frozenset({"main"}), 64, 9000, (("gpu", "a100", 4),), frozenset({"gpu", "nvme"}))

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from bftrainer.cluster.launchers.base import HEAD
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.store.database import Database
+from bftrainer.cluster.store.event_log import EventLog
 from bftrainer.cluster.store.events import NodeJoined, Rescaled, kinds_of, quoted_kinds
 from bftrainer.cluster.store.replay import POOL_EVENTS, PoolReplay
 from bftrainer.errors import InputError
@@ -74,7 +75,8 @@ SELECT node, kind, min(seq) FROM events WHERE kind IN ({quoted_kinds(*POOL_EVENT
 def read_past(db: Database, start: float, end: float) -> PoolHistory:
     """Read the history from `start` to `end`."""
     with db.transaction():
-        first, after = _first_since(db, start), _first_since(db, end)
+        log = EventLog(db)
+        first, after = log.first_since(start), log.first_since(end)
         ((count,),) = db.rows(_COUNT, (first, after, start, end))
         if count > MOST_ROWS:
             raise InputError(
@@ -115,19 +117,6 @@ def read_past(db: Database, start: float, end: float) -> PoolHistory:
         tuple((time, int(trainer[1:]), why) for time, trainer, why in rescales if trainer[1:].isdigit()),
         {number: Known(name, owner) for number, name, owner in known},
     )
-
-
-def _first_since(db: Database, time: float) -> int:
-    """Return the number of the first event at or after a time. Numbers have no gaps, and times rise with them."""
-    ((low, high),) = db.rows("SELECT ifnull(min(seq), 1), ifnull(max(seq), 0) + 1 FROM events")
-    while low < high:
-        middle = (low + high) // 2
-        row = db.row("SELECT time FROM events WHERE seq = ?", (middle,))
-        if row is None or row[0] < time:
-            low = middle + 1
-        else:
-            high = middle
-    return int(low)
 
 
 def _present(

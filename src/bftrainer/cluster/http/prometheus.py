@@ -276,8 +276,7 @@ def _rate(live: ActiveTrainer) -> float:
 
 
 def _last(controller: Controller) -> int:
-    newest = controller.cluster.store.events(limit=1)
-    return newest[-1].seq if newest else 0
+    return controller.cluster.store.event_log.ends()[1]
 
 
 def _size(controller: Controller) -> int:

@@ -17,6 +17,7 @@ from bftrainer.cluster.config.keys import Config
 from bftrainer.cluster.retention import rules
 from bftrainer.cluster.retention.rules import DAY_S, Removal, TrainerDisk
 from bftrainer.cluster.retention.survey import DiskSurvey, Removed
+from bftrainer.cluster.store.database import checkpoint
 from bftrainer.cluster.store.events import TrainerPruned
 from bftrainer.cluster.store.store import Store
 from bftrainer.cluster.store.trimming import DatabaseLimits
@@ -25,6 +26,8 @@ from bftrainer.util.ids import trainer_number
 
 EVERY_S = 300.0
 """How often files are measured and removed."""
+CHECKPOINT_EVERY_S = 1.0
+"""How often the database's log is looked at."""
 BY_SETTINGS = "retention"
 """Named in events as the one who removed files by the settings."""
 DISK_USED_KEY = "disk_used"
@@ -71,13 +74,25 @@ class Housekeeper:
         return self._trimmer.step(now)
 
     async def keep(self) -> None:
-        """Measure and remove files, for ever."""
+        """Measure and remove files, and write the database's changes to its file, for ever."""
+        self._store.leave_checkpoints()
+        await asyncio.gather(self._keep_clean(), self._keep_checkpointing())
+
+    async def _keep_clean(self) -> None:
         while True:
             try:
                 await self.clean(time.time())
             except (BFTrainerError, OSError) as problem:
                 _log.warning("the files of trainers were not looked after: %s", problem)
             await asyncio.sleep(EVERY_S)
+
+    async def _keep_checkpointing(self) -> None:
+        while True:
+            await asyncio.sleep(CHECKPOINT_EVERY_S)
+            try:
+                await asyncio.to_thread(checkpoint, self._store.path)
+            except BFTrainerError as problem:  # a commit of the controller will meet it, too, and tell
+                _log.warning("no checkpoint: %s", problem)
 
     async def clean(self, now: float, *, dry_run: bool = False) -> list[Removed]:
         """Remove what goes by the settings, and return it."""

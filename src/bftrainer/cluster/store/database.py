@@ -22,6 +22,9 @@ from bftrainer.util.text import one_line
 
 BUSY_S = 5.0
 """Seconds to wait for another process that is writing, such as `bftrainer token`."""
+_CHECKPOINT_BYTES = 4 << 20
+_MOST_WAL_PAGES = 20_000
+"""Pages in the write-ahead log at which a commit makes a checkpoint itself."""
 _INCREMENTAL = 2
 """SQLite's number for a file whose free pages are cut off in pieces."""
 
@@ -189,6 +192,10 @@ class Database:
         """Whether the file can give free pages back. Files of version 0.1.0 cannot until they are rewritten."""
         return bool(self.rows("PRAGMA auto_vacuum")[0][0] == _INCREMENTAL)
 
+    def leave_checkpoints(self) -> None:
+        """Let another thread call `checkpoint`: a commit here waits for the disk only if that does not happen."""
+        self.run(f"PRAGMA wal_autocheckpoint = {_MOST_WAL_PAGES}")
+
     def rewrite(self) -> None:
         """Rewrite the whole file without free pages, and make it shrinkable. No other program may use the file.
 
@@ -244,6 +251,22 @@ class Database:
                 f"{len(migrations.MIGRATIONS)}); use that version, or another state folder (--state)"
             )
         return version
+
+
+def checkpoint(path: Path) -> None:
+    """Copy committed changes from the write-ahead log to the file, if there are many. Writers go on meanwhile.
+
+    It waits for the disk, and so belongs into a thread.
+    """
+    try:
+        if path.with_name(f"{path.name}-wal").stat().st_size < _CHECKPOINT_BYTES:
+            return
+        with closing(sqlite3.connect(path, timeout=BUSY_S)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+    except sqlite3.Error as problem:
+        raise _explained(path, problem) from None
+    except OSError as problem:
+        raise _explained_os(path, problem) from None
 
 
 def _make(path: Path) -> None:

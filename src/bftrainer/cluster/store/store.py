@@ -113,6 +113,10 @@ class Store:
             return str(problem)
         return ""
 
+    def leave_checkpoints(self) -> None:
+        """Let another thread write committed changes to the file; see `database.checkpoint`."""
+        self._db.leave_checkpoints()
+
     def size(self) -> tuple[int, int]:
         """Return the bytes of the file that hold data, and the bytes in it that are free."""
         return self._db.size()

@@ -21,7 +21,7 @@ from typing import TypeVar
 from bftrainer.cluster.pools.script.discovery import DiscoveryError, run
 from bftrainer.cluster.pools.slurm import callbacks
 from bftrainer.cluster.pools.slurm.figures import AnswerTimes
-from bftrainer.cluster.pools.slurm.hardware import LAYOUT_FORMAT, SiteLayout, read_layout, read_reservations
+from bftrainer.cluster.pools.slurm.hardware import LAYOUT_FORMAT, SiteLayout, read_layout
 from bftrainer.cluster.pools.slurm.read import JOB_FORMAT, PREFIX, Jobs, SlurmNode, read_jobs, read_nodes
 from bftrainer.cluster.pools.slurm.reservations import ReservationWatch, read_reservations
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings
@@ -78,9 +78,9 @@ class Slurm:
         """Return the partitions and the kinds of nodes of the site."""
         return await self._ask(("sinfo", "-a", "-h", "--exact", "-o", LAYOUT_FORMAT), read_layout)
 
-    async def reservations(self) -> dict[str, frozenset[str]]:
-        """Return the nodes of each reservation."""
-        return await self._ask(("sinfo", "-T", "-h"), read_reservations)
+    def reservations(self) -> Mapping[str, frozenset[str]]:
+        """Return the nodes of each reservation, as last read."""
+        return self._reservations.by_name()
 
     async def jobs(self, *, only_ours: bool = False) -> Jobs:
         """Return our jobs, including those that ended a moment ago, and those of others that wait for nodes.

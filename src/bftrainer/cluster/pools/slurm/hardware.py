@@ -101,13 +101,6 @@ def read_layout(text: str) -> SiteLayout:
     return SiteLayout(frozenset(names), MappingProxyType(_kinds(hardware, partitions)))
 
 
-def read_reservations(text: str) -> dict[str, frozenset[str]]:
-    """Parse the output of `sinfo -T`: the nodes of each reservation."""
-    rows = [line.split() for line in text.splitlines()]
-    # Other lines are words, such as that there are no reservations.
-    return {row[0]: frozenset(expand(row[5])) for row in rows if len(row) == 6 and row[5] not in _UNKNOWN}
-
-
 def _kinds(
     hardware: Mapping[str, tuple[int, int, str, str]], partitions: Mapping[str, set[str]]
 ) -> dict[str, NodeKind]:

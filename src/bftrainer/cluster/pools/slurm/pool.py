@@ -38,8 +38,6 @@ FOLDER = "slurm"
 _GLANCE_S = 0.1
 _LAYOUT_S = 300.0
 """How often the kinds of nodes are read while jobs wait: they change when an administrator changes them."""
-_RESERVATIONS_S = 60.0
-"""How often the nodes of reservations are read while jobs wait that are to run in one."""
 _DRAIN_S = 30.0
 _STATE_ID = "slurm.id"
 
@@ -99,7 +97,7 @@ class SlurmPool:
         # Last known state.
         self._view = _View({}, 0, (), ())
         self._layout = SiteLayout()
-        self._layout_at = self._reservations_at = -math.inf
+        self._layout_at = -math.inf
         self._left_to_others = 0
         """Number of idle nodes that are left to waiting jobs."""
         self._problem = ""
@@ -285,11 +283,8 @@ class SlurmPool:
             return YieldPlan()
         now = time.monotonic()
         if jobs.waiting and now - self._layout_at > _LAYOUT_S:
-            reservations = self._layout.reservations
-            self._layout, self._layout_at = replace(await self._at.layout(), reservations=reservations), now
-        if now - self._reservations_at > _RESERVATIONS_S and any(job.request.reservation for job in jobs.waiting):
-            self._layout = replace(self._layout, reservations=await self._at.reservations())
-            self._reservations_at = now
+            self._layout, self._layout_at = await self._at.layout(), now
+        self._layout = replace(self._layout, reservations=self._at.reservations())
         soon_s = read_duration(self.settings.time_min or self.settings.time_limit)
         view, pilots, layout, used = self._view, dict(ledger.pilots), self._layout, self._to.used
 

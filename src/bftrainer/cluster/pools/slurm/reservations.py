@@ -7,7 +7,7 @@ run on into it. Pilots do not: the pool asks for reservations once a minute, and
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from bftrainer.cluster.pools.slurm.read import SlurmNode
@@ -24,6 +24,7 @@ class NodeReservation:
     nodes: frozenset[str]
     begin: float
     end: float
+    name: str = ""
 
 
 def read_reservations(text: str) -> tuple[NodeReservation, ...]:
@@ -38,7 +39,8 @@ def read_reservations(text: str) -> tuple[NodeReservation, ...]:
         names = keys.get("Nodes", "")
         nodes = frozenset(expand(names)) if names not in ("", "(null)") else frozenset()
         if nodes:  # else it reserves licences or burst buffers
-            found.append(NodeReservation(nodes, float(keys.get("StartTime", "")), float(keys.get("EndTime", ""))))
+            begin, end = float(keys.get("StartTime", "")), float(keys.get("EndTime", ""))
+            found.append(NodeReservation(nodes, begin, end, keys["ReservationName"]))
     return tuple(found)
 
 
@@ -63,6 +65,10 @@ class ReservationWatch:
     def learned(self, found: tuple[NodeReservation, ...]) -> None:
         """Take over the answer."""
         self._known = found
+
+    def by_name(self) -> Mapping[str, frozenset[str]]:
+        """Return the nodes of each reservation."""
+        return {reservation.name: reservation.nodes for reservation in self._known}
 
     def marked(self, nodes: dict[str, SlurmNode]) -> dict[str, SlurmNode]:
         """Return the nodes, with the state MAINT added to those that must be left now."""
