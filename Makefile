@@ -20,6 +20,8 @@ JOBS ?= auto
 OVERLAP ?= $(shell expr $$(nproc) + 2)
 FAST := not (slurm or browser or waits or docs)
 PYTEST := $(BIN)/pytest -n $(OVERLAP) --dist loadgroup --no-loadscope-reorder
+# With it, every process would compile all modules again, and there are hundreds of processes.
+unexport PYTHONDONTWRITEBYTECODE
 # What runs beside the tests.
 export CHECK ?= $(MAKE) --no-print-directory check
 
