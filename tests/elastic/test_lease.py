@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from bftrainer.cluster.retention.files import older_snapshots
+from bftrainer.elastic.snapshot_header import Lineage
 from bftrainer.elastic.torch.snapshots import lease as lease_module
+from bftrainer.elastic.torch.snapshots import snapshot_file
 from bftrainer.elastic.torch.snapshots.lease import FILE, SnapshotLease, SupersededError
 from bftrainer.elastic.torch.snapshots.snapshot import Snapshots
-from bftrainer.elastic.torch.snapshots.snapshot_file import Lineage, file_name
+from bftrainer.elastic.torch.snapshots.snapshot_file import file_name
 from bftrainer.errors import BFTrainerError
 
 OWNER = "site/t1"
@@ -135,3 +138,12 @@ def test_after_a_restored_database_a_lease_that_nobody_renews_is_taken_over(tmp_
     assert restored.claim() > Lineage(1, 90)
     with pytest.raises(SupersededError):
         later.claim()
+
+
+def test_the_snapshot_that_is_kept_when_others_are_removed_is_that_of_the_newest_lineage(tmp_path: Path) -> None:
+    folder = tmp_path / "snapshots"
+    folder.mkdir()
+    stale, newest = folder / file_name(900), folder / file_name(40)
+    snapshot_file.write(stale, 900, {"a": 1}, Lineage(0, 3))
+    snapshot_file.write(newest, 40, {"a": 1}, Lineage(0, 5))
+    assert older_snapshots(tmp_path) == [stale], "more steps, but of workers that were cut off"

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bftrainer.elastic.leftovers import SNAPSHOT_FILE
+from bftrainer.elastic.snapshot_header import by_lineage
 
 SNAPSHOTS, OUTPUT = "snapshots", "output"
 LOGS = ("log", "log.1")
@@ -47,11 +47,10 @@ def measure(folder: Path) -> TrainerFiles:
 
 
 def older_snapshots(folder: Path) -> list[Path]:
-    """Return all complete snapshots of a trainer but the last."""
-    found = []
+    """Return all complete snapshots of a trainer but the one to resume from."""
     with suppress(OSError):
-        found = sorted(path for path in (folder / SNAPSHOTS).iterdir() if SNAPSHOT_FILE.fullmatch(path.name))
-    return found[:-1]
+        return [path for _, _, path in by_lineage(folder / SNAPSHOTS)[:-1]]
+    return []
 
 
 def remove_files(paths: Iterable[Path]) -> str:

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from bftrainer.elastic.torch.snapshots import snapshot_file
-from bftrainer.elastic.torch.snapshots.snapshot_file import Lineage, in_folder
+from bftrainer.elastic.snapshot_header import Lineage, in_folder
 from bftrainer.errors import BFTrainerError
 from bftrainer.util.files import replace_file
 
@@ -94,7 +93,7 @@ class SnapshotLease:
         except (ValueError, KeyError, TypeError):  # damaged
             pass
         try:
-            found = [snapshot_file.lineage(path) for _, path in in_folder(self._path.parent)]
+            found = [lineage_of(path) for _, path in in_folder(self._path.parent)]
         except FileNotFoundError:
             found = []
         return _Lease(max(found, default=Lineage()), "", 0.0)

@@ -19,10 +19,11 @@ from typing import Any
 
 from bftrainer.elastic.defaults import SNAPSHOT_EVERY_S
 from bftrainer.elastic.leftovers import sweep, temporary_name
+from bftrainer.elastic.snapshot_header import HEADER, Lineage, by_lineage
 from bftrainer.elastic.torch.snapshots import snapshot_file
 from bftrainer.elastic.torch.snapshots.lease import SnapshotLease, SupersededError
 from bftrainer.elastic.torch.snapshots.snapshot_copy import Copier, Copy
-from bftrainer.elastic.torch.snapshots.snapshot_file import HEADER, Lineage, Snapshot, by_lineage, file_name, reason
+from bftrainer.elastic.torch.snapshots.snapshot_file import Snapshot, file_name, reason
 from bftrainer.elastic.torch.snapshots.snapshot_interval import SnapshotInterval
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.util.files import sync

@@ -14,32 +14,14 @@ import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, cast
 
 import torch
 
 from bftrainer import __version__
-from bftrainer.elastic.leftovers import SNAPSHOT_FILE
+from bftrainer.elastic.snapshot_header import HEADER, MAGIC, NAME, WIDTH, Lineage
 from bftrainer.elastic.torch.snapshots.portable import restored
 from bftrainer.errors import BFTrainerError, InputError
-
-HEADER = 512
-"""Bytes before the payload: one line of fixed width, because it is filled in after the payload is written."""
-
-_NAME = "bftrainer-snapshot "
-_MAGIC = f"{_NAME}1 ".encode()
-"""First bytes of every file; the number is the version of the format."""
-
-_WIDTH = HEADER - len(_MAGIC) - 64 - len(" ") - len("\n")
-"""Bytes of the header that hold its JSON."""
-
-
-class Lineage(NamedTuple):
-    """Which workers wrote a snapshot: later ones are greater. See `lease.py`."""
-
-    term: int = 0
-    """How often the folder was taken over by another trainer."""
-    generation: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,32 +38,12 @@ def file_name(step: int) -> str:
     return f"snapshot-{step:012d}.bft"
 
 
-def in_folder(folder: Path) -> list[tuple[int, Path]]:
-    """Return the snapshots in `folder` by step, complete or not."""
-    return sorted((int(match[1]), path) for path in folder.iterdir() if (match := SNAPSHOT_FILE.fullmatch(path.name)))
-
-
 def reason(problem: Exception) -> str:
     """Describe a problem in one line, without parts that differ from try to try, such as names of temporary files."""
     if isinstance(problem, OSError) and problem.strerror:
         return problem.strerror
     line = next(iter(str(problem).splitlines()), "")
     return line if isinstance(problem, BFTrainerError) else f"{type(problem).__name__}: {line}"
-
-
-def lineage(path: Path) -> Lineage:
-    """Return the lineage that a snapshot's header names; the lowest if it names none or cannot be read."""
-    try:
-        with path.open("rb") as source:
-            meta = json.loads(source.read(HEADER)[-1 - _WIDTH : -1])
-        return Lineage(int(meta.get("term", 0)), int(meta.get("generation", 0)))
-    except (OSError, ValueError, TypeError, AttributeError):
-        return Lineage()
-
-
-def by_lineage(folder: Path) -> list[tuple[Lineage, int, Path]]:
-    """Return the snapshots in `folder`, complete or not: the one to resume from is the last."""
-    return sorted((lineage(path), step, path) for step, path in in_folder(folder))
 
 
 def write(path: Path, step: int, state: dict[str, Any], lineage: Lineage = Lineage()) -> None:  # noqa: B008 - a value
@@ -105,13 +67,13 @@ def read(path: Path, step: int | None = None) -> Snapshot:
     """
     with path.open("rb") as source:
         head = source.read(HEADER)
-        if head and not head.startswith(_NAME.encode()[: len(head)]):
+        if head and not head.startswith(NAME.encode()[: len(head)]):
             raise InputError("it does not begin with a snapshot header")
         if len(head) < HEADER:
             raise InputError(f"it is cut short: {len(head)} bytes, less than its header")
-        if not head.startswith(_MAGIC):
-            raise InputError(f"BFTrainer {__version__} does not support its format {head[len(_NAME) :].split()[0]!r}")
-        text = head[-1 - _WIDTH : -1]
+        if not head.startswith(MAGIC):
+            raise InputError(f"BFTrainer {__version__} does not support its format {head[len(NAME) :].split()[0]!r}")
+        text = head[-1 - WIDTH : -1]
         if head != _sealed(text):
             raise InputError("its header is damaged")
         meta = json.loads(text)
@@ -163,10 +125,10 @@ def _header(step: int, length: int, digest: str, lineage: Lineage) -> bytes:
     meta = {"step": step, "length": length, "sha256": digest, "written": written, "bftrainer": __version__}
     if lineage != Lineage():
         meta |= lineage._asdict()
-    text = json.dumps(meta).encode().ljust(_WIDTH)
-    assert len(text) == _WIDTH
+    text = json.dumps(meta).encode().ljust(WIDTH)
+    assert len(text) == WIDTH
     return _sealed(text)
 
 
 def _sealed(text: bytes) -> bytes:
-    return _MAGIC + hashlib.sha256(text).hexdigest().encode() + b" " + text + b"\n"
+    return MAGIC + hashlib.sha256(text).hexdigest().encode() + b" " + text + b"\n"
