@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from bftrainer.elastic.snapshot_header import Lineage, in_folder
+from bftrainer.elastic.snapshot_header import Lineage, in_folder, lineage_of
 from bftrainer.errors import BFTrainerError
 from bftrainer.util.files import replace_file
 
