@@ -10,7 +10,6 @@ import pytest
 
 from bftrainer.cluster.retention.files import older_snapshots
 from bftrainer.elastic.snapshot_header import Lineage
-from bftrainer.elastic.torch.snapshots import lease as lease_module
 from bftrainer.elastic.torch.snapshots import snapshot_file
 from bftrainer.elastic.torch.snapshots.lease import FILE, SnapshotLease, SupersededError
 from bftrainer.elastic.torch.snapshots.snapshot import Snapshots
@@ -61,13 +60,13 @@ def test_a_snapshot_that_was_begun_before_and_ends_after_is_not_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = keeper(tmp_path, 3), keeper(tmp_path, 4)
-    write = lease_module.snapshot_file.write
+    write = snapshot_file.write
 
     def slow(*args: object) -> None:
         write(*args)  # type: ignore[arg-type]
         new.claim()
 
-    monkeypatch.setattr(lease_module.snapshot_file, "write", slow)
+    monkeypatch.setattr(snapshot_file, "write", slow)
     with pytest.raises(BFTrainerError, match="newer workers"):
         old.take_now(7, {})
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
