@@ -91,13 +91,13 @@ def test_the_recipe_typed_as_written_trains_on_three_hosts_loses_one_and_trains_
     work = tmp_path / "work"
     work.mkdir()
     with site.running(SERVE) as ask:
-        wait_until(lambda: len(ask("/v1/nodes")["nodes"]) == len(NODES), "an agent on every node", 60)
-        assert {(node["node"], node["host"]) for node in ask("/v1/nodes")["nodes"]} == {(node, node) for node in NODES}
         address = find_controller(site.state, env={})
         assert address.url == "https://10.77.0.1:8765"
         assert address.authority == str(site.state / "tls" / "ca.pem")
         submitted = site.type(f"bftrainer submit --nodes 2-3 --name job {WORKER} {work} 400 0.2")
         assert submitted.returncode == 0, submitted.stderr
+        wait_until(lambda: len(ask("/v1/nodes")["nodes"]) == len(NODES), "an agent on every node", 60)
+        assert {(node["node"], node["host"]) for node in ask("/v1/nodes")["nodes"]} == {(node, node) for node in NODES}
 
         def made_steps(more: int, nodes: set[str]) -> Mapping[str, Any] | None:
             row: dict[str, Any] = ask("/v1/trainers/job")
@@ -117,7 +117,7 @@ def test_an_address_that_the_nodes_cannot_reach_is_one_clear_sentence_and_no_pil
 ) -> None:
     site = Site(lab, tmp_path / "home")
     before = pilots(lab)
-    with site.running(f"{SERVE} --set pool.interval_s=0.5 --host 10.78.0.1") as ask:
+    with site.running(f"{SERVE} --set pool.interval_s=0.5 --set pool.warm_pilots=3 --host 10.78.0.1") as ask:
         url = find_controller(site.state, env={}).url
         sentence = wait_until(lambda: ask("/v1/status")["pool"]["problem"], "the reason", 60)
         wait_until(lambda: "n01, n02, n03" in ask("/v1/status")["pool"]["problem"], "all nodes in it", 30)
