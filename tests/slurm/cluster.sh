@@ -91,6 +91,9 @@ install_missing() {
       command -v "${pair%%:*}" >/dev/null || missing+=("${pair#*:}" slurm-wlm-mysql-plugin)
     done
   fi
+  if [[ $LAB_NAMESPACES == 1 ]]; then
+    command -v ip >/dev/null || missing+=(iproute2)
+  fi
   ((${#missing[@]} == 0)) && return 0
   command -v apt-get >/dev/null || fail "${missing[*]} must be installed, and there is no apt-get to do it"
   # The packages would start daemons of their own.
