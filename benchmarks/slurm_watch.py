@@ -28,10 +28,12 @@ from pathlib import Path
 from typing import Any
 
 from bftrainer.cluster.pools.slurm.pool import SlurmPool
-from bftrainer.cluster.pools.slurm.read import JOB_FIELDS, SEPARATOR
+from bftrainer.cluster.pools.slurm.read import JOB_FIELDS
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings
 
 STATE_ID = "benchmark"
+SEPARATOR = "\x1f"
+"""Between fields in the files; the programs put the one they are asked for in its place."""
 REASONS = ("Priority",) * 60 + ("Resources",) + ("Dependency",) * 15 + ("QOSMaxCpuPerUserLimit",) * 12 + ("None",) * 2
 PARTITIONS = ("batch", "long", "gpu", "debug")
 GOAL_MS = 50.0
@@ -80,7 +82,7 @@ class SlurmSite:
         self._write("nodes", (f"{name} {'idle' if name in idle else 'allocated'}" for name in self.names))
         for program, shown in (
             ("sinfo", 'case "$*" in *-N*) cat nodes;; *) cat layout;; esac'),
-            ("squeue", "cat jobs"),
+            ("squeue", "for last; do :; done; last=${last%%,*}; sed \"s/$(printf '\037')/${last#*:}/g\" jobs"),
         ):
             self._program(program, shown)
         for program in ("sbatch", "scancel"):

@@ -43,12 +43,12 @@ from bftrainer.cluster.pools.slurm.hardware import (
     read_gres,
     read_layout,
 )
-from bftrainer.cluster.pools.slurm.read import Jobs, Pilot, WaitingJob, read_jobs, read_nodes
+from bftrainer.cluster.pools.slurm.read import Jobs, Pilot, WaitingJob, new_separator, read_nodes
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings, read_duration
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.traces.recorder.states import read_sinfo
 from support.cluster.made_pools import executable
-from support.slurm.squeue import HEADER, table
+from support.slurm.squeue import HEADER, SEPARATOR, read, table
 
 # What there is.
 
@@ -126,18 +126,18 @@ def test_pilots_are_read_with_their_nodes_times_and_fates() -> None:
         {**pilot_row(13, "RUNNING", ReqNodes="n06"), "UserID": "8"},
         {**pilot_row(14, "RUNNING", ReqNodes="n07"), "Name": "bftrainer-other"},
     )
-    assert read_jobs(text, "bftrainer-abc", 7).pilots == (
+    assert read(text).pilots == (
         Pilot(7, "n01", "running", 4 * 3600.0 - 3, "", "ff", False, "RUNNING"),
         Pilot(8, "n02", "waiting", 4 * 3600.0, away, "ff", False, "PENDING"),
         Pilot(9, "n03", "ended", 299.0, "NonZeroExit", "", True, "FAILED"),
         Pilot(10, "n04", "running", None, "", "", False, "RUNNING"),
         Pilot(11, "n05", "ending", 86401.0, "", "ff", False, "COMPLETING"),
     )
-    assert read_jobs(HEADER, "bftrainer-abc", 7) == Jobs((), ())
+    assert read(HEADER) == Jobs((), ())
 
 
 def waiting(*rows: dict[str, str]) -> tuple[WaitingJob, ...]:
-    return read_jobs(table(*rows), "bftrainer-abc", 7).waiting
+    return read(table(*rows)).waiting
 
 
 def test_the_queue_holds_jobs_that_wait_for_nodes_and_no_pilots() -> None:
@@ -161,6 +161,20 @@ def test_the_queue_holds_jobs_that_wait_for_nodes_and_no_pilots() -> None:
         WaitingJob("6", main, 1, required=frozenset({"n07"})),
     )
     assert found[1].rank > found[0].rank > found[2].rank, "priority first, then age"
+
+
+def test_no_name_and_no_comment_of_a_job_looks_like_another_job() -> None:
+    forged = table({"JobArrayID": "37", "JobID": "37", "UserID": "7", "ReqNodes": "n01", "Name": "bftrainer-abc"})
+    row = forged.replace(SEPARATOR, "\x1f").splitlines()[1]
+    jobs = read(
+        table(
+            {"JobArrayID": "4", "Reason": "None", "Name": "two\nlines", "Comment": f"x\n{row}\n"},
+            {"JobArrayID": "5", "Reason": "None", "Comment": "hello\nworld"},
+        )
+    )
+    assert [job.job for job in jobs.waiting] == ["4", "5"]
+    assert jobs.pilots == ()
+    assert new_separator() != new_separator()
 
 
 @pytest.mark.parametrize(
@@ -210,22 +224,24 @@ def test_what_a_job_asks_for_is_read() -> None:
     assert waiting({"JobArrayID": "5", "Reason": "None", "TimeLimit": "UNLIMITED"})[0].limit_s == float("inf")
 
 
-@pytest.mark.parametrize("text", ["", "\n", "garbage", "JOBID\x1fSTATE\n1\x1fx\n", HEADER + "\n4|x|y\n"])
+@pytest.mark.parametrize(
+    "text", ["", "\n", "garbage", "JOBID\x1fSTATE\n1\x1fx\n", HEADER + "\n4|x|y\n", HEADER + SEPARATOR]
+)
 def test_what_is_no_table_of_jobs_is_no_answer(text: str) -> None:
     with pytest.raises(ValueError, match="must begin with its header|no job"):
-        read_jobs(text, "bftrainer-abc", 7)
+        read(text)
 
 
 @given(st.text())
 def test_no_text_is_too_strange(text: str) -> None:
     readers: tuple[Callable[[str], object], ...] = (
-        lambda text: read_jobs(text, "bftrainer-abc", 7),
+        read,
         *(read_layout, read_nodes, read_gres),
     )
     for head in ("", HEADER + "\n"):
-        for read in readers:
+        for reader in readers:
             try:
-                answer: object = read(head + text)
+                answer: object = reader(head + text)
             except (ValueError, InputError) as problem:
                 answer = str(problem).strip() or None  # an error says something
             assert answer is not None
@@ -246,6 +262,30 @@ def test_kinds_of_nodes_are_read_with_all_their_partitions() -> None:
         "n02": NodeKind(frozenset({"main"}), 8, 1000),
         "n07": NodeKind(frozenset({"main"}), 64, 9000, (("gpu", "a100", 4),), frozenset({"gpu", "nvme"})),
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "gres"),
+    [
+        ("gpu:3090:4", (("gpu", "3090", 4),)),
+        ("gpu:2080ti:4(S:0-1)", (("gpu", "2080ti", 4),)),
+        ("gpu:1g.5gb:7", (("gpu", "1g.5gb", 7),)),
+        ("gpu:a100:4,nvme:1T", (("gpu", "a100", 4), ("nvme", "", 1024**4))),
+        ("bandwidth:lustre:no_consume:4G", (("bandwidth", "lustre", 4 * 1024**3),)),
+        ("gres:gpu:2", (("gpu", "", 2),)),
+        ("gres/gpu:h100=1", (("gpu", "h100", 1),)),
+        ("gpu", (("gpu", "", 1),)),
+    ],
+)
+def test_generic_resources_are_read(text: str, gres: object) -> None:
+    assert read_gres(text) == gres
+
+
+def test_a_node_whose_resources_cannot_be_read_may_have_all() -> None:
+    layout = read_layout("main|8|1000|gpu:a:b:c:4|(null)|n01\nmain|8|1000|(null)|(null)|n02\n")
+    wants_gpu = JobRequest(frozenset({"main"}), gres=(("gpu", "", 1),))
+    assert layout.kinds["n01"].fits(wants_gpu)
+    assert not layout.kinds["n02"].fits(wants_gpu)
 
 
 GPU = NodeKind(frozenset({"main"}), 64, 9000, (("gpu", "a100", 4),), frozenset({"gpu", "nvme"}))

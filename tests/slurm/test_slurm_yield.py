@@ -162,11 +162,19 @@ def blocked(**facts: Any) -> WaitingJob:
     return job("100", 10, priority=1000, planned_on=frozenset(TEN), start=WALL + 3600, **facts)
 
 
-def test_pilots_stay_while_short_jobs_arrive_that_would_delay_a_planned_one() -> None:
-    rule, nodes = YieldRule(), Nodes((), ("n08", "n09", "n10"))
+@pytest.mark.parametrize("limit_s", [None, 3600.0, 86_400.0], ids=["no limit", "another limit", "the same limit"])
+def test_pilots_stay_while_jobs_arrive_that_would_delay_a_planned_one(limit_s: float | None) -> None:
+    rule, nodes, first = YieldRule(), Nodes((), ("n08", "n09", "n10")), blocked(limit_s=limit_s)
     for now in range(0, 200, 2):  # each second round a newcomer that runs for a day
         arrivals = [behind(str(200 + number), 86_400.0) for number in range(now // 4 + 1)]
-        assert plan(rule, float(now), blocked(), *arrivals, nodes=nodes, layout=ONE_KIND) == YieldPlan()
+        assert plan(rule, float(now), first, *arrivals, nodes=nodes, layout=ONE_KIND) == YieldPlan()
+
+
+def test_a_planned_job_that_names_a_node_is_given_all_that_it_lacks() -> None:
+    nodes, named = Nodes(("n01", "n06"), ("n02",)), frozenset({"n06"})
+    for planned_on in (frozenset[str](), frozenset({"n01", "n02", "n06"})):
+        waiting = job("1", 3, required=named, planned_on=planned_on)
+        assert plan(YieldRule(), 0.0, waiting, nodes=nodes, layout=ONE_KIND).give == ("n02",), planned_on
 
 
 @pytest.mark.parametrize(

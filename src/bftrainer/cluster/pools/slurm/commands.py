@@ -22,7 +22,15 @@ from bftrainer.cluster.pools.script.discovery import DiscoveryError, run
 from bftrainer.cluster.pools.slurm import callbacks
 from bftrainer.cluster.pools.slurm.figures import AnswerTimes
 from bftrainer.cluster.pools.slurm.hardware import LAYOUT_FORMAT, SiteLayout, read_layout
-from bftrainer.cluster.pools.slurm.read import JOB_FORMAT, PREFIX, Jobs, SlurmNode, read_jobs, read_nodes
+from bftrainer.cluster.pools.slurm.read import (
+    PREFIX,
+    Jobs,
+    SlurmNode,
+    job_format,
+    new_separator,
+    read_jobs,
+    read_nodes,
+)
 from bftrainer.cluster.pools.slurm.reservations import ReservationWatch, read_reservations
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings
 from bftrainer.errors import BFTrainerError, InputError
@@ -61,6 +69,7 @@ class Slurm:
         self._settings = settings
         self._folder = folder
         self._environment = command_environment(os.environ)
+        self._only_ours = (f"--user={os.getuid()}", f"--name={self.name}")
         self._reservations = ReservationWatch(settings.renew_s)
 
     async def nodes(self) -> dict[str, SlurmNode]:
@@ -87,10 +96,10 @@ class Slurm:
 
         With `only_ours` Slurm looks up one user's jobs.
         """
-        user = os.getuid()
-        ours = (f"--user={user}", f"--name={self.name}") if only_ours else ()
-        words = ("squeue", "-a", *ours, "--states=all", "-O", JOB_FORMAT)
-        return await self._ask(words, lambda text: read_jobs(text, self.name, user))
+        separator = new_separator()
+        ours = self._only_ours if only_ours else ()
+        words = ("squeue", "-a", *ours, "--states=all", "-O", job_format(separator))
+        return await self._ask(words, lambda text: read_jobs(text, self.name, os.getuid(), separator))
 
     async def submit(self, node: str, *, short: bool) -> int:
         """Submit the pilot of a node and return its job id.
@@ -102,12 +111,12 @@ class Slurm:
         return await self._ask(argv, lambda text: int(text.strip().partition(";")[0]))
 
     async def cancel(self, jobs: Sequence[int], *, only_waiting: bool = False) -> None:
-        """Cancel jobs; with `only_waiting`, only those that have not started."""
+        """Cancel pilots; with `only_waiting`, only those that have not started. Slurm leaves other jobs alone."""
         for begin in range(0, len(jobs), _AT_ONCE):
             ids = [str(job) for job in jobs[begin : begin + _AT_ONCE]]
             state = ["--state=PENDING"] if only_waiting else []
             try:
-                await self._ask(("scancel", "-Q", *state, *ids), lambda text: None)
+                await self._ask(("scancel", "-Q", *self._only_ours, *state, *ids), lambda text: None)
             except SlurmCommandError as problem:
                 if not any(words in str(problem) for words in _HAVE_ENDED):
                     raise

@@ -16,9 +16,10 @@ from bftrainer.core.hostlist import expand
 LAYOUT_FORMAT = "%R|%c|%m|%G|%f|%N"
 _COMPLEX = re.compile(r"[^\w.+@:/&|-]")
 """Characters of constraints that this module does not evaluate: brackets, counts, negations."""
-_GRES = re.compile(r"(?:gres[:/])?([A-Za-z_][\w-]*)(?::([A-Za-z_][\w.-]*))?(?:[:=](\d+)([KMG]?))?", re.ASCII)
+_COUNT = re.compile(r"(\d+)([KMGTP]?)", re.ASCII)
+_NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 _PLACE = re.compile(r"\([^)]*\)")
-_SCALE = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
+_SCALE = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024**5}
 _UNKNOWN = ("", "N/A", "(null)", "None")
 
 Gres = tuple[tuple[str, str, int], ...]
@@ -45,7 +46,8 @@ class NodeKind:
     partitions: frozenset[str]
     cpus: int = 0
     memory_mb: int = 0
-    gres: Gres = ()
+    gres: Gres | None = ()
+    """None: not known, since a part of it has a form that cannot be read."""
     features: frozenset[str] = frozenset()
 
     def fits(self, request: JobRequest) -> bool:
@@ -54,7 +56,7 @@ class NodeKind:
             not self.partitions.isdisjoint(request.partitions)
             and (not self.cpus or request.cpus <= self.cpus)
             and (not self.memory_mb or request.memory_mb <= self.memory_mb)
-            and all(_has_gres(self.gres, *each) for each in request.gres)
+            and (self.gres is None or all(_has_gres(self.gres, *each) for each in request.gres))
             and (_COMPLEX.search(request.constraint) is not None or has_features(self.features, request.constraint))
         )
 
@@ -75,11 +77,25 @@ def has_features(features: frozenset[str], constraint: str) -> bool:
 
 
 def read_gres(text: str) -> Gres:
-    """Return the generic resources of a request such as `gres:gpu:a100:2`, or of a node. Unknown forms are left out."""
+    """Return the generic resources of a request such as `gres:gpu:a100:2`, or of a node such as `gpu:3090:4`.
+
+    Unknown forms are left out.
+    """
     if text in _UNKNOWN:
         return ()
-    matches = (_GRES.fullmatch(part) for part in _PLACE.sub("", text).split(","))
-    return tuple((match[1], match[2] or "", int(match[3] or 1) * _SCALE[match[4] or ""]) for match in matches if match)
+    parts = (_one_gres(part) for part in _PLACE.sub("", text).split(","))
+    return tuple(part for part in parts if part is not None)
+
+
+def _one_gres(text: str) -> tuple[str, str, int] | None:
+    """Return the name, the type and the count of one resource; None if it has another form."""
+    words = [
+        word for word in re.split("[:=]", text.removeprefix("gres:").removeprefix("gres/")) if word != "no_consume"
+    ]
+    counted = _COUNT.fullmatch(words[-1]) if len(words) > 1 else None
+    count = int(counted[1]) * _SCALE[counted[2]] if counted is not None else 1
+    name, *kind = words[:-1] if counted is not None else words
+    return (name, kind[0] if kind else "", count) if _NAME.fullmatch(name) and len(kind) <= 1 else None
 
 
 def read_layout(text: str) -> SiteLayout:
@@ -110,9 +126,15 @@ def _kinds(
         where = frozenset(partitions[node])
         key = (where, cpus, memory_mb, gres, features)
         if key not in kinds:
-            kinds[key] = NodeKind(where, cpus, memory_mb, read_gres(gres), _split(features))
+            kinds[key] = NodeKind(where, cpus, memory_mb, _gres_of_node(gres), _split(features))
         of_node[node] = kinds[key]
     return of_node
+
+
+def _gres_of_node(text: str) -> Gres | None:
+    """Return the generic resources of a node; None if a part of them cannot be read."""
+    known = read_gres(text)
+    return known if text in _UNKNOWN or len(known) == len(_PLACE.sub("", text).split(",")) else None
 
 
 def _split(features: str) -> frozenset[str]:

@@ -8,6 +8,7 @@ change.
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -21,8 +22,6 @@ from bftrainer.util.text import natural
 
 PREFIX = "bftrainer-"
 """Prefix of the names of all pilots."""
-SEPARATOR = "\x1f"
-"""Follows each field of a job. Constraints, comments and names may contain every printable character."""
 JOB_FIELDS = (
     *("JobArrayID", "JobID", "UserID", "State", "Partition", "NumNodes", "NumCPUs", "MinCpus", "MinMemory"),
     *("TimeLimit", "MinTime", "TimeLeft", "PriorityLong", "StartTime", "PreemptTime", "Reason", "SchedNodes"),
@@ -30,7 +29,6 @@ JOB_FIELDS = (
     *("Dependency", "Reservation", "Feature", "Name", "Comment"),
 )
 """The columns that squeue prints, in the order of `_JobRow`. The last ones are texts of users."""
-JOB_FORMAT = ",".join(f"{name}:{SEPARATOR}" for name in JOB_FIELDS)
 
 Rank = tuple[int, int]
 """A job's place in the queue: its priority, then its age. The larger one goes first."""
@@ -182,21 +180,34 @@ def read_nodes(text: str) -> dict[str, SlurmNode]:
     return {name: SlurmNode(name, tuple(words[name]), features[name]) for name in names}
 
 
-def read_jobs(text: str, name: str, user: int) -> Jobs:
-    """Parse the output of `squeue -O` with `JOB_FORMAT`. Jobs of `user` called `name` are our pilots."""
-    header, *rows = text.split("\n")
-    if not header.startswith("JOBID") or header.count(SEPARATOR) != len(JOB_FIELDS):
-        raise ValueError(f"a table of jobs must begin with its header, but got {header[:80]!r}")
+def new_separator() -> str:
+    """Return what follows each field of a job. Nobody can guess it.
+
+    Names and comments of jobs may contain everything, also line breaks: with a separator that is known, a user could
+    make them look like another job.
+    """
+    return f"\x1f{secrets.token_hex(8)}"
+
+
+def job_format(separator: str) -> str:
+    """Return the format for `squeue -O`."""
+    return ",".join(f"{name}:{separator}" for name in JOB_FIELDS)
+
+
+def read_jobs(text: str, name: str, user: int, separator: str) -> Jobs:
+    """Parse the output of `squeue -O` with `job_format(separator)`. Jobs of `user` called `name` are our pilots."""
+    width = len(JOB_FIELDS)
+    cells = text.split(separator)
+    rest = cells.pop()
+    if not text.startswith("JOBID") or len(cells) < width:
+        raise ValueError(f"a table of jobs must begin with its header, but got {text[:80]!r}")
+    if rest.strip() or len(cells) % width:
+        raise ValueError(f"a table of jobs ends with {rest[-80:]!r}, no job")
     pilots, waiting, uid = list[Pilot](), list[WaitingJob](), str(user)
-    for line in rows:
-        if not line.strip():
-            continue
-        cells = line.split(SEPARATOR, len(JOB_FIELDS) - 1)
-        if len(cells) != len(JOB_FIELDS):
-            raise ValueError(f"no job in {line[:80]!r}")
-        job = _JobRow._make(cells)
-        if not _STATE_WORD.fullmatch(job.state):
-            raise ValueError(f"no job and state in {line[:80]!r}")
+    for at in range(width, len(cells), width):
+        job = _JobRow._make((cells[at].removeprefix("\n"), *cells[at + 1 : at + width]))
+        if not cells[at].startswith("\n") or not _STATE_WORD.fullmatch(job.state):
+            raise ValueError(f"no job and state in {' '.join(job)[:80]!r}")
         if job.name == name and job.user == uid:
             if (pilot := _pilot(job)) is not None:
                 pilots.append(pilot)
@@ -213,7 +224,7 @@ def _pilot(job: _JobRow) -> Pilot | None:
     if not NODE_NAME.fullmatch(node):
         return None
     left, reason = job.left, job.reason
-    parts = job.comment.rstrip(SEPARATOR).split(":")
+    parts = job.comment.split(":")
     return Pilot(
         int(job.job),
         node,

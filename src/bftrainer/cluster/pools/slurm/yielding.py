@@ -79,12 +79,11 @@ class _Window:
     partitions: frozenset[str]
     """The partitions of the planned job: it goes before their jobs of lower priority."""
 
-    def lets(self, job: WaitingJob, rank: Rank) -> bool:
-        """Return whether a job may start before the planned one, which has a `rank`."""
+    def lets(self, job: WaitingJob) -> bool:
+        """Return whether a job of any rank may start before the planned one."""
         return (
             job.limit_s is None
             or job.limit_s <= self.seconds + _SLACK_S
-            or job.rank >= rank
             or self.partitions.isdisjoint(job.request.partitions)
         )
 
@@ -106,7 +105,7 @@ class _NodeGroup:
         return self.kind is None or self.kind.fits(request)
 
     def lets(self, job: WaitingJob) -> bool:
-        return self.window is None or self.window.lets(job, self.rank)
+        return self.window is None or self.window.lets(job)
 
 
 @dataclass(slots=True)
@@ -250,7 +249,7 @@ class YieldRule:
                     if group is not None and node in group.free:
                         del group.free[node]
                         leave.add(node)
-                        meant += 1
+                        meant += node not in job.required
             inside = layout.reservations.get(job.request.reservation)
             if inside is not None:
                 job = stock.within(job, inside)
