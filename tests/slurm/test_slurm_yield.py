@@ -170,6 +170,14 @@ def test_pilots_stay_while_jobs_arrive_that_would_delay_a_planned_one(limit_s: f
         assert plan(rule, float(now), first, *arrivals, nodes=nodes, layout=ONE_KIND) == YieldPlan()
 
 
+def test_a_plan_that_slurm_is_making_again_counts_until_it_would_be_long_there() -> None:
+    rule, nodes, newcomer = YieldRule(), Nodes((), ("n08", "n09", "n10")), behind("200", 86_400.0)
+    assert plan(rule, 0.0, blocked(), nodes=nodes, layout=ONE_KIND) == YieldPlan()
+    unplanned = replace(blocked(), planned_on=frozenset(), start=None)
+    assert plan(rule, 60.0, unplanned, newcomer, nodes=nodes, layout=ONE_KIND) == YieldPlan()
+    assert plan(rule, 91.0, unplanned, newcomer, nodes=nodes, layout=ONE_KIND).give == ("n08",)
+
+
 def test_a_planned_job_that_names_a_node_is_given_all_that_it_lacks() -> None:
     nodes, named = Nodes(("n01", "n06"), ("n02",)), frozenset({"n06"})
     for planned_on in (frozenset[str](), frozenset({"n01", "n02", "n06"})):

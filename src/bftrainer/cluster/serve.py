@@ -239,7 +239,7 @@ async def _run(
     finally:
         app.state.api.mark_ending()
         drain = (controller.draining or give_back) and not controller.failed.done()
-        left = "" if drain else left_running(controller.cluster, controller.pool.describe(), config.agents.give_up_s)
+        left = "" if drain else left_running(controller.cluster, controller.pool.describe(), controller.give_up_s)
         await controller.stop(drain=drain)
         if left:
             complain(left)

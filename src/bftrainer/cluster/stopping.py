@@ -21,7 +21,7 @@ def left_running(cluster: Reconciler, pool: Mapping[str, Any], give_up_s: float)
     busy = [live for live in cluster.trainers.values() if live.job.workers]
     workers = sum(len(live.job.workers) for live in busy)
     waiting = int(pool.get("pending") or 0)
-    if not (nodes or workers or waiting):
+    if cluster.settings.dry_run or not (nodes or workers or waiting):
         return ""
     parts = [f"{_count(len(nodes), 'agent')} on {_listed(nodes)}"] if nodes else []
     parts += [f"{_count(workers, 'worker')} of {_count(len(busy), 'trainer')}"] if workers else []
@@ -29,9 +29,9 @@ def left_running(cluster: Reconciler, pool: Mapping[str, Any], give_up_s: float)
     name = pool.get("job_name")
     end = f"To end them now: `scancel --name={name}`." if name else "To end one now: SIGTERM to its agent."
     return (
-        f"left running: {', '.join(parts)}. They wait {give_up_s:g} s (agents.give_up_s) for the next `bftrainer "
-        f"serve` on this state folder, then end. {end} To give all nodes back when a controller stops: `bftrainer "
-        "drain`, or `bftrainer serve --drain`."
+        f"left running: {', '.join(parts)}. They wait {give_up_s:g} s for the next `bftrainer serve` on this state "
+        f"folder, then end. {end} To give all nodes back when a controller stops: `bftrainer drain`, or `bftrainer "
+        "serve --drain`."
     )
 
 

@@ -40,6 +40,8 @@ class FakePoolHost:
         self.demand = 1000
         """How many nodes trainers could use."""
         self.used: frozenset[str] = frozenset()
+        self.most: int | None = None
+        """How many nodes the pool could have."""
         self.looks = 0
         """How often the pool asked who is here."""
         self._server: Server | None = None
@@ -85,6 +87,10 @@ class FakePoolHost:
     def here(self) -> frozenset[str]:
         """The same, for tests."""
         return frozenset(self.agents)
+
+    def could_have(self, nodes: int) -> None:
+        """See `PoolHost`."""
+        self.most = nodes
 
     def available(self, node: str) -> None:
         self.said.append(("available", node))

@@ -65,8 +65,9 @@ class Controller:
         self.failed = self._runner.failed
         """Set when the controller cannot continue."""
         self.decisions = self._runner.decisions
-        give_up_s = min(config.agents.give_up_s, getattr(pool, "give_up_s", config.agents.give_up_s))
-        times = replace(config.agents, give_up_s=give_up_s)
+        self.give_up_s = min(config.agents.give_up_s, getattr(pool, "give_up_s", config.agents.give_up_s))
+        """Seconds after which agents without a controller end."""
+        times = replace(config.agents, give_up_s=self.give_up_s)
         self.agents = AgentHub(self._runner, connections, self._logbooks, times, config.trainers)
         self.on_decision: Callable[[float], None] = lambda waited_s: None
         """Called after every decision with the seconds since the first event that led to it."""

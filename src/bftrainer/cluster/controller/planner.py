@@ -37,8 +37,8 @@ class Planner:
         self._store = store
         self._decided = self.state
         """The state after the last decision."""
-        self._demand: tuple[State, Policy, int] | None = None
-        """The last state and policy for which the demand was counted, and the demand."""
+        self._demand: tuple[State, Policy, int | None, int] | None = None
+        """The last state, policy and size of the pool for which the demand was counted, and the demand."""
         self._pool_node_s = 0.0
         self._pool_counted_at = 0.0
         self._totals_at = 0.0
@@ -51,14 +51,15 @@ class Planner:
         """Whether nodes or trainers changed since the last decision."""
         return self.state is not self._decided
 
-    @property
-    def demand(self) -> int:
-        """How many nodes all trainers could use now."""
+    def demand(self, most: int | None = None) -> int:
+        """Return how many nodes all trainers could use now, if the pool can have `most`; None: any number."""
         state, policy = self.state, self.scheduler.policy
-        if self._demand is None or self._demand[0] is not state or self._demand[1] is not policy:
-            nodes = _usable_nodes((*state.admitted, *state.waiting), policy)
-            self._demand = (state, policy, nodes)
-        return self._demand[2]
+        last = self._demand
+        if last is None or last[0] is not state or last[1] is not policy or last[2] != most:
+            trainers = (*state.admitted, *state.waiting)
+            able = [trainer for trainer in trainers if most is None or trainer.min_nodes <= most]
+            last = self._demand = (state, policy, most, _usable_nodes(able, policy))
+        return last[3]
 
     def restore(self, nodes: Mapping[Node, float], trainers: Sequence[ActiveTrainer], now: float) -> None:
         """Restore the state of the last decision. `nodes` has the nodes of the pool and when they joined."""

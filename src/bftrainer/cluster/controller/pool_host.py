@@ -18,6 +18,7 @@ class ControllerPoolHost:
         self._runner = runner
         self._agents = agents
         self.agent_environment = dict(agent_environment)
+        self._most: int | None = None
 
     @property
     def observing(self) -> bool:
@@ -32,13 +33,17 @@ class ControllerPoolHost:
     @property
     def demand(self) -> int:
         """See `PoolHost`."""
-        return self._runner.cluster.planner.demand
+        return self._runner.cluster.planner.demand(self._most)
 
     @property
     def used(self) -> frozenset[str]:
         """See `PoolHost`."""
         nodes = self._runner.cluster.nodes.values()
         return frozenset(node.name for node in nodes if node.trainer is not None or node.worker is not None)
+
+    def could_have(self, nodes: int) -> None:
+        """See `PoolHost`."""
+        self._most = nodes
 
     def available(self, node: str) -> None:
         """See `PoolHost`."""

@@ -31,11 +31,14 @@ class PoolHost(Protocol):
 
     @property
     def demand(self) -> int:
-        """Number of nodes that all trainers could use now, including those they have."""
+        """Number of nodes that all trainers could use now, including those they have. See `could_have`."""
 
     @property
     def used(self) -> frozenset[str]:
         """The nodes that trainers have."""
+
+    def could_have(self, nodes: int) -> None:
+        """Report how many nodes the pool has at most. Trainers that need more do not count in `demand`."""
 
     def available(self, node: str) -> None:
         """Report a node that could be used. In a dry run nothing else happens to it."""

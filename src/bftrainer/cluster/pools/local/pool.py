@@ -93,6 +93,7 @@ class LocalPool:
         The schedule follows `clock`.
         """
         self.settings = settings
+        self.give_up_s = settings.orphan_s
         self._schedule = make_schedule(
             settings.churn,
             settings.nodes,

@@ -241,6 +241,7 @@ class SlurmPool:
         jobs = await self._at.jobs()
         asked_until = time.monotonic()
         self._view, pilots, states = await asyncio.to_thread(self._sort, nodes, jobs)
+        self._to.could_have(self._view.usable)
         await callbacks.take(self._calls, self._folder, self._to, jobs.pilots)
         now = time.monotonic()
         cut_off = self._calls.pausing(now)

@@ -22,6 +22,8 @@ GIVE_UP_S = 10.0
 """Seconds for which pilots are given up for a waiting job: if it has not started by then, that did not help."""
 _SLACK_S = 60.0
 """Slurm plans in steps of a minute: a job that is too long by less may still fit before the next one."""
+_PLAN_S = 90.0
+"""Seconds for which the last plan for a job counts. Slurm forgets plans in each cycle, until it has made them again."""
 _STEP = 1.25
 """Windows before planned jobs are rounded up to powers of this, so that there are few different ones."""
 
@@ -226,6 +228,8 @@ class YieldRule:
     partitions: Collection[str] = ()
     """Partitions whose jobs count; empty: all."""
     _since: dict[str, float] = field(default_factory=dict)
+    _planned: dict[str, tuple[float, WaitingJob]] = field(default_factory=dict)
+    """The last plan for each job that waits, and when it was seen."""
 
     def plan(
         self, now: float, wall: float, queue: Sequence[WaitingJob], nodes: Nodes, layout: SiteLayout, soon_s: float
@@ -237,7 +241,7 @@ class YieldRule:
         """
         if self.partitions:
             queue = [job for job in queue if not job.request.partitions.isdisjoint(self.partitions)]
-        stock = _Stock(nodes, layout, _plans(queue, wall))
+        stock = _Stock(nodes, layout, _plans(self._with_plans(now, queue), wall))
         leave, give = set[str](), dict[str, None]()
         could: dict[str, float] = {}
         again = False
@@ -267,6 +271,17 @@ class YieldRule:
             again |= waited_s < GIVE_UP_S and bool(taken.ours or taken.others)
         self._since = could
         return YieldPlan(frozenset(leave), tuple(node for node in nodes.ours if node in give), again)
+
+    def _with_plans(self, now: float, queue: Sequence[WaitingJob]) -> list[WaitingJob]:
+        """Return the jobs for which Slurm has, or had a moment ago, a plan."""
+        known = self._planned
+        self._planned = {}
+        for job in queue:
+            if job.planned_on and job.start is not None:
+                self._planned[job.job] = (now, job)
+            elif (last := known.get(job.job)) is not None and now - last[0] < _PLAN_S:
+                self._planned[job.job] = last
+        return [job for _, job in self._planned.values()]
 
 
 def _plans(queue: Iterable[WaitingJob], wall: float) -> dict[str, tuple[_Window, Rank]]:
