@@ -29,7 +29,7 @@ NAMES = ("10.0.0.1", "fd00::1", "login1.example")
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     state = tmp_path_factory.mktemp("state")
-    own_identity(state, NAMES, ("login1", "not a name"))
+    own_identity(state, NAMES, ("login1", "not a name", "a" * 64, "two..dots"))
     return state
 
 

@@ -92,7 +92,9 @@ install_missing() {
     done
   fi
   if [[ $LAB_NAMESPACES == 1 ]]; then
-    command -v ip >/dev/null || missing+=(iproute2)
+    for pair in ip:iproute2 openssl:openssl; do # a controller that other hosts reach makes certificates
+      command -v "${pair%%:*}" >/dev/null || missing+=("${pair#*:}")
+    done
   fi
   ((${#missing[@]} == 0)) && return 0
   command -v apt-get >/dev/null || fail "${missing[*]} must be installed, and there is no apt-get to do it"

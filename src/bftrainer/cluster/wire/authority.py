@@ -78,7 +78,7 @@ def own_identity(state: Path, names: Sequence[str], more: Sequence[str] = ()) ->
     existing authority is kept: clients know it.
     """
     folder = state / FOLDER
-    names = tuple(dict.fromkeys((*names, *(name for name in more if _HOST.fullmatch(name)))))
+    names = tuple(dict.fromkeys((*names, *filter(_is_host_name, more))))
     identity = tls.Identity(folder / CERTIFICATE, folder / KEY, str(folder / AUTHORITY))
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -91,6 +91,10 @@ def own_identity(state: Path, names: Sequence[str], more: Sequence[str] = ()) ->
     except OSError as problem:
         raise BFTrainerError(f"cannot make a certificate in {folder}: {problem.strerror or problem}") from None
     return identity
+
+
+def _is_host_name(name: str) -> bool:
+    return bool(_HOST.fullmatch(name)) and all(0 < len(label) < 64 for label in name.split("."))
 
 
 def _is_good(identity: tls.Identity, names: Sequence[str]) -> bool:
