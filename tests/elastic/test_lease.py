@@ -125,6 +125,28 @@ def test_a_damaged_or_deleted_lease_is_made_again_from_the_snapshots(tmp_path: P
         assert keeper(tmp_path, 2).lease.claim() > Lineage(1, 7)
 
 
+def test_without_a_lease_a_worker_that_was_cut_off_is_refused_by_the_snapshots_of_newer_ones(tmp_path: Path) -> None:
+    old, new = keeper(tmp_path, 5), keeper(tmp_path, 6)
+    old.take_now(100, {})
+    new.take_now(101, {})
+    (tmp_path / FILE).unlink()
+    with pytest.raises(BFTrainerError, match="newer workers of this trainer"):
+        old.take_now(200, {})
+    new.take_now(102, {})
+    found = keeper(tmp_path, 7).latest()
+    assert found is not None
+    assert found.step == 102
+
+
+def test_without_a_lease_a_member_of_the_newest_generation_goes_on(tmp_path: Path) -> None:
+    first, second = keeper(tmp_path, 5), keeper(tmp_path, 6)
+    first.take_now(100, {})
+    second.take_now(101, {})
+    (tmp_path / FILE).unlink()
+    first.lease.generation = 7
+    first.take_now(102, {})
+
+
 def test_after_a_restored_database_a_lease_that_nobody_renews_is_taken_over(tmp_path: Path) -> None:
     later = SnapshotLease(tmp_path, OWNER)
     later.generation = 90

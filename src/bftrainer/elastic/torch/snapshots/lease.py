@@ -86,6 +86,8 @@ class SnapshotLease:
                     f"{self._path.parent}: another trainer writes its snapshots to this folder by now; "
                     "give each trainer a folder of its own"
                 )
+            if mine is not None and Lineage(mine.term, self.generation) < found.lineage:
+                raise self._superseded(found)
             return Lineage(found.lineage.term + 1, self.generation)
         is_of_term = self._start >= found.since and (mine is None or mine.term == found.lineage.term)
         if is_of_term and self.generation >= found.lineage.generation:
@@ -93,7 +95,10 @@ class SnapshotLease:
         is_later = self._start > found.start and self.generation > 0
         if is_later or (mine is None and self._clock() - found.renewed > STALE_S):
             return Lineage(found.lineage.term + 1, self.generation)
-        raise SupersededError(
+        raise self._superseded(found)
+
+    def _superseded(self, found: _Lease) -> SupersededError:
+        return SupersededError(
             f"{self._path.parent}: newer workers of this trainer write snapshots here (generation "
             f"{found.lineage.generation}); this worker is of generation {self.generation}, is no longer needed and "
             "writes none"
