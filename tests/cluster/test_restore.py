@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,13 @@ from hypothesis import strategies as st
 
 from bftrainer.cluster.controller.active import ActiveTrainer
 from bftrainer.cluster.jobs.base import JobRecord
+from bftrainer.cluster.launchers import make_launchers
+from bftrainer.cluster.serve import next_start
 from bftrainer.cluster.spec.states import FINISHED, STATES
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store.rows import TrainerRow
+from bftrainer.cluster.store.store import Store
+from bftrainer.elastic import protocol
 from bftrainer.elastic.metrics import Position
 from bftrainer.elastic.protocol import Generation
 from support.cluster.bench import Bench
@@ -97,3 +102,29 @@ def test_a_job_resumes_from_every_field_of_its_record(bench: Bench) -> None:
     assert all(before != after for before, after in zip(job.record, first, strict=True))
     job.resume(first)
     assert job.record == first
+
+
+def test_every_start_has_a_greater_number_also_after_the_restore_of_a_back_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.time", lambda: 1000.9)
+    with Store.open(tmp_path / "bftrainer.db") as store:
+        starts = [next_start(store)]
+        store.backup(tmp_path / "copy.db")
+        starts += [next_start(store), next_start(store)]
+    assert starts == [1000, 1001, 1002], "within one second"
+    monkeypatch.setattr("time.time", lambda: 1060.0)
+    with Store.open(tmp_path / "copy.db") as restored:
+        assert next_start(restored) == 1060
+    monkeypatch.setattr("time.time", lambda: 5.0)
+    with Store.open(tmp_path / "copy.db") as restored:
+        assert next_start(restored) == 1061, "the clock was set back"
+
+
+def test_workers_know_the_start_that_they_come_from(bench: Bench) -> None:
+    bench.cluster.launchers = make_launchers(
+        bench.folder, "bench", "127.0.0.1", bench.store.keep, bench.store.kept, start=7
+    )
+    bench.submit("1-4", name="started")
+    bench.join("n1")
+    assert {start.env[protocol.CONTROLLER_START] for start in bench.started} == {"7"}

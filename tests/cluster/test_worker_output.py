@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
 
 from bftrainer.cluster.config.keys import TrainerSettings
 from bftrainer.cluster.controller.controller import Controller
+from bftrainer.cluster.controller.output import logbook as logbook_module
 from bftrainer.cluster.controller.output import writer as writer_module
 from bftrainer.cluster.controller.output.budget import ALL_TRAINERS, BURST_S, OutputBudget
 from bftrainer.cluster.controller.output.logbook import Logbook
@@ -105,6 +106,40 @@ def test_a_trainer_that_prints_too_much_gets_its_acknowledgement_late(tmp_path: 
         await until(lambda: [row for row in wire.of_kind("logged") if row["worker"] == "t2-1"])
         own = [row for row in wire.of_kind("logged") if row["worker"] == "t1-1"]
         assert len(own) == int(BURST_S), "the next piece may come in a hundred seconds"
+
+    play(tmp_path, scene, TrainerSettings(max_log_kb_per_s=1))
+
+
+def test_output_of_a_trainer_that_is_over_is_stored_once_and_within_its_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logbook_module, "_SCAN", 1)  # a logbook that is opened again does not find the last piece
+    text = "x" * 999 + "\n"
+
+    async def scene(controller: Controller) -> None:
+        ticks: list[object] = []
+        tick = controller.agents.output.tick
+
+        def counted(trainers: Collection[str]) -> None:
+            tick(trainers)
+            ticks.append(trainers)
+
+        async def next_tick() -> None:
+            seen = len(ticks)
+            await until(lambda: len(ticks) > seen + 1)
+
+        monkeypatch.setattr(controller.agents.output, "tick", counted)
+        wire = await joined(controller)
+        assert "t7" not in controller.cluster.trainers
+        wire.to_controller.put_nowait(piece("t7-1", 0, text * int(BURST_S)))
+        await until(lambda: wire.of_kind("logged"))
+        await next_tick()
+        wire.to_controller.put_nowait(piece("t7-1", 1000 * int(BURST_S), text * 100))
+        await until(lambda: (tmp_path / "t7" / "log").read_text().count("\n") == int(BURST_S) + 100)
+        await next_tick()
+        assert len(wire.of_kind("logged")) == 1, "the next piece may come in a hundred seconds"
+        monkeypatch.setattr(writer_module, "KEPT_S", -1000.0)
+        await until(lambda: not controller.agents.output.printing(), "forgetting it in the end")
 
     play(tmp_path, scene, TrainerSettings(max_log_kb_per_s=1))
 

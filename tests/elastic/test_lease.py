@@ -125,6 +125,28 @@ def test_a_damaged_or_deleted_lease_is_made_again_from_the_snapshots(tmp_path: P
         assert keeper(tmp_path, 2).lease.claim() > Lineage(1, 7)
 
 
+def test_without_a_lease_a_worker_that_was_cut_off_is_refused_by_the_snapshots_of_newer_ones(tmp_path: Path) -> None:
+    old, new = keeper(tmp_path, 5), keeper(tmp_path, 6)
+    old.take_now(100, {})
+    new.take_now(101, {})
+    (tmp_path / FILE).unlink()
+    with pytest.raises(BFTrainerError, match="newer workers of this trainer"):
+        old.take_now(200, {})
+    new.take_now(102, {})
+    found = keeper(tmp_path, 7).latest()
+    assert found is not None
+    assert found.step == 102
+
+
+def test_without_a_lease_a_member_of_the_newest_generation_goes_on(tmp_path: Path) -> None:
+    first, second = keeper(tmp_path, 5), keeper(tmp_path, 6)
+    first.take_now(100, {})
+    second.take_now(101, {})
+    (tmp_path / FILE).unlink()
+    first.lease.generation = 7
+    first.take_now(102, {})
+
+
 def test_after_a_restored_database_a_lease_that_nobody_renews_is_taken_over(tmp_path: Path) -> None:
     later = SnapshotLease(tmp_path, OWNER)
     later.generation = 90
@@ -137,6 +159,46 @@ def test_after_a_restored_database_a_lease_that_nobody_renews_is_taken_over(tmp_
     assert restored.claim() > Lineage(1, 90)
     with pytest.raises(SupersededError):
         later.claim()
+
+
+def lease(folder: Path, start: int, generation: int) -> SnapshotLease:
+    made = SnapshotLease(folder, OWNER, start=start)
+    made.generation = generation
+    return made
+
+
+def test_after_a_restored_database_workers_of_the_later_start_write_at_once_and_earlier_ones_are_refused(
+    tmp_path: Path,
+) -> None:
+    earlier, silent = lease(tmp_path, 1, 50), lease(tmp_path, 1, 51)
+    before = earlier.claim()
+    restored = lease(tmp_path, 2, 12)
+    assert restored.claim() > before
+    for cut_off in (earlier, silent):
+        with pytest.raises(SupersededError):
+            cut_off.claim()
+    restored.generation = 13
+    assert restored.claim() > before
+    assert lease(tmp_path, 2, 14).claim() > before
+    with pytest.raises(SupersededError):
+        restored.claim()
+    assert lease(tmp_path, 3, 9).claim() > before, "the same back-up was restored again"
+
+
+def test_workers_that_survive_a_restart_write_alone_and_in_turns_with_those_of_the_later_start(tmp_path: Path) -> None:
+    survivor, other, newcomer = lease(tmp_path, 1, 5), lease(tmp_path, 1, 5), lease(tmp_path, 2, 0)
+    survivor.claim()
+    with pytest.raises(SupersededError):
+        newcomer.claim()  # it belongs to no generation yet
+    survivor.claim()
+    newcomer.generation = 6
+    newcomer.claim()
+    with pytest.raises(SupersededError):
+        survivor.claim()
+    survivor.generation = other.generation = newcomer.generation = 7
+    survivor.claim()
+    other.claim()
+    newcomer.claim()
 
 
 def test_the_snapshot_that_is_kept_when_others_are_removed_is_that_of_the_newest_lineage(tmp_path: Path) -> None:

@@ -71,6 +71,8 @@ from bftrainer.util.net import is_loopback
 
 _HOST_KEY, _PORT_KEY = "host", "port"
 """Keys in the store of the address at which agents of an earlier controller look for one."""
+_START_KEY = "start"
+"""Key in the store of the number of the last start."""
 REWRITTEN_BYTES = 10**9
 """Largest database of an older version that is rewritten at the start, which takes seconds."""
 
@@ -170,6 +172,13 @@ def take_identity(folder: Path, store: Store) -> str:
     return state_id
 
 
+def next_start(store: Store) -> int:
+    """Return the number of this start, and store it. The clock makes it rise also after the restore of a back-up."""
+    start = max(int(store.kept(_START_KEY) or 0) + 1, int(time.time()))
+    store.keep(_START_KEY, start)
+    return start
+
+
 def _identity(config: Config, folder: Path, bound: str, name: str) -> tls.Identity | None:
     """Return the controller's certificate; None without TLS."""
     api = config.api
@@ -187,7 +196,7 @@ def _build(config: Config, prepared: _Prepared, store: Store, *, dry_run: bool) 
     """Build the controller with its pool, its launchers and its scheduler."""
     folder, state_id = prepared.folder, prepared.state_id
     every_s = config.trainers.snapshot_every_s
-    launchers = make_launchers(folder, state_id, prepared.host, store.keep, store.kept, every_s)
+    launchers = make_launchers(folder, state_id, prepared.host, store.keep, store.kept, every_s, next_start(store))
     settings = ControllerSettings(
         reattach_s=config.agents.reattach_s,
         reconnect_s=config.agents.reconnect_s,

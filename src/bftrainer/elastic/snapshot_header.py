@@ -26,7 +26,7 @@ class Lineage(NamedTuple):
     """Which workers wrote a snapshot: later ones are greater. See `lease.py`."""
 
     term: int = 0
-    """How often the folder was taken over by another trainer."""
+    """How often the folder was taken over: by another trainer, or after the restore of a back-up."""
     generation: int = 0
 
 

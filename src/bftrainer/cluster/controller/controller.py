@@ -152,8 +152,9 @@ class Controller:
             with self._runner.event() as effects:
                 effects.add(self.cluster.tick(time.time()))
             self.agents.cut_off(before - self.cluster.nodes.keys())
-            self._logbooks.keep_only(self.cluster.trainers)
-            self.agents.output.tick(self.cluster.trainers)
+            trainers = {*self.cluster.trainers, *self.agents.output.printing()}
+            self._logbooks.keep_only(trainers)
+            self.agents.output.tick(trainers)
             self._runner.files.tick()
             self._keep_head()
 

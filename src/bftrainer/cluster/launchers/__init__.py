@@ -23,12 +23,14 @@ def make_launchers(
     keep: Callable[[str, object], None],
     kept: Callable[[str], Any],
     snapshot_every_s: float = DEFAULTS.trainers.snapshot_every_s,
+    start: int = 0,
 ) -> Mapping[str, Launcher]:
     """Return all launchers by name.
 
     `host` is the address under which nodes reach the controller's machine. `keep` stores a value, `kept` returns it.
+    `start` is the number of the controller's start.
     """
-    home = StateLayout(state, state_id, snapshot_every_s)
+    home = StateLayout(state, state_id, snapshot_every_s, start)
     return MappingProxyType(
         {
             "elastic": ElasticLauncher(home),

@@ -95,6 +95,8 @@ class StateLayout:
     state: Path
     state_id: str
     snapshot_every_s: float = DEFAULTS.trainers.snapshot_every_s
+    start: int = 0
+    """The number of the controller's start: greater at each, also after the restore of a back-up."""
 
     def folder(self, trainer: str) -> Path:
         """Return the folder of a trainer's snapshots, logs and host lists."""
@@ -119,5 +121,6 @@ class StateLayout:
         snapshots = str(self.folder(launch.id) / "snapshots")
         ours = {protocol.SNAPSHOTS: snapshots, protocol.SNAPSHOT_EVERY: f"{self.snapshot_every_s:g}"}
         ours[protocol.SNAPSHOT_OWNER] = f"{self.state_id}/{launch.id}"
+        ours[protocol.CONTROLLER_START] = str(self.start)
         ours[protocol.OUTPUT] = str(self.output(launch.id))
         return {**ours, variables.STATE_ID: self.state_id, TRAINER: launch.name, **launch.spec.env}

@@ -70,7 +70,8 @@ class Run:
         keeper = None
         if snapshots is not None:
             owner = os.environ.get(protocol.SNAPSHOT_OWNER, "")
-            keeper = Snapshots(snapshots, every_s=snapshot_every_s, keep=snapshots_kept, owner=owner)
+            start = int(os.environ.get(protocol.CONTROLLER_START) or 0)
+            keeper = Snapshots(snapshots, every_s=snapshot_every_s, keep=snapshots_kept, owner=owner, start=start)
         self._registration = Registration()
         self._member = TrainingMember(device, backend, keeper)
         self._reports = ProgressReports(self._member)

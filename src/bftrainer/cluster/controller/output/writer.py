@@ -25,6 +25,8 @@ AGAIN_S = 5.0
 """When a piece that was not taken may be sent again."""
 STUCK_S = 10.0
 """A write that takes longer is reported: the file system hangs."""
+KEPT_S = 600.0
+"""The logbook and the budget of a trainer that is over are kept for this long after its last piece of output."""
 FLUSH_S = 2.0
 """How long `close` waits for what is still to be written."""
 
@@ -45,6 +47,8 @@ class OutputWriter:
         """The offset of the piece of each worker that is not acknowledged yet."""
         self._unwritten: dict[str, int] = {}
         """How many pieces of each trainer are not written yet."""
+        self._answered: dict[str, float] = {}
+        """When the last piece of each trainer was or will be acknowledged."""
         self._waiting_characters = 0
         self._stuck = self._closed = False
 
@@ -70,6 +74,15 @@ class OutputWriter:
     def is_complete(self, trainer: str) -> bool:
         """Whether all output of a trainer that has come is written."""
         return trainer not in self._unwritten
+
+    def printing(self) -> Collection[str]:
+        """Return the trainers whose output may still come: a piece came within the last minutes.
+
+        Agents send what the workers of a trainer have printed also after its end.
+        """
+        since = time.monotonic() - KEPT_S
+        self._answered = {trainer: at for trainer, at in self._answered.items() if at > since}
+        return self._answered.keys() | self._unwritten.keys()
 
     def tick(self, trainers: Collection[str]) -> None:
         """Report a file system that hangs, once. Forget the budgets of all trainers but these."""
@@ -102,6 +115,7 @@ class OutputWriter:
         self._answer_later(wait_s, node, log.worker, offset)
 
     def _answer_later(self, wait_s: float, node: str, worker: str, offset: int) -> None:
+        self._answered[ids.trainer_of(worker)] = time.monotonic() + wait_s
         if wait_s > 0:
             asyncio.get_running_loop().call_later(wait_s, self._answer, node, worker, offset)
         else:

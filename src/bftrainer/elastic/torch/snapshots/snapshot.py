@@ -40,8 +40,8 @@ class Snapshots:
 
     A snapshot is taken every `every_s` seconds, or less often if it costs too much: see `SnapshotInterval`. A snapshot
     that fails never stops training. `error` says why the last one failed (None once one succeeds), and `on_error` is
-    called once per reason, in the thread that noticed it. `owner` names the trainer, if there is a controller: see
-    `SnapshotLease`.
+    called once per reason, in the thread that noticed it. `owner` names the trainer, if there is a controller, and
+    `start` is the number of its start: see `SnapshotLease`.
     """
 
     def __init__(
@@ -53,11 +53,12 @@ class Snapshots:
         clock: Callable[[], float] = time.monotonic,
         on_error: Callable[[str], None] | None = None,
         owner: str = "",
+        start: int = 0,
     ) -> None:
         if keep < 1:
             raise InputError(f"`keep` must be at least 1 snapshot, but got {keep}")
         self.folder = Path(folder)
-        self.lease = SnapshotLease(self.folder, owner)
+        self.lease = SnapshotLease(self.folder, owner, start=start)
         self.interval = SnapshotInterval(every_s)
         self.keep = keep
         self.on_error = on_error or _print_line
