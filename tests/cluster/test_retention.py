@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,9 @@ import httpx
 import pytest
 
 from bftrainer.cli.main import run
+from bftrainer.cluster import serve
 from bftrainer.cluster.config.keys import DEFAULTS, Config, RetentionSettings, Server
+from bftrainer.cluster.config.load import load_config
 from bftrainer.cluster.controller.owners import OwnerLimits, QuotaError
 from bftrainer.cluster.doctor import invariants
 from bftrainer.cluster.launchers.base import StateLayout
@@ -32,6 +35,7 @@ from bftrainer.cluster.store.events import OtherEvent
 from bftrainer.cluster.store.rows import OwnerRow
 from bftrainer.cluster.store.state_folder import LOCK_FILE
 from bftrainer.cluster.store.store import FILE, Store
+from bftrainer.errors import BFTrainerError
 from bftrainer.util import locks
 from support.cluster.api import SPEC, by, play
 from support.cluster.bench import Bench
@@ -359,6 +363,53 @@ def test_the_database_is_trimmed_and_made_smaller_where_no_controller_runs(
     assert found["database_bytes"] < found["database_bytes_before"] / 2
     with Store.open(state / FILE) as store:
         assert store.event_span().count == 1000
+
+
+@pytest.fixture
+def started(state: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder after a controller that was started with a file of its own and with --set has ended."""
+    file = tmp_path_factory.mktemp("etc") / "site.toml"
+    file.write_text('retention.results_days = 0\nretention.logs_days = 0\napi.token_lifetime = "2h"\n')
+    overrides = {"server.state": state, "retention.snapshots_days": "0", "server.host": "127.0.0.1"}
+
+    def ended(*args: Any, **kwargs: Any) -> None:
+        raise BFTrainerError("that was it")
+
+    monkeypatch.setattr(serve, "_build", ended)
+    with pytest.raises(BFTrainerError, match="that was it"):
+        asyncio.run(serve.serve(load_config(file, env={}, overrides=overrides)))
+    return file
+
+
+def removed(capsys: pytest.CaptureFixture[str], *args: str) -> list[str]:
+    capsys.readouterr()
+    assert run(["prune", "--dry-run", "--json", *args]) == 0
+    return [row["part"] for row in json.loads(capsys.readouterr().out)["removed"]]
+
+
+def test_without_a_controller_the_settings_of_the_last_one_count(
+    state: Path, started: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert removed(capsys) == []
+    (state / "config.toml").write_text("retention.results_days = 1\n")  # not the file of the controller
+    assert removed(capsys) == []
+    other = started.with_name("other.toml")
+    other.write_text("retention.logs_days = 1\n")
+    assert removed(capsys, "--config", str(other)) == ["log"]
+    assert removed(capsys, "--config", str(started)) == []  # --set counts on
+    monkeypatch.setenv("BFTRAINER_RETENTION__RESULTS_DAYS", "1")
+    assert removed(capsys) == ["all files"]
+
+
+def test_tokens_get_the_lifetime_that_the_last_controller_was_started_with(
+    started: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capsys.readouterr()
+    assert run(["token", "create", "a", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["expires"] == pytest.approx(time.time() + 7200, abs=600)
+    monkeypatch.setenv("BFTRAINER_API__TOKEN_LIFETIME", "never")
+    assert run(["token", "create", "b", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["expires"] is None
 
 
 @pytest.mark.waits
