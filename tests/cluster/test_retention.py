@@ -412,6 +412,22 @@ def test_tokens_get_the_lifetime_that_the_last_controller_was_started_with(
     assert json.loads(capsys.readouterr().out)["expires"] is None
 
 
+@pytest.mark.parametrize("content", ['{"url": "http://127.0.0.1:9", "token": "bft_of_another"}', "damaged"])
+def test_a_folder_whose_client_file_names_another_controller_is_left_alone(
+    state: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    (state / "client.json").write_text(content)
+    assert run(["prune", "t2"]) != 0
+    assert "127.0.0.1:9" in (told := capsys.readouterr().err) or "damaged" in told
+    assert (state / "trainers" / "t2").exists()
+    assert not locks.is_locked(state / LOCK_FILE)
+    with Store.open(state / FILE) as store:
+        token = store.tokens.create(name="mine", owner="ann", role="admin", time=1.0)
+    (state / "client.json").write_text(json.dumps({"url": "http://127.0.0.1:9", "token": token}))
+    assert run(["prune", "t2"]) == 0
+    assert not (state / "trainers" / "t2").exists()
+
+
 @pytest.mark.waits
 def test_beside_a_controller_the_command_asks_it(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another process holds the lock, as a controller does; there is none to ask, and nothing is touched."""

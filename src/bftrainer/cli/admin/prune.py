@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 import os
 from collections.abc import Sequence
 from contextlib import closing
@@ -33,6 +34,7 @@ from bftrainer.util.text import read_span, size_as_text
 
 if TYPE_CHECKING:
     from bftrainer.cluster.config.keys import Config
+    from bftrainer.cluster.store.store import Store
 
 
 def prune(
@@ -94,7 +96,7 @@ def _pruned(request: _Request, file: Path | None, url: str | None, state: Path |
     with live_packages():
         from bftrainer.cluster.config.load import CONFIG, load_config
         from bftrainer.cluster.store.state_folder import LOCK_FILE
-        from bftrainer.cluster.store.store import FILE
+        from bftrainer.cluster.store.store import FILE, Store
     config = load_config(file, overrides={"server.state": state})
     elsewhere = url is not None or (state is None and variables.URL in os.environ)
     if not elsewhere and (config.state / FILE).is_file():
@@ -105,39 +107,51 @@ def _pruned(request: _Request, file: Path | None, url: str | None, state: Path |
         if lock is not None:
             try:
                 locks.write_pid(lock, os.getpid())
-                return _without_controller(config, request, named=file is not None or CONFIG in os.environ)
+                with closing(Store.open(config.state / FILE)) as store:
+                    if _is_own(config.state, store):
+                        named = file is not None or CONFIG in os.environ
+                        return _without_controller(store, config, request, named=named)
             finally:
                 os.close(lock)
     if file is not None:
-        raise InputError("--config is for a state folder without a controller: a running one has its own settings")
+        raise InputError("--config is for the folder of a controller that does not run: a running one has its own")
     with connect(url, state) as client:
         return client.prune(
             *request.trainers, mine=request.mine, older_than_s=request.older_than_s, dry_run=request.dry_run
         )
 
 
-def _without_controller(config: Config, request: _Request, *, named: bool) -> dict[str, Any]:
+def _is_own(folder: Path, store: Store) -> bool:
+    """Whether the commands in a state folder speak to the controller of its database, and not to another one."""
+    from bftrainer.cluster.config.load import CLIENT_FILE
+
+    try:
+        token = json.loads((folder / CLIENT_FILE).read_text())["token"]
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return isinstance(token, str) and store.tokens.check(token) is not None
+
+
+def _without_controller(store: Store, config: Config, request: _Request, *, named: bool) -> dict[str, Any]:
     """Remove files of a state folder whose lock this process holds. `named`: the user named a configuration file."""
     from bftrainer.cluster.retention.prune import as_json, check_finished, prune
     from bftrainer.cluster.retention.stored import with_stored
-    from bftrainer.cluster.store.store import FILE, Store
 
     user, dry_run = getpass.getuser(), request.dry_run
-    with closing(Store.open(config.state / FILE)) as store:
-        ids = None
-        if request.trainers:
-            rows = {ref: store.trainer(ref) for ref in request.trainers}
-            for ref, row in rows.items():
-                if row is None:
-                    raise InputError(f"there is no trainer {ref!r:.80}")
-                check_finished(row)
-            ids = {row.id for row in rows.values() if row is not None}
-        before = sum(store.size())
-        config = with_stored(config, store, named=named)
-        done, note = prune(
-            store, config, ids, user if request.mine else None, request.older_than_s, user, dry_run=dry_run
-        )
-        after = sum(store.size())
+    ids = None
+    if request.trainers:
+        rows = {ref: store.trainer(ref) for ref in request.trainers}
+        for ref, row in rows.items():
+            if row is None:
+                raise InputError(f"there is no trainer {ref!r:.80}")
+            check_finished(row)
+        ids = {row.id for row in rows.values() if row is not None}
+    before = sum(store.size())
+    config = with_stored(config, store, named=named)
+    done, note = prune(store, config, ids, user if request.mine else None, request.older_than_s, user, dry_run=dry_run)
+    after = sum(store.size())
     if note:
         warn(note)
     return {**as_json(done, dry_run=dry_run), "database_bytes": after, "database_bytes_before": before}
