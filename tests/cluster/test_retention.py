@@ -182,6 +182,19 @@ def test_links_are_neither_followed_nor_removed_with_what_they_point_to(site: Si
     assert names(tmp_path / "moved")
 
 
+@pytest.mark.parametrize("linked", ["", "snapshots"])
+def test_snapshots_and_logs_behind_a_link_are_neither_counted_nor_removed(
+    site: Site, tmp_path: Path, linked: str
+) -> None:
+    done = site.trainer("ann", NOW - 50 * DAY_S)
+    (site.folder(done) / linked).rename(tmp_path / "moved")
+    (site.folder(done) / linked).symlink_to(tmp_path / "moved")
+    before = names(tmp_path / "moved")
+    assert measure(site.folder(done)) == (TrainerFiles(0, 2000, 1000) if linked else TrainerFiles())
+    site.clean()
+    assert names(tmp_path / "moved") == before
+
+
 def test_a_file_system_that_refuses_does_not_end_the_controller(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = site.trainer("ann", NOW - 200 * DAY_S)
 

@@ -40,7 +40,9 @@ class TrainerFiles:
 
 
 def measure(folder: Path) -> TrainerFiles:
-    """Return the sizes of a trainer's files; zeros if it has no folder. It waits for the file system."""
+    """Return the sizes of a trainer's files; zeros if it has no folder, or a link. It waits for the file system."""
+    if folder.is_symlink():
+        return TrainerFiles()
     older = sum(_size(path) for path in older_snapshots(folder))
     logs = sum(_size(folder / name) for name in LOGS)
     return TrainerFiles(older, logs, max(_tree_size(folder) - older - logs, 0))
@@ -48,8 +50,11 @@ def measure(folder: Path) -> TrainerFiles:
 
 def older_snapshots(folder: Path) -> list[Path]:
     """Return all complete snapshots of a trainer but the one to resume from."""
+    snapshots = folder / SNAPSHOTS
+    if folder.is_symlink() or snapshots.is_symlink():
+        return []
     with suppress(OSError):
-        return [path for _, _, path in by_lineage(folder / SNAPSHOTS)[:-1]]
+        return [path for _, _, path in by_lineage(snapshots)[:-1]]
     return []
 
 
