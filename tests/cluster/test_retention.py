@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,6 +36,7 @@ from bftrainer.cluster.store.events import OtherEvent
 from bftrainer.cluster.store.rows import OwnerRow
 from bftrainer.cluster.store.state_folder import LOCK_FILE
 from bftrainer.cluster.store.store import FILE, Store
+from bftrainer.elastic.snapshot_header import HEADER, Lineage, header
 from bftrainer.errors import BFTrainerError
 from bftrainer.util import locks
 from support.cluster.api import SPEC, by, play
@@ -50,9 +52,17 @@ def files(state: Path, trainer: str, kilobytes: int = 1) -> Path:
     layout = StateLayout(state, "")
     layout.prepare(trainer)
     folder = layout.folder(trainer)
-    for name in (*(f"snapshots/snapshot-{step:012d}.bft" for step in (5, 10, 15)), "log", "log.1", "output/model.pt"):
+    for name in ("log", "log.1", "output/model.pt"):
         (folder / name).write_bytes(b"x" * 1000 * kilobytes)
+    payload = b"x" * (1000 * kilobytes - HEADER)
+    for step in (5, 10, 15):
+        head = header(step, len(payload), sha256(payload).hexdigest(), Lineage())
+        (folder / snapshot(step)).write_bytes(head + payload)
     return folder
+
+
+def snapshot(step: int) -> str:
+    return f"snapshots/snapshot-{step:012d}.bft"
 
 
 def names(folder: Path) -> set[str]:
@@ -180,6 +190,46 @@ def test_links_are_neither_followed_nor_removed_with_what_they_point_to(site: Si
     wait_until(lambda: not list((site.state / "trainers" / ".removed").iterdir()), "the removed folder is deleted")
     assert (elsewhere / "precious").exists()
     assert names(tmp_path / "moved")
+
+
+def damage(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("position", [30, -1], ids=["header", "payload"])
+def test_a_damaged_snapshot_does_not_count_as_the_one_to_resume_from(site: Site, position: int) -> None:
+    done = site.trainer("ann", NOW - 2 * DAY_S)
+    damage(site.folder(done) / snapshot(15), position)
+    site.clean()
+    left = {name for name in names(site.folder(done)) if "snapshots" in name}
+    assert left == {snapshot(10), snapshot(15)}
+
+
+@pytest.mark.parametrize("position", [30, -1], ids=["header", "payload"])
+def test_nothing_goes_if_no_snapshot_is_whole(site: Site, position: int) -> None:
+    done = site.trainer("ann", NOW - 2 * DAY_S)
+    for step in (5, 10, 15):
+        damage(site.folder(done) / snapshot(step), position)
+    before = names(site.folder(done))
+    site.clean()
+    assert names(site.folder(done)) == before
+    assert site.store.events(kind="trainer.pruned") == []
+
+
+def test_nothing_goes_while_a_snapshot_cannot_be_read(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = site.trainer("ann", NOW - 2 * DAY_S)
+    before, opened = names(site.folder(done)), Path.open
+
+    def fail(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if path.name in snapshot(15):
+            raise OSError(5, "Input/output error")
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", fail)
+    site.clean()
+    assert names(site.folder(done)) == before
 
 
 @pytest.mark.parametrize("linked", ["", "snapshots"])
