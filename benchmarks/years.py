@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,15 @@ from bftrainer.cluster.retention.housekeeper import Housekeeper
 from bftrainer.cluster.store import events
 from bftrainer.cluster.store.database import checkpoint
 from bftrainer.cluster.store.store import FILE, Store
+from bftrainer.elastic.snapshot_header import HEADER, Lineage, header
 from bftrainer.traces.synthetic.synth import synthesise
 
 TICK_S = 0.25
 CLEAN_EVERY_S = 7200.0
 DAY_S = 86400.0
 MB, GB = 10**6, 10**9
+PAYLOAD = bytes(1000)
+"""That of the last snapshots, which are read before others are removed."""
 
 
 @dataclass(slots=True)
@@ -96,8 +100,12 @@ class Site:
         self.store.log(now, events.StateChanged(live.id, "", "queued", ""))
         self.layout.prepare(live.id)
         folder = self.layout.folder(live.id)
-        for step in (1000, 2000, 3000):
+        for step in (1000, 2000):
             _sparse(folder / "snapshots" / f"snapshot-{step:012d}.bft", 200 * MB)
+        last = folder / "snapshots" / f"snapshot-{3000:012d}.bft"
+        _sparse(last, HEADER + len(PAYLOAD))
+        with last.open("r+b") as file:
+            file.write(header(3000, len(PAYLOAD), sha256(PAYLOAD).hexdigest(), Lineage()))
         _sparse(folder / "log", 5 * MB)
         _sparse(folder / "output" / "model.pt", 100 * MB)
 

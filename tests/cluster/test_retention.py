@@ -8,8 +8,10 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +20,9 @@ import httpx
 import pytest
 
 from bftrainer.cli.main import run
+from bftrainer.cluster import serve
 from bftrainer.cluster.config.keys import DEFAULTS, Config, RetentionSettings, Server
+from bftrainer.cluster.config.load import load_config
 from bftrainer.cluster.controller.owners import OwnerLimits, QuotaError
 from bftrainer.cluster.doctor import invariants
 from bftrainer.cluster.launchers.base import StateLayout
@@ -32,6 +36,8 @@ from bftrainer.cluster.store.events import OtherEvent
 from bftrainer.cluster.store.rows import OwnerRow
 from bftrainer.cluster.store.state_folder import LOCK_FILE
 from bftrainer.cluster.store.store import FILE, Store
+from bftrainer.elastic.snapshot_header import HEADER, Lineage, header
+from bftrainer.errors import BFTrainerError
 from bftrainer.util import locks
 from support.cluster.api import SPEC, by, play
 from support.cluster.bench import Bench
@@ -46,9 +52,17 @@ def files(state: Path, trainer: str, kilobytes: int = 1) -> Path:
     layout = StateLayout(state, "")
     layout.prepare(trainer)
     folder = layout.folder(trainer)
-    for name in (*(f"snapshots/snapshot-{step:012d}.bft" for step in (5, 10, 15)), "log", "log.1", "output/model.pt"):
+    for name in ("log", "log.1", "output/model.pt"):
         (folder / name).write_bytes(b"x" * 1000 * kilobytes)
+    payload = b"x" * (1000 * kilobytes - HEADER)
+    for step in (5, 10, 15):
+        head = header(step, len(payload), sha256(payload).hexdigest(), Lineage())
+        (folder / snapshot(step)).write_bytes(head + payload)
     return folder
+
+
+def snapshot(step: int) -> str:
+    return f"snapshots/snapshot-{step:012d}.bft"
 
 
 def names(folder: Path) -> set[str]:
@@ -176,6 +190,59 @@ def test_links_are_neither_followed_nor_removed_with_what_they_point_to(site: Si
     wait_until(lambda: not list((site.state / "trainers" / ".removed").iterdir()), "the removed folder is deleted")
     assert (elsewhere / "precious").exists()
     assert names(tmp_path / "moved")
+
+
+def damage(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("position", [30, -1], ids=["header", "payload"])
+def test_a_damaged_snapshot_does_not_count_as_the_one_to_resume_from(site: Site, position: int) -> None:
+    done = site.trainer("ann", NOW - 2 * DAY_S)
+    damage(site.folder(done) / snapshot(15), position)
+    site.clean()
+    left = {name for name in names(site.folder(done)) if "snapshots" in name}
+    assert left == {snapshot(10), snapshot(15)}
+
+
+@pytest.mark.parametrize("position", [30, -1], ids=["header", "payload"])
+def test_nothing_goes_if_no_snapshot_is_whole(site: Site, position: int) -> None:
+    done = site.trainer("ann", NOW - 2 * DAY_S)
+    for step in (5, 10, 15):
+        damage(site.folder(done) / snapshot(step), position)
+    before = names(site.folder(done))
+    site.clean()
+    assert names(site.folder(done)) == before
+    assert site.store.events(kind="trainer.pruned") == []
+
+
+def test_nothing_goes_while_a_snapshot_cannot_be_read(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = site.trainer("ann", NOW - 2 * DAY_S)
+    before, opened = names(site.folder(done)), Path.open
+
+    def fail(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if path.name in snapshot(15):
+            raise OSError(5, "Input/output error")
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", fail)
+    site.clean()
+    assert names(site.folder(done)) == before
+
+
+@pytest.mark.parametrize("linked", ["", "snapshots"])
+def test_snapshots_and_logs_behind_a_link_are_neither_counted_nor_removed(
+    site: Site, tmp_path: Path, linked: str
+) -> None:
+    done = site.trainer("ann", NOW - 50 * DAY_S)
+    (site.folder(done) / linked).rename(tmp_path / "moved")
+    (site.folder(done) / linked).symlink_to(tmp_path / "moved")
+    before = names(tmp_path / "moved")
+    assert measure(site.folder(done)) == (TrainerFiles(0, 2000, 1000) if linked else TrainerFiles())
+    site.clean()
+    assert names(tmp_path / "moved") == before
 
 
 def test_a_file_system_that_refuses_does_not_end_the_controller(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,6 +426,69 @@ def test_the_database_is_trimmed_and_made_smaller_where_no_controller_runs(
     assert found["database_bytes"] < found["database_bytes_before"] / 2
     with Store.open(state / FILE) as store:
         assert store.event_span().count == 1000
+
+
+@pytest.fixture
+def started(state: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder after a controller that was started with a file of its own and with --set has ended."""
+    file = tmp_path_factory.mktemp("etc") / "site.toml"
+    file.write_text('retention.results_days = 0\nretention.logs_days = 0\napi.token_lifetime = "2h"\n')
+    overrides = {"server.state": state, "retention.snapshots_days": "0", "server.host": "127.0.0.1"}
+
+    def ended(*args: Any, **kwargs: Any) -> None:
+        raise BFTrainerError("that was it")
+
+    monkeypatch.setattr(serve, "_build", ended)
+    with pytest.raises(BFTrainerError, match="that was it"):
+        asyncio.run(serve.serve(load_config(file, env={}, overrides=overrides)))
+    return file
+
+
+def removed(capsys: pytest.CaptureFixture[str], *args: str) -> list[str]:
+    capsys.readouterr()
+    assert run(["prune", "--dry-run", "--json", *args]) == 0
+    return [row["part"] for row in json.loads(capsys.readouterr().out)["removed"]]
+
+
+def test_without_a_controller_the_settings_of_the_last_one_count(
+    state: Path, started: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert removed(capsys) == []
+    (state / "config.toml").write_text("retention.results_days = 1\n")  # not the file of the controller
+    assert removed(capsys) == []
+    other = started.with_name("other.toml")
+    other.write_text("retention.logs_days = 1\n")
+    assert removed(capsys, "--config", str(other)) == ["log"]
+    assert removed(capsys, "--config", str(started)) == []  # --set counts on
+    monkeypatch.setenv("BFTRAINER_RETENTION__RESULTS_DAYS", "1")
+    assert removed(capsys) == ["all files"]
+
+
+def test_tokens_get_the_lifetime_that_the_last_controller_was_started_with(
+    started: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capsys.readouterr()
+    assert run(["token", "create", "a", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["expires"] == pytest.approx(time.time() + 7200, abs=600)
+    monkeypatch.setenv("BFTRAINER_API__TOKEN_LIFETIME", "never")
+    assert run(["token", "create", "b", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["expires"] is None
+
+
+@pytest.mark.parametrize("content", ['{"url": "http://127.0.0.1:9", "token": "bft_of_another"}', "damaged"])
+def test_a_folder_whose_client_file_names_another_controller_is_left_alone(
+    state: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    (state / "client.json").write_text(content)
+    assert run(["prune", "t2"]) != 0
+    assert "127.0.0.1:9" in (told := capsys.readouterr().err) or "damaged" in told
+    assert (state / "trainers" / "t2").exists()
+    assert not locks.is_locked(state / LOCK_FILE)
+    with Store.open(state / FILE) as store:
+        token = store.tokens.create(name="mine", owner="ann", role="admin", time=1.0)
+    (state / "client.json").write_text(json.dumps({"url": "http://127.0.0.1:9", "token": token}))
+    assert run(["prune", "t2"]) == 0
+    assert not (state / "trainers" / "t2").exists()
 
 
 @pytest.mark.waits

@@ -47,6 +47,7 @@ from bftrainer.cluster.launchers import make_launchers
 from bftrainer.cluster.launchers.base import StateLayout
 from bftrainer.cluster.listening import ANY, LOOPBACK, ControllerAddress, choose_address, in_url, listen
 from bftrainer.cluster.pools.registry import make_pool, node_addresses
+from bftrainer.cluster.retention.stored import store_settings
 from bftrainer.cluster.stopping import left_running
 from bftrainer.cluster.store import event_logging
 from bftrainer.cluster.store.environments import move_values
@@ -109,6 +110,7 @@ async def serve(
             complain(f"{store.path} cannot shrink: {why}; stop the controller once and call `bftrainer prune`")
         listening, address = await _listen(config, store)
         with listening:
+            store_settings(store, config)
             prepared = _prepare(config, folder, store, listening, address)
             controller = _build(config, prepared, store, dry_run=dry_run)
             give_back = config.pool.kind == "local" if drain is None else drain

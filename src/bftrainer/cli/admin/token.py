@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +14,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from bftrainer.cli.common.connection import Json, State, live_packages, printable, say, screen, state_of
+from bftrainer.cli.common.connection import ConfigFile, Json, State, live_packages, printable, say, screen, state_of
 from bftrainer.cli.common.database import open_store
 from bftrainer.cli.common.output import print_json
 from bftrainer.cli.live.show_trainers import moment
@@ -48,13 +49,15 @@ def create(
             "client.json in their state folder (~/.local/state/bftrainer), and all commands work.",
         ),
     ] = None,
+    file: ConfigFile = None,
     state: State = None,
     as_json: Json = False,
 ) -> None:
     """Create a token and print it, this once. Users set BFTRAINER_TOKEN to it."""
     with live_packages():
-        from bftrainer.cluster.config.load import load_config
+        from bftrainer.cluster.config.load import CONFIG, load_config
         from bftrainer.cluster.config.rules import lifetime_s
+        from bftrainer.cluster.retention.stored import with_stored
         from bftrainer.cluster.store.tokens import LOCAL_TOKEN, ROLES
     owner = owner or _user()
     for what, text in (("NAME", name), ("--owner", owner)):
@@ -64,9 +67,9 @@ def create(
         raise InputError(f"NAME must not be {name}, which is reserved for `bftrainer serve`: choose another name")
     if role not in ROLES:
         raise InputError(f"--role must be one of {', '.join(ROLES)}, but got {role!r}")
-    config = load_config(overrides={"server.state": state})
+    config = load_config(file, overrides={"server.state": state})
     try:
-        valid_s = lifetime_s(config.api.token_lifetime if expires is None else expires)
+        valid_s = None if expires is None else lifetime_s(expires)
     except ValueError:
         raise InputError(
             f"--expires must be a time such as 12h, 30d or 52w, or never, but got {expires!r:.80}"
@@ -74,6 +77,9 @@ def create(
     address = None if client_file is None else _address(config.state, client_file)
     with open_store(config.state, make=True) as store:
         now = time.time()
+        if expires is None:
+            named = file is not None or CONFIG in os.environ
+            valid_s = lifetime_s(with_stored(config, store, named=named).api.token_lifetime)
         end = None if valid_s is None else now + valid_s
         token = store.tokens.create(name=name, owner=owner, role=role, time=now, expires=end)
         if client_file is not None:

@@ -31,6 +31,14 @@ State = Annotated[
     Path | None,
     typer.Option("--state", metavar="DIR", help="State folder of the controller; default: $BFTRAINER_STATE."),
 ]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="Configuration file; default: $BFTRAINER_CONFIG, else as the controller was started last.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print JSON; with -f, one object per line.")]
 

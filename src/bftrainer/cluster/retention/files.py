@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bftrainer.elastic.snapshot_header import by_lineage
+from bftrainer.elastic.snapshot_header import by_lineage, is_whole
 
 SNAPSHOTS, OUTPUT = "snapshots", "output"
 LOGS = ("log", "log.1")
@@ -28,10 +28,10 @@ class TrainerFiles:
     """What a trainer has in its folder, in bytes."""
 
     older_snapshots: int = 0
-    """All snapshots but the last."""
+    """All snapshots before the last whole one."""
     logs: int = 0
     results: int = 0
-    """The last snapshot, the output folder, and all other files."""
+    """The last whole snapshot and those after it, the output folder, and all other files."""
 
     @property
     def total(self) -> int:
@@ -40,16 +40,28 @@ class TrainerFiles:
 
 
 def measure(folder: Path) -> TrainerFiles:
-    """Return the sizes of a trainer's files; zeros if it has no folder. It waits for the file system."""
+    """Return the sizes of a trainer's files; zeros if it has no folder, or a link. It waits for the file system."""
+    if folder.is_symlink():
+        return TrainerFiles()
     older = sum(_size(path) for path in older_snapshots(folder))
     logs = sum(_size(folder / name) for name in LOGS)
     return TrainerFiles(older, logs, max(_tree_size(folder) - older - logs, 0))
 
 
-def older_snapshots(folder: Path) -> list[Path]:
-    """Return all complete snapshots of a trainer but the one to resume from."""
+def older_snapshots(folder: Path, *, payload: bool = False) -> list[Path]:
+    """Return the snapshots before the newest one that is whole, which is the one to resume from.
+
+    `payload`: a snapshot counts as whole only if the checksum of all its bytes is right; to find out, it is read.
+    If a file cannot be read, nothing is returned.
+    """
+    snapshots = folder / SNAPSHOTS
+    if folder.is_symlink() or snapshots.is_symlink():
+        return []
     with suppress(OSError):
-        return [path for _, _, path in by_lineage(folder / SNAPSHOTS)[:-1]]
+        found = by_lineage(snapshots, strict=True)
+        for number, (_, step, path) in reversed(list(enumerate(found))):
+            if is_whole(path, step, payload=payload):
+                return [older for _, _, older in found[:number]]
     return []
 
 

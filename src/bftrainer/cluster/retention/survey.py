@@ -87,7 +87,8 @@ class DiskSurvey:
         self._known.pop(removal.trainer.id, None)
         match removal.part:
             case "older snapshots":
-                return remove_files(older_snapshots(folder))
+                older = older_snapshots(folder, payload=True)
+                return remove_files(older) if older else f"{folder}: the newer snapshots are damaged or unreadable"
             case "log":
                 return remove_files(folder / name for name in LOGS)
             case "all files":

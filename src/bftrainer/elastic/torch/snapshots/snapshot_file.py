@@ -1,25 +1,21 @@
 """Snapshot file: writes a state to one file and reads it back, or says what is wrong with the file.
 
-The file is a header of fixed width, followed by the output of `torch.save`. The header holds the length and the
-checksum of the payload and begins with a checksum of itself, so no byte of the file can be lost or changed unnoticed.
-`snapshot.py` uses it for all reading and writing. Nothing that is read can run code.
+The file is a header of fixed width (`snapshot_header.py`), followed by the output of `torch.save`. No byte of the file
+can be lost or changed unnoticed. `snapshot.py` uses it for all reading and writing. Nothing that is read can run code.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
 
-from bftrainer import __version__
-from bftrainer.elastic.snapshot_header import HEADER, MAGIC, NAME, WIDTH, Lineage
+from bftrainer.elastic.snapshot_header import HEADER, Lineage, check, header
 from bftrainer.elastic.torch.snapshots.portable import restored
 from bftrainer.errors import BFTrainerError, InputError
 
@@ -55,7 +51,7 @@ def write(path: Path, step: int, state: dict[str, Any], lineage: Lineage = Linea
         if sink.problem is not None:
             raise OSError(*sink.problem)
         out.seek(0)
-        out.write(_header(step, sink.length, sink.digest.hexdigest(), lineage))
+        out.write(header(step, sink.length, sink.digest.hexdigest(), lineage))
         out.flush()
         os.fsync(out.fileno())
 
@@ -66,24 +62,7 @@ def read(path: Path, step: int | None = None) -> Snapshot:
     If `step` is given, the snapshot must be of that step.
     """
     with path.open("rb") as source:
-        head = source.read(HEADER)
-        if head and not head.startswith(NAME.encode()[: len(head)]):
-            raise InputError("it does not begin with a snapshot header")
-        if len(head) < HEADER:
-            raise InputError(f"it is cut short: {len(head)} bytes, less than its header")
-        if not head.startswith(MAGIC):
-            raise InputError(f"BFTrainer {__version__} does not support its format {head[len(NAME) :].split()[0]!r}")
-        text = head[-1 - WIDTH : -1]
-        if head != _sealed(text):
-            raise InputError("its header is damaged")
-        meta = json.loads(text)
-        if step is not None and meta["step"] != step:
-            raise InputError(f"it holds step {meta['step']}, not what its name says")
-        length = os.fstat(source.fileno()).st_size - HEADER
-        if length != meta["length"]:
-            raise InputError(f"it has {length} bytes of state where {meta['length']} were written")
-        if hashlib.file_digest(source, "sha256").hexdigest() != meta["sha256"]:
-            raise InputError("its checksum is wrong: the state in it is damaged")
+        meta = check(source, step)
         source.seek(HEADER)
         try:
             state = restored(torch.load(source, weights_only=True, map_location="cpu"))
@@ -118,17 +97,3 @@ class _Sink:
 
     def flush(self) -> None:
         """Do nothing: the file is flushed once its header is filled in."""
-
-
-def _header(step: int, length: int, digest: str, lineage: Lineage) -> bytes:
-    written = datetime.now(UTC).isoformat(timespec="seconds")
-    meta = {"step": step, "length": length, "sha256": digest, "written": written, "bftrainer": __version__}
-    if lineage != Lineage():
-        meta |= lineage._asdict()
-    text = json.dumps(meta).encode().ljust(WIDTH)
-    assert len(text) == WIDTH
-    return _sealed(text)
-
-
-def _sealed(text: bytes) -> bytes:
-    return MAGIC + hashlib.sha256(text).hexdigest().encode() + b" " + text + b"\n"

@@ -1,0 +1,56 @@
+"""Settings that a controller stores in its database, for the commands that work on its state folder without it.
+
+`serve` may be started with `--config` and `--set`, of which such a command knows nothing: `bftrainer prune` would
+remove what the controller keeps. `serve` calls `store_settings`, and commands call `with_stored`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from bftrainer.cluster.config.keys import KEYS, Config
+from bftrainer.cluster.store.store import Store
+
+SETTINGS_KEY = "settings"
+"""Key in the store of the settings, and of where they came from."""
+_NAMES = (*(f"retention.{key}" for key in KEYS["retention"]), "trainers.keep_events", "api.token_lifetime")
+
+
+def store_settings(store: Store, config: Config) -> None:
+    """Store a controller's settings."""
+    values = {name: _value(config, name) for name in _NAMES}
+    outside = [name for name in _NAMES if not _is_from_file(config, name)]
+    store.keep(SETTINGS_KEY, {"values": values, "file": _file(config), "outside_file": outside})
+
+
+def with_stored(config: Config, store: Store, *, named: bool) -> Config:
+    """Return a command's configuration with the settings that a controller has stored.
+
+    What the environment sets is not replaced, nor what the configuration file sets if it was `named` by the user or is
+    the controller's own.
+    """
+    kept: dict[str, Any] = store.kept(SETTINGS_KEY, {})
+    changes: dict[str, dict[str, Any]] = {}
+    for name, value in kept.get("values", {}).items():
+        in_environment = not _is_from_file(config, name)
+        in_named_file = named and name in config.sources
+        in_own_file = kept["file"] == _file(config) and name not in kept["outside_file"]
+        if name in _NAMES and not (in_environment or in_named_file or in_own_file):
+            section, _, key = name.partition(".")
+            changes.setdefault(section, {})[key] = value
+    return replace(config, **{section: replace(getattr(config, section), **new) for section, new in changes.items()})
+
+
+def _value(config: Config, name: str) -> Any:
+    section, _, key = name.partition(".")
+    return getattr(getattr(config, section), key)
+
+
+def _is_from_file(config: Config, name: str) -> bool:
+    """Whether the file sets it, or nothing does."""
+    return config.sources.get(name, str(config.file)) == str(config.file)
+
+
+def _file(config: Config) -> str | None:
+    return None if config.file is None else str(config.file.resolve())
