@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from bftrainer.cluster.config.load import DATABASE_FILE
 from bftrainer.cluster.spec.states import FINISHED, STATES
 from bftrainer.cluster.store.database import Database
 from bftrainer.cluster.store.environments import FOLDER, EnvironmentFiles
@@ -30,7 +31,7 @@ from bftrainer.cluster.store.trimming import DatabaseLimits, Trimmer
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.util.text import size_as_text, text
 
-FILE = "bftrainer.db"
+FILE = DATABASE_FILE
 """Name of the file in the state folder."""
 
 ID = re.compile(r"t([1-9][0-9]{0,17})")
