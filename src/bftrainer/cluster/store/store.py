@@ -69,6 +69,12 @@ class Store:
         """Open the file at `path`; unless it is only read, create it or migrate it to the newest version first."""
         return cls(Database.open(path, read_only=read_only))
 
+    @classmethod
+    def copy(cls, path: Path, copy: Path) -> None:
+        """Copy the file at `path`, of any version of BFTrainer; see `backup`."""
+        with cls(Database.open(path, read_only=True, any_version=True)) as store:
+            store.backup(copy)
+
     @property
     def path(self) -> Path:
         """Path of the file."""
