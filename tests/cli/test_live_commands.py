@@ -239,7 +239,10 @@ def test_a_controller_that_is_gone_is_named_with_the_file_that_named_it(call: Ca
         port = free.getsockname()[1]
     client = tmp_path / "state" / "client.json"
     client.write_text(json.dumps({"url": f"http://127.0.0.1:{port}", "token": TOKEN}))
-    refused(call("status"), f"no controller answers at http://127.0.0.1:{port} (from {client}): start one with", 1)
+    said = f"no controller answers at http://127.0.0.1:{port} (from {client}): "
+    refused(call("status"), said + "ask its operator whether it runs", 1)
+    client.with_name("bftrainer.db").touch()
+    refused(call("status"), said + "start one with", 1)
     refused(call("watch", "--json"), "start one with `bftrainer serve`", 1)
     client.write_text('{"url": 3')
     refused(call("status"), f"{client} is damaged", 1)

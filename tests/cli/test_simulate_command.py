@@ -145,6 +145,8 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "no parallel": (["--max-parallel", "0"], "max parallel must be 1 or more"),
     "too many parts": (["--parts", "90"], "--parts must be at most the number of trainers"),
     "odd guarantee": (["--rigid", "4", "--guarantee", "x"], "--guarantee must be NODES:SECONDS pairs"),
+    "elastic checkpoint": (["--checkpoint", "60"], "--checkpoint is for jobs of a fixed size: give --rigid N"),
+    "elastic guarantee": (["--guarantee", "4:60"], "--guarantee is for jobs of a fixed size: give --rigid N"),
     "report of parts": (["--parts", "2", "--report", "r.html"], "it cannot be combined with --parts or --rigid"),
     "odd report": (["--report", "r.pdf"], "a report must end in .html"),
     "gantt elsewhere": (

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bftrainer.client.api import ApiClient, UntrustedError, find_controller
+from bftrainer.cluster.agent.options import AgentOptions, resolve
 from bftrainer.cluster.wire import authority, tls
 from bftrainer.cluster.wire.authority import own_identity
 from bftrainer.errors import BFTrainerError, InputError
@@ -89,6 +90,22 @@ def test_what_cannot_be_made_is_one_clear_line(tmp_path: Path, monkeypatch: pyte
         own_identity(tmp_path / "no", NAMES)
     with pytest.raises(BFTrainerError, match="cannot make a certificate in .*/missing"):
         own_identity(tmp_path / "missing", NAMES)
+
+
+def test_an_agent_takes_the_authority_of_its_option_its_variable_or_beside_its_secret(
+    made: Path, tmp_path: Path
+) -> None:
+    secret, own = made / "agent-secret", made / "tls" / "ca.pem"
+    for file in (secret, tmp_path / "secret"):
+        file.write_text("s\n")
+    options = AgentOptions("https://head.example:1", secret_file=secret)
+    assert resolve(options, {}).authority == str(own)
+    assert resolve(options, {tls.CA: "/other.pem"}).authority == "/other.pem"
+    elsewhere = replace(options, secret_file=tmp_path / "secret")
+    assert resolve(elsewhere, {}).authority == ""
+    assert resolve(replace(elsewhere, ca=own), {tls.CA: "/other.pem"}).authority == str(own)
+    with pytest.raises(InputError, match="--ca: .*secret must have certificates in PEM form"):
+        resolve(replace(options, ca=secret), {})
 
 
 def test_beyond_loopback_a_controller_is_encrypted_and_a_users_file_is_all_that_a_client_needs(tmp_path: Path) -> None:

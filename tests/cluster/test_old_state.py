@@ -7,13 +7,18 @@ trained; `short` was done, `ann` had a token and a limit. Paths in the specifica
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import tarfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from bftrainer.cli.main import run
+from bftrainer.cluster.store.state_folder import LOCK_FILE
 from bftrainer.cluster.store.store import FILE, Store
+from bftrainer.util.locks import take_lock
 from support.cluster.live import Live
 from support.waiting import wait_until
 
@@ -52,6 +57,33 @@ def test_trainers_events_tokens_and_owners_of_0_1_0_are_taken_up_and_training_go
         assert list(store.all_events())[: len(events)] == events
         assert [(row.owner, row.max_nodes) for row in store.owners()] == [("ann", 2)]
         assert {token.name for token in store.tokens.all()} >= {"ann"}
+
+
+def version(path: Path) -> int:
+    """The schema version of a database."""
+    with closing(sqlite3.connect(path)) as db:
+        return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def test_before_an_upgrade_a_back_up_is_made_and_nothing_migrates_beside_a_controller(
+    old_state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, copy = old_state / FILE, tmp_path / "copy.db"
+    old = version(file)
+    assert run(["backup", "--state", str(old_state), str(copy)]) == 0
+    assert version(copy) == old
+    for words in (["token", "list"], ["owner", "list"]):
+        assert run([*words, "--state", str(old_state)]) == 1
+        assert f"schema version {old} is older" in capsys.readouterr().err
+    lock = take_lock(old_state / LOCK_FILE)
+    assert lock is not None
+    change = ["owner", "set", "bob", "--max-nodes", "3", "--state", str(old_state)]
+    assert run(change) == 1
+    assert "is of an older BFTrainer, and a controller" in capsys.readouterr().err
+    assert version(file) == old
+    os.close(lock)
+    assert run(change) == 0
+    assert version(file) > old
 
 
 def logged(live: Live, trainer: str) -> str:

@@ -17,6 +17,7 @@ import pytest
 from bftrainer.client import Client, UnreachableError
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.hpo import optimize
+from bftrainer.hpo.plan import SearchRules
 from bftrainer.hpo.watch import TrialWatch
 from support.cluster.fake_api import TOKEN, FakeState, make_app, serving
 
@@ -129,6 +130,14 @@ def test_trials_are_trained_and_told(world: World, script: Path) -> None:
     assert (summary.complete, summary.pruned, summary.failed) == (7, 0, 0)
     assert summary.node_seconds == 7 * 300
     assert "7 trials complete" in str(summary)
+
+
+def test_a_controller_without_a_limit_gets_so_few_trials_at_once_that_samplers_learn() -> None:
+    given = {"n_trials": 200, "prune_by": "epoch", "prune_every": 1, "max_failures": 1, "poll_s": 1, "timeout_s": None}
+    status = {"policy": {"max_parallel": None}, "pool": {"size": 500}}
+    for wanted, parallel in ((None, 10), (40, 40)):
+        rules = SearchRules.checked(metric="loss", objectives=1, max_parallel=wanted, **given)
+        assert rules.parallel(status) == parallel
 
 
 def test_as_many_at_once_as_the_controller_considers(world: World, script: Path) -> None:

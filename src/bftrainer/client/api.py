@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from bftrainer.cluster.config.load import CLIENT_FILE
+from bftrainer.cluster.config.load import CLIENT_FILE, DATABASE_FILE
 from bftrainer.cluster.wire import tls
 from bftrainer.cluster.wire.api import NodeView, StatusView, TrainerDetail, TrainerView
 from bftrainer.errors import BFTrainerError, InputError
@@ -244,7 +244,10 @@ class ApiClient:
                 "the file of its authority (api.authority)"
             )
         what = "" if isinstance(problem, httpx.ConnectError) else f" ({one_line(problem)[:120]})"
-        return UnreachableError(f"no controller answers at {self._where()}{what}: start one with `bftrainer serve`")
+        source = Path(self.address.source)
+        served_here = source.name == CLIENT_FILE and source.with_name(DATABASE_FILE).is_file()
+        advice = "start one with `bftrainer serve`" if served_here else "ask its operator whether it runs"
+        return UnreachableError(f"no controller answers at {self._where()}{what}: {advice}")
 
     def _where(self) -> str:
         source = self.address.source

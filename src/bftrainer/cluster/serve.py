@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import errno
 import getpass
+import itertools
 import json
 import os
 import secrets
@@ -152,7 +153,7 @@ def _prepare(
     url = f"{'http' if identity is None else 'https'}://{name}:{port}"
     state_id = take_identity(folder, store)
     prepared = _Prepared(folder, host, url, identity, _secret(folder / SECRET_FILE), state_id)
-    token = _make_client_file(folder, store, url, prepared.authority)
+    token = make_client_file(folder, store, url, prepared.authority)
     event_logging.hidden.hide(prepared.secret, token)
     store.keep(_PORT_KEY, port)
     store.keep(_HOST_KEY, host)
@@ -372,12 +373,16 @@ def _secret(path: Path) -> str:
         return secret
 
 
-def _make_client_file(folder: Path, store: Store, url: str, authority: str) -> str:
+def make_client_file(folder: Path, store: Store, url: str, authority: str) -> str:
     """Write the file by which commands on this machine find the controller, and return the token that they use."""
     path = folder / CLIENT_FILE
     token = ""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         token = str(json.loads(path.read_text()).get("token", ""))
+    if token and not store.tokens.knows(token):
+        aside = next(one for n in itertools.count(1) if not (one := path.with_name(f"{path.name}.{n}")).exists())
+        path.rename(aside)
+        complain(f"{path} had the address and the token of another controller: it is now {aside}")
     if not token or store.tokens.check(token) is None:
         token = "bft_" + secrets.token_urlsafe(32)
         store.tokens.adopt(token, name=LOCAL_TOKEN, owner=getpass.getuser(), role="admin", time=time.time())

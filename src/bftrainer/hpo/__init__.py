@@ -47,8 +47,8 @@ def optimize(
     `space` receives a trial and returns the script's arguments for it. `metric` names the metric that the script
     reports (one for each objective of the study); its last value is the trial's value. Reported values go to the
     study's pruner, which may end a trial: `prune_by` epoch, step or samples, rounded down to `prune_every` of them. At
-    most `max_parallel` trainers run at once; if None, the controller's max parallel, or the pool's size if that is
-    automatic. `options` are those of `Client.submit`.
+    most `max_parallel` trainers run at once; if None, the controller's max parallel, or 10 if that is automatic.
+    `options` are those of `Client.submit`.
 
     Started again on the same storage, it continues with the trials that are under way. A trial fails if its trainer
     fails, or if the metric was not reported; after `max_failures` in a row this raises `BFTrainerError`. `callbacks`

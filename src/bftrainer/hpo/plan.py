@@ -14,6 +14,9 @@ from bftrainer.errors import InputError
 End = Literal["complete", "failed", "pruned"]
 Unit = Literal["epoch", "step", "samples"]
 
+PARALLEL = 10
+"""Trainers at once where neither user nor policy limits them: a sampler learns only from trials that have ended."""
+
 
 @dataclass(frozen=True, slots=True)
 class SearchRules:
@@ -51,8 +54,8 @@ class SearchRules:
         return cls(metrics=metrics, **rest)
 
     def parallel(self, status: Mapping[str, Any]) -> int:
-        """Number of trainers at once: the user's choice, else the policy's max parallel, else the pool's size."""
-        return int(self.max_parallel or status["policy"]["max_parallel"] or max(1, status["pool"]["size"]))
+        """Number of trainers at once: the user's choice, else the policy's max parallel, else `PARALLEL`."""
+        return int(self.max_parallel or status["policy"]["max_parallel"] or PARALLEL)
 
     def place(self, row: Mapping[str, Any]) -> int:
         """Position at which a trainer reported the metric that trials are compared by, in the unit of `prune_by`."""

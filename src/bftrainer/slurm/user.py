@@ -117,8 +117,8 @@ def account_for(site: Site, partition: Partition, qos: Qos | None) -> str:
     return fitting[0] if fitting and len(site.user.accounts) > 1 else ""
 
 
-def render(site: Site, place: PartitionChoice, host: str) -> str:
-    """Return a configuration file for `bftrainer serve` on a machine that nodes know as `host`."""
+def render(site: Site, place: PartitionChoice) -> str:
+    """Return a configuration file for `bftrainer serve`, which finds the address that nodes can reach by itself."""
     partition, qos = place.partition, place.qos
     above = [other.name for other in site.sharing(partition) if other.tier > partition.tier]
     who = f"jobs of {listed(above)}" if qos is None else "jobs of other QOS"
@@ -134,8 +134,8 @@ def render(site: Site, place: PartitionChoice, host: str) -> str:
     if len(site.addresses) > 1:
         lines += [
             "[server]",
-            "# Nodes must reach this address. Any but loopback needs a token: bftrainer token create NAME",
-            f"host = {_toml(host)}",
+            "# The controller listens on the address from which a route leads to the nodes. To choose another one:",
+            '# host = "…"',
         ]
         if disk is not None and not disk.shared:
             lines += ["# A folder that the nodes see as well, such as one in your project's space:", '# state = "…"']

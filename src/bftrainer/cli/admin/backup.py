@@ -19,15 +19,15 @@ def backup(
 ) -> None:
     """Copy the controller's database to one file, completely or not at all, readable by its owner alone.
 
-    Works beside a running controller. Snapshots are not included: they are in the state folder below trainers/.
+    Works beside a running controller, and before an upgrade: the copy has the version of the database. Snapshots are
+    not included: they are in the state folder below trainers/.
     """
     with live_packages():
         from bftrainer.cluster.store.store import FILE, Store
     source = state_of(state) / FILE
     if not source.is_file():
         raise InputError(f"{source}: there is no database: name the state folder with --state")
-    with Store.open(source, read_only=True) as store:
-        store.backup(file)
+    Store.copy(source, file)
     size = file.stat().st_size
     if as_json:
         print_json({"file": str(file), "bytes": size})

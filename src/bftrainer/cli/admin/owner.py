@@ -86,7 +86,7 @@ def set_(
 
 def list_(state: State = None, as_json: Json = False) -> None:
     """List owners that have limits or trainers, with their limits and current use."""
-    with open_store(state_of(state), make=False) as store:
+    with open_store(state_of(state), read_only=True) as store:
         rows = {row.owner: row for row in store.owners()}
         held: dict[str, int] = {}
         for trainer in store.trainers(unfinished=True):
@@ -120,7 +120,7 @@ def list_(state: State = None, as_json: Json = False) -> None:
 
 def remove(name: Name, state: State = None, as_json: Json = False) -> None:
     """Lift all limits of an owner. Their trainers and tokens stay."""
-    with open_store(state_of(state), make=False) as store:
+    with open_store(state_of(state)) as store:
         if not store.remove_owner(name):
             raise InputError(f"the owner {name!r} has no limits: see `bftrainer owner list`")
     if as_json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -112,7 +111,7 @@ def setup_user(
         raise BFTrainerError(f"Slurm refuses your pilots: {'; '.join(refusals[:5])}; ask your administrators")
     for finding in place.errors:
         warn(printable(f"{finding.what}: {finding.why}"))
-    text = render(site, place, socket.getfqdn())
+    text = render(site, place)
     if output is None:
         say(text.rstrip("\n"))
         return

@@ -97,7 +97,7 @@ def create(
 
 def list_(state: State = None, as_json: Json = False) -> None:
     """List the tokens, without their secret values."""
-    with open_store(state_of(state), make=False) as store:
+    with open_store(state_of(state), read_only=True) as store:
         rows = [{**_shown(row), "valid": row.valid(time.time())} for row in store.tokens.all()]
     if as_json:
         print_json({"tokens": rows})
@@ -116,7 +116,7 @@ def list_(state: State = None, as_json: Json = False) -> None:
 
 def revoke(name: Name, state: State = None, as_json: Json = False) -> None:
     """Revoke a token, effective at once."""
-    with open_store(state_of(state), make=False) as store:
+    with open_store(state_of(state)) as store:
         if not store.tokens.revoke(name, time.time()):
             raise InputError(f"there is no token {name!r}: see `bftrainer token list`")
     if as_json:

@@ -31,6 +31,14 @@ def agent(
     folder: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for the workers' output; default: a temporary folder.")
     ] = None,
+    ca: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Certificates to verify the controller with; default: $BFTRAINER_CA, else tls/ca.pem beside the "
+            "secret's file, else the system's.",
+        ),
+    ] = None,
     environment_from_stdin: Annotated[
         bool,
         typer.Option(
@@ -47,7 +55,7 @@ def agent(
 
     if environment_from_stdin:
         read_environment(sys.stdin, os.environ)
-    run_agent(resolve(AgentOptions(url, node, host, secret_file, folder), os.environ))
+    run_agent(resolve(AgentOptions(url, node, host, secret_file, folder, ca), os.environ))
 
 
 def register(app: typer.Typer) -> None:

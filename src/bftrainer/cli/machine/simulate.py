@@ -111,6 +111,9 @@ def simulate_command(
     as_json_: Json = False,
 ) -> None:
     """Replay a machine's history: what would BFTrainer have trained on its idle nodes?"""
+    for option, given in (("--checkpoint", checkpoint), ("--guarantee", guarantee)):
+        if given is not None and rigid is None:
+            raise InputError(f"{option} is for jobs of a fixed size: give --rigid N as well, or leave it out")
     if report is not None:
         check_report(report, parts, rigid)
     study = Study(

@@ -278,6 +278,7 @@ def _settings(argv: Sequence[str] | None) -> ResolvedAgent:
         parser.add_argument(f"--{name}")
     parser.add_argument("--secret-file", type=Path)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--ca", type=Path)
     parser.add_argument("--environment-from-stdin", action="store_true")
     options = vars(parser.parse_args(argv))
     if options.pop("environment_from_stdin"):

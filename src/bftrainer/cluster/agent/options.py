@@ -7,12 +7,13 @@ variables on.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from bftrainer.cluster.wire import messages, tls
+from bftrainer.cluster.wire.authority import OWN_AUTHORITY
 from bftrainer.errors import InputError
 from bftrainer.processes import variables
 from bftrainer.util.net import is_loopback
@@ -29,6 +30,7 @@ class AgentOptions:
     host: str | None = None
     secret_file: Path | None = None
     folder: Path | None = None
+    ca: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def resolve(options: AgentOptions, environment: MutableMapping[str, str]) -> Res
     folder = options.folder.absolute() if options.folder is not None else None
     if folder is not None:
         _make_private(folder)
-    return ResolvedAgent(url, node, host, secret, folder, environment.get(tls.CA, ""))
+    return ResolvedAgent(url, node, host, secret, folder, _authority(options, environment))
 
 
 def read_environment(lines: Iterable[str], environment: MutableMapping[str, str]) -> None:
@@ -92,6 +94,17 @@ def read_environment(lines: Iterable[str], environment: MutableMapping[str, str]
         if not (equals and name.isidentifier()) or "\0" in value:
             raise InputError("standard input must have lines NAME=value and then an empty line, but one differs")
         environment[name] = value
+
+
+def _authority(options: AgentOptions, environment: Mapping[str, str]) -> str:
+    """Return the certificates to verify the controller with: those given, else those beside the file of the secret."""
+    if options.ca is not None:
+        tls.client_context(str(options.ca), "--ca")
+        return str(options.ca)
+    if given := environment.get(tls.CA):
+        return given
+    beside = options.secret_file.parent / OWN_AUTHORITY if options.secret_file is not None else None
+    return str(beside) if beside is not None and beside.is_file() else ""
 
 
 def _websocket(url: str) -> tuple[str, bool]:

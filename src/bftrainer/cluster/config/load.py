@@ -25,6 +25,8 @@ STATE = "BFTRAINER_STATE"
 CONFIG = "BFTRAINER_CONFIG"
 CLIENT_FILE = "client.json"
 """The file in the state folder with the controller's URL and the token of the user who started it."""
+DATABASE_FILE = "bftrainer.db"
+"""The controller's database in its state folder."""
 _PREFIX = "BFTRAINER_"
 _SYSTEM_FILE = Path("/etc/bftrainer.toml")
 _MOST_BYTES = 1 << 20

@@ -33,6 +33,10 @@ class DiskFullError(BFTrainerError):
     """The disk has no room left for the database."""
 
 
+class OlderSchemaError(BFTrainerError):
+    """The file is of an older version of BFTrainer, and was to be read without migrating it."""
+
+
 class Database:
     """A connection, for the thread that opened it.
 
@@ -47,8 +51,11 @@ class Database:
         self._depth = 0
 
     @classmethod
-    def open(cls, path: Path, *, read_only: bool) -> Database:
-        """Open a file. Unless `read_only`, create it if it is missing and migrate it to the newest version."""
+    def open(cls, path: Path, *, read_only: bool, any_version: bool = False) -> Database:
+        """Open a file. Unless `read_only`, create it if it is missing and migrate it to the newest version.
+
+        `any_version`: open it even if its tables are of another version, only to copy it.
+        """
         try:
             if read_only and not path.is_file():
                 raise InputError(
@@ -70,7 +77,7 @@ class Database:
             raise _explained_os(path, problem) from None
         database = cls(path, connection, read_only)
         try:
-            database._prepare()
+            database._prepare(any_version)
         except BaseException:
             connection.close()
             raise
@@ -205,13 +212,13 @@ class Database:
         self.run("VACUUM")
         self.run("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    def _prepare(self) -> None:
+    def _prepare(self, any_version: bool) -> None:
         self.run(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
         self.run("PRAGMA foreign_keys = ON")
-        version, newest = self._version(), len(migrations.MIGRATIONS)
+        version, newest = self._version(any_version), len(migrations.MIGRATIONS)
         if self.read_only:
-            if version < newest:
-                raise BFTrainerError(
+            if version < newest and not any_version:
+                raise OlderSchemaError(
                     f"{self.path}: schema version {version} is older than this BFTrainer's ({newest}); "
                     "`bftrainer serve` brings it up to date"
                 )
@@ -239,13 +246,13 @@ class Database:
             self.run(f"PRAGMA user_version = {version + 1}")
         return True
 
-    def _version(self) -> int:
+    def _version(self, any_version: bool = False) -> int:
         """Return the schema version of the file, after checking that the file is a BFTrainer database."""
         version = int(self.rows("PRAGMA user_version")[0][0])
         ours = self.rows("PRAGMA application_id")[0][0] == migrations.APPLICATION_ID
         if not ours and (version or self.row("SELECT 1 FROM sqlite_master LIMIT 1")):
             raise InputError(f"{self.path}: this is a database of another program; choose another --state")
-        if version > len(migrations.MIGRATIONS):
+        if version > len(migrations.MIGRATIONS) and not any_version:
             raise InputError(
                 f"{self.path}: written by a newer BFTrainer (schema version {version}, this one knows "
                 f"{len(migrations.MIGRATIONS)}); use that version, or another state folder (--state)"

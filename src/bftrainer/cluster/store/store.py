@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from bftrainer.cluster.config.load import DATABASE_FILE
 from bftrainer.cluster.spec.states import FINISHED, STATES
 from bftrainer.cluster.store.database import Database
 from bftrainer.cluster.store.environments import FOLDER, EnvironmentFiles
@@ -30,7 +31,7 @@ from bftrainer.cluster.store.trimming import DatabaseLimits, Trimmer
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.util.text import size_as_text, text
 
-FILE = "bftrainer.db"
+FILE = DATABASE_FILE
 """Name of the file in the state folder."""
 
 ID = re.compile(r"t([1-9][0-9]{0,17})")
@@ -67,6 +68,12 @@ class Store:
     def open(cls, path: Path, *, read_only: bool = False) -> Store:
         """Open the file at `path`; unless it is only read, create it or migrate it to the newest version first."""
         return cls(Database.open(path, read_only=read_only))
+
+    @classmethod
+    def copy(cls, path: Path, copy: Path) -> None:
+        """Copy the file at `path`, of any version of BFTrainer; see `backup`."""
+        with cls(Database.open(path, read_only=True, any_version=True)) as store:
+            store.backup(copy)
 
     @property
     def path(self) -> Path:

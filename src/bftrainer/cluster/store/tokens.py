@@ -77,6 +77,10 @@ class TokenTable:
             self._db.run("UPDATE tokens SET last_used = ? WHERE id = ?", (time, found.id))
         return found
 
+    def knows(self, token: str) -> bool:
+        """Return whether a token was ever valid here; it may be revoked or expired."""
+        return self._find(token) is not None
+
     def why_refused(self, token: str) -> str:
         """Return one sentence for the holder of a token that has expired; empty if it is invalid in another way."""
         found = self._find(token)

@@ -52,8 +52,9 @@ class ScriptSettings:
     start: tuple[str, ...] = field(
         default=START,
         metadata={
-            "doc": "starts the agent of {node} and runs as long as it does; gets BFTRAINER_URL, BFTRAINER_SECRET and "
-            "BFTRAINER_NODE in its environment, and as lines NAME=value up to an empty one on stdin"
+            "doc": "starts the agent of {node} and runs as long as it does; gets BFTRAINER_URL, BFTRAINER_SECRET, "
+            "BFTRAINER_NODE and, with TLS, BFTRAINER_CA in its environment, and as lines NAME=value up to an empty one "
+            "on stdin"
         },
     )
     interval_s: float = field(default=10.0, metadata={"doc": "how often the executable is run"})
