@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -266,3 +267,17 @@ def test_workers_are_started_after_the_files_of_their_trainer_and_nobody_else_wa
         assert written
 
     play(tmp_path, scene)
+
+
+def test_a_piece_that_does_not_fit_on_the_disk_leaves_no_half_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = Logbook(tmp_path, 1 << 20)
+    assert book.append(1.0, "t1-1", "n1", 0, "first\n", 6) == 6
+    write = os.write
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:20]))
+        with pytest.raises(OSError, match="No space left"):
+            book.append(2.0, "t1-1", "n1", 6, "second\n", 7)
+    assert book.append(3.0, "t1-1", "n1", 6, "second\n", 7) == 13
+    assert [line.split("\t")[-1] for line in book.path.read_text().splitlines()] == ["first", "second"]

@@ -9,6 +9,7 @@ Fields of a line, separated by tabs: time, worker, node, offset in the worker's 
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -68,7 +69,11 @@ class Logbook:
             self.path.replace(self.path.with_suffix(".1"))
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            os.write(descriptor, "\n".join([*rows, ""]).encode(errors="replace"))
+            before = os.fstat(descriptor).st_size
+            data = "\n".join([*rows, ""]).encode(errors="replace")
+            if os.write(descriptor, data) < len(data):  # the disk is full
+                os.ftruncate(descriptor, before)  # otherwise the next line would follow half a line
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         finally:
             os.close(descriptor)
         self._places[worker] = place + size
