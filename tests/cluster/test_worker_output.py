@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
+import weakref
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -195,6 +197,22 @@ def test_an_agent_that_comes_again_gets_the_acknowledgement_of_what_it_sent_befo
     play(tmp_path, scene)
     lines = (tmp_path / "t1" / "log").read_text().splitlines()
     assert [line.split("\t")[4] for line in lines] == ["a line", "and more"]
+
+
+def test_a_connection_that_was_replaced_and_that_nobody_refers_to_is_served_until_the_end(tmp_path: Path) -> None:
+    async def scene(controller: Controller) -> None:
+        first = await joined(controller)
+        assert first.serving is not None
+        served = weakref.ref(first.serving)
+        del first
+        again = await joined(controller)
+        await until(lambda: again.of_kind("welcome"))
+        gc.collect()
+        task = served()
+        assert task is not None
+        assert not task.done()
+
+    play(tmp_path, scene)
 
 
 def test_output_that_waits_too_long_is_left_out_and_the_log_says_how_much(

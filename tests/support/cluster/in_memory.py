@@ -15,6 +15,9 @@ from bftrainer.cluster.controller.output.logbook import Logbook
 from support.cluster.api import NoPool
 from support.cluster.bench import Bench
 
+_SERVED: set[asyncio.Task[None]] = set()
+"""The connections that are served, as a web server holds them: the event loop itself refers to a task only weakly."""
+
 
 class Wire:
     """An agent's end of a connection, in memory."""
@@ -36,6 +39,8 @@ class Wire:
     def serve(self, controller: Controller) -> asyncio.Task[None]:
         """Have the controller serve this connection."""
         self.serving = asyncio.create_task(controller.agents.serve(self.frames(), self.send))
+        _SERVED.add(self.serving)
+        self.serving.add_done_callback(_SERVED.discard)
         return self.serving
 
     async def frames(self) -> AsyncIterator[str]:
