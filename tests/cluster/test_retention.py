@@ -31,6 +31,7 @@ from bftrainer.cluster.retention import rules
 from bftrainer.cluster.retention.files import TrainerFiles, measure
 from bftrainer.cluster.retention.housekeeper import Housekeeper
 from bftrainer.cluster.retention.rules import DAY_S, TrainerDisk
+from bftrainer.cluster.retention.stored import SINCE_KEY, store_settings
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store.events import OtherEvent
 from bftrainer.cluster.store.rows import OwnerRow
@@ -91,6 +92,20 @@ def test_parts_of_finished_trainers_go_when_their_time_has_come() -> None:
         ("t4", "all files"),
     ]
     assert rules.by_settings(disks, NO_LIMITS, (), NOW) == []
+
+
+def test_what_ended_before_the_first_start_counts_from_that_start() -> None:
+    settings = replace(NO_LIMITS, snapshots_days=1.0, logs_days=10.0, results_days=100.0)
+    disks = [disk("t1", NOW - 900 * DAY_S), disk("t2", NOW + 4 * DAY_S)]
+    found = [chosen(rules.by_settings(disks, settings, (), NOW + days * DAY_S, since=NOW)) for days in (0, 2, 11, 101)]
+    assert [[part for id_, part in each if id_ == "t1"] for each in found] == [
+        [],
+        ["older snapshots"],
+        ["older snapshots", "log"],
+        ["all files"],
+    ]
+    assert ("t2", "older snapshots") in found[2]
+    assert ("t2", "log") not in found[2]
 
 
 def test_of_too_many_bytes_those_of_the_trainers_that_ended_first_go() -> None:
@@ -376,6 +391,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     site = Site(tmp_path)
     for ended in (None, 1.0):
         site.trainer("ann", ended)
+    site.store.keep(SINCE_KEY, 0.0)
     site.store.close()
     return tmp_path
 
@@ -462,6 +478,22 @@ def test_without_a_controller_the_settings_of_the_last_one_count(
     assert removed(capsys, "--config", str(started)) == []  # --set counts on
     monkeypatch.setenv("BFTRAINER_RETENTION__RESULTS_DAYS", "1")
     assert removed(capsys) == ["all files"]
+
+
+def test_the_first_start_in_a_folder_of_an_older_version_removes_nothing_by_age(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Store.open(state / FILE) as store:
+        store.forget(SINCE_KEY)
+    assert removed(capsys) == []
+    with Store.open(state / FILE) as store:
+        store_settings(store, DEFAULTS, time.time() - 2 * DAY_S)
+        store_settings(store, DEFAULTS, time.time())  # a later start
+    assert removed(capsys) == ["older snapshots"]
+    site = Site(state, DEFAULTS.retention)
+    site.clean(time.time())
+    site.store.close()
+    assert snapshot(15) in names(state / "trainers" / "t2")
 
 
 def test_tokens_get_the_lifetime_that_the_last_controller_was_started_with(
