@@ -408,7 +408,7 @@ def test_the_command_prunes_a_folder_without_a_controller(state: Path, capsys: p
     assert not (state / "trainers" / "t2").exists()
     assert not list((state / "trainers" / ".removed").iterdir())
     assert names(state / "trainers" / "t1")
-    assert run(["prune", "--older-than", "0d"]) == 0
+    assert run(["prune", "--older-than", "0w"]) == 0
     assert "nothing to remove" in capsys.readouterr().out
     assert not locks.is_locked(state / LOCK_FILE)
 
@@ -417,7 +417,7 @@ def test_the_command_prunes_a_folder_without_a_controller(state: Path, capsys: p
     ("args", "says"),
     [
         (["t2", "--mine"], "leave out TRAINER"),
-        (["--older-than", "soon"], "--older-than must be an age such as 30d"),
+        (["--older-than", "soon"], "--older-than must be an age such as 12h, 30d or 52w"),
         (["--mine"], "add --older-than"),
         (["t99"], "there is no trainer 't99'"),
     ],
@@ -550,6 +550,8 @@ def test_quotas_are_set_and_listed_by_the_owner_command(state: Path, capsys: pyt
     assert "at most 1.5 GB on disk" in capsys.readouterr().out
     assert run(["owner", "set", "ann", "--max-disk", "much"]) == 2
     assert "--max-disk must be a size such as 500GB" in capsys.readouterr().err
+    assert run(["owner", "set", "ann", "--max-disk", "500kB"]) == 2
+    assert "from 1MB" in capsys.readouterr().err
     assert run(["owner", "list", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["owners"]
     assert (row["max_disk_mb"], row["disk_bytes"]) == (1500, 12000)
