@@ -31,6 +31,7 @@ from bftrainer.cluster.retention import rules
 from bftrainer.cluster.retention.files import TrainerFiles, measure
 from bftrainer.cluster.retention.housekeeper import Housekeeper
 from bftrainer.cluster.retention.rules import DAY_S, TrainerDisk
+from bftrainer.cluster.retention.stored import SINCE_KEY, store_settings
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store.events import OtherEvent
 from bftrainer.cluster.store.rows import OwnerRow
@@ -91,6 +92,20 @@ def test_parts_of_finished_trainers_go_when_their_time_has_come() -> None:
         ("t4", "all files"),
     ]
     assert rules.by_settings(disks, NO_LIMITS, (), NOW) == []
+
+
+def test_what_ended_before_the_first_start_counts_from_that_start() -> None:
+    settings = replace(NO_LIMITS, snapshots_days=1.0, logs_days=10.0, results_days=100.0)
+    disks = [disk("t1", NOW - 900 * DAY_S), disk("t2", NOW + 4 * DAY_S)]
+    found = [chosen(rules.by_settings(disks, settings, (), NOW + days * DAY_S, since=NOW)) for days in (0, 2, 11, 101)]
+    assert [[part for id_, part in each if id_ == "t1"] for each in found] == [
+        [],
+        ["older snapshots"],
+        ["older snapshots", "log"],
+        ["all files"],
+    ]
+    assert ("t2", "older snapshots") in found[2]
+    assert ("t2", "log") not in found[2]
 
 
 def test_of_too_many_bytes_those_of_the_trainers_that_ended_first_go() -> None:
@@ -376,6 +391,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     site = Site(tmp_path)
     for ended in (None, 1.0):
         site.trainer("ann", ended)
+    site.store.keep(SINCE_KEY, 0.0)
     site.store.close()
     return tmp_path
 
@@ -392,7 +408,7 @@ def test_the_command_prunes_a_folder_without_a_controller(state: Path, capsys: p
     assert not (state / "trainers" / "t2").exists()
     assert not list((state / "trainers" / ".removed").iterdir())
     assert names(state / "trainers" / "t1")
-    assert run(["prune", "--older-than", "0d"]) == 0
+    assert run(["prune", "--older-than", "0w"]) == 0
     assert "nothing to remove" in capsys.readouterr().out
     assert not locks.is_locked(state / LOCK_FILE)
 
@@ -401,7 +417,7 @@ def test_the_command_prunes_a_folder_without_a_controller(state: Path, capsys: p
     ("args", "says"),
     [
         (["t2", "--mine"], "leave out TRAINER"),
-        (["--older-than", "soon"], "--older-than must be an age such as 30d"),
+        (["--older-than", "soon"], "--older-than must be an age such as 12h, 30d or 52w"),
         (["--mine"], "add --older-than"),
         (["t99"], "there is no trainer 't99'"),
     ],
@@ -464,6 +480,22 @@ def test_without_a_controller_the_settings_of_the_last_one_count(
     assert removed(capsys) == ["all files"]
 
 
+def test_the_first_start_in_a_folder_of_an_older_version_removes_nothing_by_age(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Store.open(state / FILE) as store:
+        store.forget(SINCE_KEY)
+    assert removed(capsys) == []
+    with Store.open(state / FILE) as store:
+        store_settings(store, DEFAULTS, time.time() - 2 * DAY_S)
+        store_settings(store, DEFAULTS, time.time())  # a later start
+    assert removed(capsys) == ["older snapshots"]
+    site = Site(state, DEFAULTS.retention)
+    site.clean(time.time())
+    site.store.close()
+    assert snapshot(15) in names(state / "trainers" / "t2")
+
+
 def test_tokens_get_the_lifetime_that_the_last_controller_was_started_with(
     started: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -518,6 +550,8 @@ def test_quotas_are_set_and_listed_by_the_owner_command(state: Path, capsys: pyt
     assert "at most 1.5 GB on disk" in capsys.readouterr().out
     assert run(["owner", "set", "ann", "--max-disk", "much"]) == 2
     assert "--max-disk must be a size such as 500GB" in capsys.readouterr().err
+    assert run(["owner", "set", "ann", "--max-disk", "500kB"]) == 2
+    assert "from 1MB" in capsys.readouterr().err
     assert run(["owner", "list", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["owners"]
     assert (row["max_disk_mb"], row["disk_bytes"]) == (1500, 12000)

@@ -111,7 +111,7 @@ async def serve(
             complain(f"{store.path} cannot shrink: {why}; stop the controller once and call `bftrainer prune`")
         listening, address = await _listen(config, store)
         with listening:
-            store_settings(store, config)
+            store_settings(store, config, time.time())
             prepared = _prepare(config, folder, store, listening, address)
             controller = _build(config, prepared, store, dry_run=dry_run)
             give_back = config.pool.kind == "local" if drain is None else drain

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 _SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)\s*([kMGT]?B)", re.IGNORECASE)
-_SPAN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhd])")
-_SPANS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_SPAN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhdw])")
+_SPANS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _DIGITS = re.compile(r"0*([0-9]+)")
 
 
@@ -49,6 +49,6 @@ def read_size(given: str) -> int | None:
 
 
 def read_span(given: str) -> float | None:
-    """Parse a span of time such as `30d`, `12h`, `90m` or `45s`. Returns the seconds, or None if it is none."""
+    """Parse a span of time such as `4w`, `30d`, `12h`, `90m` or `45s`. Returns the seconds, or None if it is none."""
     found = _SPAN.fullmatch(given.strip())
     return None if found is None else float(found[1]) * _SPANS[found[2]]

@@ -150,8 +150,8 @@ def _megabytes(text: str) -> int | None:
     if text == NONE:
         return None
     size = read_size(text)
-    if size is None:
-        raise InputError(f"--max-disk must be a size such as 500GB or 2TB, or none, but got {text!r:.80}")
+    if size is None or size < 10**6:
+        raise InputError(f"--max-disk must be a size such as 500GB or 2TB, from 1MB, or none, but got {text!r:.80}")
     return size // 10**6
 
 

@@ -47,7 +47,7 @@ def prune(
     ] = False,
     older_than: Annotated[
         str | None,
-        typer.Option(metavar="AGE", help="Only trainers that ended so long ago: 30d, 12h; 0d for all."),
+        typer.Option(metavar="AGE", help="Only trainers that ended so long ago: 12h, 30d, 52w; 0d for all."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")] = False,
     file: ConfigFile = None,
@@ -67,7 +67,7 @@ def prune(
         raise InputError("--mine chooses all your finished trainers; leave out TRAINER")
     age_s = None if older_than is None else read_span(older_than)
     if older_than is not None and age_s is None:
-        raise InputError(f"--older-than must be an age such as 30d, 12h or 90m, but got {older_than!r:.80}")
+        raise InputError(f"--older-than must be an age such as 12h, 30d or 52w, but got {older_than!r:.80}")
     if mine and age_s is None:
         raise InputError(
             "--mine removes all files of your finished trainers: add --older-than 30d, or 0d for all of them"

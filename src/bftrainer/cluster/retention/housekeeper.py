@@ -16,6 +16,7 @@ from typing import Protocol
 from bftrainer.cluster.config.keys import Config
 from bftrainer.cluster.retention import rules
 from bftrainer.cluster.retention.rules import DAY_S, Removal, TrainerDisk
+from bftrainer.cluster.retention.stored import SINCE_KEY
 from bftrainer.cluster.retention.survey import DiskSurvey, Removed
 from bftrainer.cluster.store.database import checkpoint
 from bftrainer.cluster.store.events import TrainerPruned
@@ -66,6 +67,7 @@ class Housekeeper:
         self._quotas = quotas
         quotas.default_disk = round(config.retention.owner_gb * rules.GB) or None
         self._unfinished = unfinished
+        self._since = float(store.kept(SINCE_KEY, 0.0))
         self._survey = DiskSurvey(config.state, store.path)
         self._trimmer = store.trimmer(limits_of(config))
 
@@ -99,7 +101,7 @@ class Housekeeper:
         disks = await self._measure()
         await asyncio.to_thread(self._survey.free)
         over = [owner for owner, used in self._quotas.disk_used.items() if self._is_over(owner, used)]
-        chosen = rules.by_settings(disks, self._settings, over, now)
+        chosen = rules.by_settings(disks, self._settings, over, now, self._since)
         done = await self._carry_out(chosen, BY_SETTINGS, now, dry_run=dry_run)
         start = self._trimmer.log_start()
         if start is not None and not dry_run:

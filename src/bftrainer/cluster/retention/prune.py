@@ -13,6 +13,7 @@ from typing import Any
 from bftrainer.cluster.config.keys import Config
 from bftrainer.cluster.retention import rules
 from bftrainer.cluster.retention.housekeeper import BY_SETTINGS, limits_of
+from bftrainer.cluster.retention.stored import SINCE_KEY
 from bftrainer.cluster.retention.survey import DiskSurvey, Removed
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.store.events import TrainerPruned
@@ -46,13 +47,14 @@ def prune(
     """Remove files by the settings, or all files of the trainers that are chosen. Returns also a note, or ''.
 
     `trainers` are ids; None: those of an `owner`, or all. Without trainers, owner and age, the settings decide, and the
-    database is trimmed to its limits as well.
+    database is trimmed to its limits as well. Before a controller of this version has run, nothing goes by age.
     """
     now, survey = time.time(), DiskSurvey(config.state, store.path)
     disks = [disk for disk in survey.disks(only=trainers) if owner is None or disk.owner == owner]
     by_settings = trainers is None and owner is None and older_than_s is None
     if by_settings:
-        chosen, by = rules.by_settings(disks, config.retention, (), now), BY_SETTINGS
+        since = float(store.kept(SINCE_KEY, now))
+        chosen, by = rules.by_settings(disks, config.retention, (), now, since), BY_SETTINGS
     else:
         chosen = rules.whole(disks, older_than_s or 0.0, now)
     if dry_run:

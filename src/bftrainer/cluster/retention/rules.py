@@ -40,16 +40,20 @@ class Removal:
 
 
 def by_settings(
-    disks: Iterable[TrainerDisk], settings: RetentionSettings, over_quota: Collection[str], now: float
+    disks: Iterable[TrainerDisk],
+    settings: RetentionSettings,
+    over_quota: Collection[str],
+    now: float,
+    since: float = 0.0,
 ) -> list[Removal]:
-    """Return what goes by the settings.
+    """Return what goes by the settings. Trainers that ended before `since` count as ended then.
 
     Of an unfinished trainer nothing goes, unless its owner is `over_quota`: then its snapshots but the last go.
     """
     chosen: list[Removal] = []
     left: list[TrainerDisk] = []
     for disk in disks:
-        days = None if disk.ended is None else (now - disk.ended) / DAY_S
+        days = None if disk.ended is None else (now - max(disk.ended, since)) / DAY_S
         if _is_past(days, settings.results_days):
             chosen.append(Removal(disk, "all files", disk.files.total))
             continue

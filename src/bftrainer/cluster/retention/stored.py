@@ -14,11 +14,16 @@ from bftrainer.cluster.store.store import Store
 
 SETTINGS_KEY = "settings"
 """Key in the store of the settings, and of where they came from."""
+SINCE_KEY = "retention_since"
+"""Key in the store of the time from which the ages of finished trainers count at the earliest: the first start of a
+controller that removes files. So an upgrade removes nothing by age at its first start."""
 _NAMES = (*(f"retention.{key}" for key in KEYS["retention"]), "trainers.keep_events", "api.token_lifetime")
 
 
-def store_settings(store: Store, config: Config) -> None:
-    """Store a controller's settings."""
+def store_settings(store: Store, config: Config, now: float) -> None:
+    """Store a controller's settings, and at the first start the time."""
+    if store.kept(SINCE_KEY) is None:
+        store.keep(SINCE_KEY, now)
     values = {name: _value(config, name) for name in _NAMES}
     outside = [name for name in _NAMES if not _is_from_file(config, name)]
     store.keep(SETTINGS_KEY, {"values": values, "file": _file(config), "outside_file": outside})
