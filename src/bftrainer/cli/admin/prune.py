@@ -99,7 +99,7 @@ def _without_controller(
     from bftrainer.cluster.store.store import FILE, Store
 
     user = getpass.getuser()
-    with closing(Store.open(config.state / FILE)) as store:
+    with closing(Store.open(config.state / FILE, read_only=dry_run)) as store:
         ids = None
         if named:
             rows = {ref: store.trainer(ref) for ref in named}
