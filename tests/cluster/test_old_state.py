@@ -72,7 +72,7 @@ def test_before_an_upgrade_a_back_up_is_made_and_nothing_migrates_beside_a_contr
     old = version(file)
     assert run(["backup", "--state", str(old_state), str(copy)]) == 0
     assert version(copy) == old
-    for words in (["token", "list"], ["owner", "list"]):
+    for words in (["token", "list"], ["owner", "list"], ["prune", "--dry-run"]):
         assert run([*words, "--state", str(old_state)]) == 1
         assert f"schema version {old} is older" in capsys.readouterr().err
     lock = take_lock(old_state / LOCK_FILE)

@@ -107,7 +107,7 @@ def _pruned(request: _Request, file: Path | None, url: str | None, state: Path |
         if lock is not None:
             try:
                 locks.write_pid(lock, os.getpid())
-                with closing(Store.open(config.state / FILE)) as store:
+                with closing(Store.open(config.state / FILE, read_only=request.dry_run)) as store:
                     if _is_own(config.state, store):
                         named = file is not None or CONFIG in os.environ
                         return _without_controller(store, config, request, named=named)
