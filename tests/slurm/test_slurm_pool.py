@@ -201,7 +201,7 @@ def test_a_squeue_that_hangs_or_lies_costs_no_node(lab: Lab, tmp_path: Path, mon
             await until(lambda n=number: host.words("note").count("slurm_failed") == n, lambda: host.said)
             (tmp_path / "bin" / "squeue").unlink()
             await until(lambda n=number: host.words("note").count("slurm_works") == n, lambda: host.said)
-        assert not host.words("gone")
+        assert not host.words("gone"), host.said
 
     assert len(play(tmp_path, scene, command_timeout_s=1.0).joins) == 4
 
@@ -401,14 +401,15 @@ def test_a_round_is_four_requests_to_slurmctld_and_agents_make_none(lab: Lab, tm
 def test_pilots_stay_while_jobs_arrive_that_would_delay_a_planned_one(lab: Lab, tmp_path: Path) -> None:
     async def scene(host: FakePoolHost, pool: SlurmPool) -> None:
         await until(lambda: len(host.here) == 2, lambda: (host.said, lab.jobs()))
+        ours = set(host.here)
         wide = lab.submit("-N4", "--time=60")
-        await until(lambda: "n[01-04]" in lab.run("squeue", "-h", "-j", wide, "-O", "SchedNodes:|"), lab.jobs)
+        await until(lambda: wide in pool._yield_rule._planned, lab.jobs)  # the pool has seen Slurm's plan
         for _ in range(3):
             lab.submit("-N1", "--time=1-0")
             rounds = pool.figures().rounds
             await until(lambda n=rounds: pool.figures().rounds >= n + 3)
-        assert len(host.here) == 2
-        assert not host.words("gone")
+        assert ours == set(host.here), host.said
+        assert ours.isdisjoint(host.words("gone")), host.said
         short = lab.submit("-N1", "--time=5")
         await until(lambda: lab.jobs().get(short) == "RUNNING", lab.jobs)
 

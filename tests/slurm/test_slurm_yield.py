@@ -215,6 +215,11 @@ def test_waiting_pilots_are_given_up_first_then_nodes_without_a_trainer() -> Non
     assert found == Nodes(["n5"], ["n3", "n2", "n1"], {"n4", "n6"})
 
 
+def test_a_node_that_a_job_has_is_not_ours_because_a_pilot_waits_for_it() -> None:
+    kept = {name: Pilot(number, name, "waiting") for number, name in enumerate(("n1", "n2"))}
+    assert sort_nodes(read_nodes("n1 allocated\nn2 idle\n"), [], kept, []).ours == ["n2"]
+
+
 JOBS = st.builds(
     job,
     st.integers(1, 9).map(str),

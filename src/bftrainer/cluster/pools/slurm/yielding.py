@@ -49,10 +49,15 @@ def sort_nodes(
     """Return the nodes by their user.
 
     `kept` has the pilot of each node, `pilots` also those that are ending. Nodes in `used` have a trainer and are given
-    up last.
+    up last. A node that a job has is not ours because a pilot waits for it.
     """
     ending = {pilot.node for pilot in pilots if pilot.on_its_way_out}
-    ours = [node for node in kept if node not in ending]
+    ours = [
+        node
+        for node, pilot in kept.items()
+        if node not in ending
+        and not (pilot.state == "waiting" and node in nodes and not nodes[node].free(planned=True))
+    ]
     planned = {name for name, node in nodes.items() if name not in kept and node.free(planned=True)}
     return Nodes(
         free,
