@@ -71,7 +71,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def refused(answer: SimpleNamespace, said: str, status: int = 2) -> None:
+def assert_refused(answer: SimpleNamespace, said: str, status: int = 2) -> None:
     """One clear line on stderr, nothing on stdout."""
     assert answer.status == status, answer.err
     assert said in answer.err
@@ -95,8 +95,8 @@ def test_submit_passes_everything_after_the_script_on(fake: FakeState, call: Cal
 def test_submit_runs_a_module_as_python_does(fake: FakeState, call: Call) -> None:
     assert call("submit", "--nodes=2", "--weight", "2", "-m", "pkg.train", "--json", "-m").out == "submitted t1 train\n"
     assert (fake.specs[0]["script"], fake.specs[0]["args"]) == ("-m pkg.train", ["--json", "-m"])
-    refused(call("submit", "--nodes", "2", "--name", "-m", "x.py"), "name must be 1 to 64 letters")
-    refused(call("submit", "-m"), "-m must be followed by the name of a module")
+    assert_refused(call("submit", "--nodes", "2", "--name", "-m", "x.py"), "name must be 1 to 64 letters")
+    assert_refused(call("submit", "-m"), "-m must be followed by the name of a module")
 
 
 def test_submit_sends_every_option(
@@ -139,7 +139,7 @@ def test_a_wrong_submission_is_refused_before_it_is_sent(
 ) -> None:
     (tmp_path / "broken.py").write_text("def\n")
     (tmp_path / "job.toml").write_text('script = "train.py"\nnodez = 4\n')
-    refused(call("submit", *args), said)  # there is no controller here to ask
+    assert_refused(call("submit", *args), said)  # there is no controller here to ask
 
 
 def test_submit_takes_a_file_of_trainers(fake: FakeState, call: Call, script: Path, tmp_path: Path) -> None:
@@ -193,9 +193,9 @@ def test_submit_warns_where_another_environment_is_active(
 
 def test_submit_says_what_the_controller_refuses(fake: FakeState, call: Call, script: Path) -> None:
     fake.add(name="train")
-    refused(call("submit", "train.py"), "there is a trainer called 'train' already")
+    assert_refused(call("submit", "train.py"), "there is a trainer called 'train' already")
     fake.refuse = (507, "the disk is full: free some space in /state")
-    refused(call("submit", "train.py"), "the disk is full", status=1)
+    assert_refused(call("submit", "train.py"), "the disk is full", status=1)
 
 
 def ending(fake: FakeState, *states: str) -> None:
@@ -231,7 +231,7 @@ def test_submit_and_wait_tell_of_a_failure_with_its_last_lines(fake: FakeState, 
 
 def test_without_a_controller_one_line_says_so(call: Call, tmp_path: Path) -> None:
     for command in (["status"], ["nodes"], ["events", "-f"], ["logs", "t1"], ["cancel", "t1"], ["pause"], ["watch"]):
-        refused(call(*command), "no controller is known in", status=1)
+        assert_refused(call(*command), "no controller is known in", status=1)
 
 
 def test_a_controller_that_is_gone_is_named_with_the_file_that_named_it(call: Call, tmp_path: Path) -> None:
@@ -240,19 +240,19 @@ def test_a_controller_that_is_gone_is_named_with_the_file_that_named_it(call: Ca
     client = tmp_path / "state" / "client.json"
     client.write_text(json.dumps({"url": f"http://127.0.0.1:{port}", "token": TOKEN}))
     said = f"no controller answers at http://127.0.0.1:{port} (from {client}): "
-    refused(call("status"), said + "ask its operator whether it runs", 1)
+    assert_refused(call("status"), said + "ask its operator whether it runs", 1)
     client.with_name("bftrainer.db").touch()
-    refused(call("status"), said + "start one with", 1)
-    refused(call("watch", "--json"), "start one with `bftrainer serve`", 1)
+    assert_refused(call("status"), said + "start one with", 1)
+    assert_refused(call("watch", "--json"), "start one with `bftrainer serve`", 1)
     client.write_text('{"url": 3')
-    refused(call("status"), f"{client} is damaged", 1)
+    assert_refused(call("status"), f"{client} is damaged", 1)
 
 
 def test_a_wrong_token_is_one_line(fake: FakeState, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BFTRAINER_TOKEN", "bft_wrong")
-    refused(call("status"), "does not know this token: set BFTRAINER_TOKEN")
+    assert_refused(call("status"), "does not know this token: set BFTRAINER_TOKEN")
     monkeypatch.setenv("BFTRAINER_TOKEN", "bft_\u2603")
-    refused(call("status"), "must be a token as `bftrainer token create` prints it")
+    assert_refused(call("status"), "must be a token as `bftrainer token create` prints it")
 
 
 def test_the_token_of_the_state_folder_goes_to_no_other_controller(
@@ -260,11 +260,11 @@ def test_the_token_of_the_state_folder_goes_to_no_other_controller(
 ) -> None:
     url = json.loads((tmp_path / "state" / "client.json").read_text())["url"]
     assert call("status", "--url", url + "/").status == 0
-    refused(call("status", "--url", url.replace("127.0.0.1", "localhost")), "requires a token")
+    assert_refused(call("status", "--url", url.replace("127.0.0.1", "localhost")), "requires a token")
     monkeypatch.setenv("BFTRAINER_URL", url)
     monkeypatch.setenv("BFTRAINER_TOKEN", TOKEN)
     assert call("status", "--state", "nowhere").status == 0
-    refused(call("status", "--url", "ftp://x"), "--url: must be a URL such as")
+    assert_refused(call("status", "--url", "ftp://x"), "--url: must be a URL such as")
 
 
 def test_something_else_on_that_port_is_told_apart(call: Call, tmp_path: Path) -> None:
@@ -273,14 +273,14 @@ def test_something_else_on_that_port_is_told_apart(call: Call, tmp_path: Path) -
         await send({"type": "http.response.body", "body": b"<html>"})
 
     with serving(other) as url:
-        refused(call("status", "--url", url), "is not a BFTrainer controller", 1)
+        assert_refused(call("status", "--url", url), "is not a BFTrainer controller", 1)
 
 
 def test_a_missing_package_is_named_with_what_installs_it(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("bftrainer.client")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "httpx", None)
-    refused(call("status"), "the live system needs the package httpx: pip install 'bftrainer[live]'", 1)
+    assert_refused(call("status"), "the live system needs the package httpx: pip install 'bftrainer[live]'", 1)
 
 
 def test_waiting_survives_a_restart_of_the_controller(
@@ -383,8 +383,8 @@ def test_json_is_what_the_api_says(busy: FakeState, call: Call) -> None:
 
 def test_an_unknown_trainer_is_one_line(fake: FakeState, call: Call) -> None:
     for command in ("status", "logs", "cancel", "wait"):
-        refused(call(command, "nobody"), "no trainer is called 'nobody'")
-    refused(call("status", "../x"), "a trainer must be named by its id or its name, but got '../x'")
+        assert_refused(call(command, "nobody"), "no trainer is called 'nobody'")
+    assert_refused(call("status", "../x"), "a trainer must be named by its id or its name, but got '../x'")
 
 
 def test_nodes_shows_who_trains_where(busy: FakeState, call: Call) -> None:
@@ -441,7 +441,7 @@ def test_logs_print_all_pages_in_order(fake: FakeState, call: Call) -> None:
     assert call("logs", "t1", "--tail", "2", "--worker", "t1-0", "--no-prefix").out == "line 6 ü\nline 8 ü\n"
     assert call("logs", "t1", "--tail", "0").out == ""
     assert len(json.loads(call("logs", "t1", "--json").out)["lines"]) == 10
-    refused(call("logs", "t1", "--worker", "t2-1"), "--worker must be a worker of t1")
+    assert_refused(call("logs", "t1", "--worker", "t2-1"), "--worker must be a worker of t1")
 
 
 @pytest.mark.parametrize("options", [[], ["--tail", "1"], ["--tail", "0"]])
@@ -472,13 +472,13 @@ def test_cancel_ends_those_that_are_named_or_all(fake: FakeState, call: Call) ->
     assert call("cancel", "t1", "job2").out == "cancelled t1 job1\nalready done t2 job2\n"
     assert call("cancel", "--all").out == "cancelled t3 job3\ncancelled t4 job4\n"
     assert call("cancel", "--all").out == "nothing to cancel\n"
-    refused(call("cancel"), "cancel needs the trainers to cancel, or --all")
-    refused(call("cancel", "t1", "--all"), "give trainers or --all")
+    assert_refused(call("cancel"), "cancel needs the trainers to cancel, or --all")
+    assert_refused(call("cancel", "t1", "--all"), "give trainers or --all")
 
 
 def test_a_wrong_name_among_several_cancels_none(fake: FakeState, call: Call) -> None:
     fake.add(state="running")
-    refused(call("cancel", "t1", "t9"), "no trainer is called 't9'")
+    assert_refused(call("cancel", "t1", "t9"), "no trainer is called 't9'")
     assert fake.trainers["t1"]["state"] == "running"
 
 
@@ -552,17 +552,17 @@ def test_a_user_who_may_not_see_decisions_watches_without_them(busy: FakeState, 
 
 
 def test_a_token_is_made_listed_and_revoked(call: Call, tmp_path: Path) -> None:
-    refused(call("token", "list"), "there is no database")
+    assert_refused(call("token", "list"), "there is no database")
     token = call("token", "create", "laptop", "--owner", "alice", "--role", "admin").out.strip()
     assert len(token) > 32
     (row,) = json.loads(call("token", "list", "--json").out)["tokens"]
     assert (row["name"], row["owner"], row["role"], row["revoked"]) == ("laptop", "alice", "admin", None)
     assert token not in call("token", "list").out
-    refused(call("token", "create", "local"), "NAME must not be local, which is reserved for `bftrainer serve`")
-    refused(call("token", "create", "laptop"), "a token named 'laptop' already exists")
+    assert_refused(call("token", "create", "local"), "NAME must not be local, which is reserved for `bftrainer serve`")
+    assert_refused(call("token", "create", "laptop"), "a token named 'laptop' already exists")
     assert call("token", "revoke", "laptop").status == 0
-    refused(call("token", "revoke", "laptop"), "there is no token 'laptop'")
-    refused(
+    assert_refused(call("token", "revoke", "laptop"), "there is no token 'laptop'")
+    assert_refused(
         call("token", "create", "x", "--role", "king"), "--role must be one of user, admin, monitor, but got 'king'"
     )
     with sqlite3.connect(tmp_path / "state" / "bftrainer.db") as database:
@@ -588,22 +588,24 @@ def test_a_token_lasts_as_long_as_is_said_or_as_the_configuration_says(
     assert "expires" in listed
     assert "never" in listed
     for wrong in ("30", "0d", "-1d", "30 days", "999999d", ""):
-        refused(call("token", "create", "odd", "--expires", wrong), "--expires must be a time such as 12h, 30d or 52w")
+        assert_refused(
+            call("token", "create", "odd", "--expires", wrong), "--expires must be a time such as 12h, 30d or 52w"
+        )
     monkeypatch.setenv("BFTRAINER_API__TOKEN_LIFETIME", "soon")
-    refused(call("token", "list"), "api.token_lifetime must be a time such as 12h, 30d or 52w, or never")
+    assert_refused(call("token", "list"), "api.token_lifetime must be a time such as 12h, 30d or 52w, or never")
 
 
 def test_a_users_file_needs_a_controller_and_a_new_place(call: Call, tmp_path: Path) -> None:
     file = tmp_path / "ann.json"
-    refused(call("token", "create", "ann", "--client-file", str(file)), "no controller is known", status=1)
+    assert_refused(call("token", "create", "ann", "--client-file", str(file)), "no controller is known", status=1)
     (tmp_path / "state").mkdir(exist_ok=True)
     (tmp_path / "state" / "client.json").write_text(json.dumps({"url": "http://127.0.0.1:1", "token": TOKEN}))
     assert call("token", "create", "ann", "--client-file", str(file)).out.strip() == f"wrote {file}"
     content = json.loads(file.read_text())
     assert (content["url"], set(content)) == ("http://127.0.0.1:1", {"url", "token"})
-    refused(call("token", "create", "bob", "--client-file", str(file)), "exists already")
+    assert_refused(call("token", "create", "bob", "--client-file", str(file)), "exists already")
     there = tmp_path / "none" / "bob.json"
-    refused(call("token", "create", "bob", "--client-file", str(there)), f"cannot write {there}")
+    assert_refused(call("token", "create", "bob", "--client-file", str(there)), f"cannot write {there}")
     assert call("token", "create", "bob").status == 0  # the name was not used up
 
 
@@ -634,4 +636,4 @@ def test_the_configuration_is_printed_as_a_file_that_says_the_same(
 )
 def test_a_wrong_configuration_does_not_pass_the_check(call: Call, tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "state" / "config.toml").write_text(text)
-    refused(call("config", "--check"), said)
+    assert_refused(call("config", "--check"), said)

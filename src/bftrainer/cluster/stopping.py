@@ -1,6 +1,6 @@
-"""What a controller leaves running when it stops without giving its nodes back, in words for its operator.
+"""`left_running` tells the operator of a controller that stops which agents, pilots and workers it leaves.
 
-`serve` prints them at a plain SIGTERM: agents, pilots and workers go on, so that the next controller finds them again.
+`serve` prints it at a plain SIGTERM: they go on, so that the next controller finds them again.
 """
 
 from __future__ import annotations
