@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
@@ -16,23 +14,16 @@ from bftrainer.cluster.doctor import invariants
 from bftrainer.cluster.report.rerun import KINDS, check
 from bftrainer.cluster.store.events import OtherEvent
 from bftrainer.cluster.store.store import FILE, Store
+from support.benchmarks import load_benchmark
 
 pytestmark = pytest.mark.waits
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "controller.py"
 PARALLEL = 8
 
 
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCHMARK.parent)
-    spec = importlib.util.spec_from_file_location("controller_benchmark", BENCHMARK)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("controller", monkeypatch)
 
 
 def test_a_crowd_of_agents_leaves_a_store_in_order_and_decisions_that_can_be_made_again(

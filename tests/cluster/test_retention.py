@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import subprocess
@@ -40,6 +39,7 @@ from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.elastic.snapshot_header import HEADER, Lineage, header
 from bftrainer.errors import BFTrainerError
 from bftrainer.util import locks
+from support.benchmarks import load_benchmark
 from support.cluster.api import SPEC, by, play
 from support.cluster.bench import Bench
 from support.waiting import wait_until
@@ -563,14 +563,7 @@ def test_quotas_are_set_and_listed_by_the_owner_command(state: Path, capsys: pyt
 
 @pytest.fixture
 def years(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "years.py"
-    spec = importlib.util.spec_from_file_location("years_benchmark", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("years", monkeypatch)
 
 
 def test_hours_of_a_busy_site_stay_within_the_limits(years: ModuleType, tmp_path: Path) -> None:
