@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -128,3 +129,28 @@ def test_workers_know_the_start_that_they_come_from(bench: Bench) -> None:
     bench.submit("1-4", name="started")
     bench.join("n1")
     assert {start.env[protocol.CONTROLLER_START] for start in bench.started} == {"7"}
+
+
+def test_a_worker_that_outlives_the_restore_of_a_back_up_is_told_of_a_later_generation(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    trainer = bench.submit("1-8")
+    bench.join("n1")
+    bench.store.backup(tmp_path / "copy.db")
+    for node in ("n2", "n3"):
+        bench.join(node)
+        bench.pass_time(5)
+        bench.take(node)
+        bench.pass_time(5)
+    (worker,) = bench.workers.values()
+    before = worker.generation
+    bench.crash()
+    for name in ("bftrainer.db-wal", "bftrainer.db-shm"):
+        (tmp_path / name).unlink(missing_ok=True)
+    shutil.copy(tmp_path / "copy.db", tmp_path / "bftrainer.db")
+    bench.open()
+    assert bench.cluster.trainers[trainer].job.roster.generation.id < before
+    bench.rejoin("n1")
+    bench.settle()
+    assert worker.generation > before
+    assert bench.state(trainer) == "running"
+    bench.store.close()

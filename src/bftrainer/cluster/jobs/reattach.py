@@ -64,17 +64,20 @@ def is_in_step(roster: Roster, worker: Worker, status: WorkerStatus) -> bool:
 def take_up(roster: Roster, workers: Iterable[Worker], *, finishing: bool) -> frozenset[str]:
     """Put the workers whose status is known into the roster, and return their ids.
 
+    Workers that were told of a later generation than the roster knows, as after the restore of a back-up, would ignore
+    earlier ones: the roster continues after the latest.
     `finishing`: training is complete, so no worker has to leave any more.
     """
     generation = roster.going
     back = [worker for worker in workers if worker.status is not None]
     order = {member: rank for rank, member in enumerate(generation.members)}
     back.sort(key=lambda worker: order.get(worker.id, len(order)))
-    whole = True
+    whole, newest = True, 0
     for worker in back:
         status = worker.status
         assert status is not None
         worker.status = None
+        newest = max(newest, status.newest)
         roster.start(worker.id)
         if status.ready:
             roster.ready(worker.id)
@@ -86,7 +89,11 @@ def take_up(roster: Roster, workers: Iterable[Worker], *, finishing: bool) -> fr
             whole = whole and status.formed == generation.id
     present = frozenset(worker.id for worker in back)
     whole = whole and all(member in present for member in generation.members)
-    roster.resume(roster.generation, whole=whole or not generation.members)
+    whole = whole or not generation.members
+    if newest > roster.generation.id:
+        roster.resume(replace(roster.generation, id=newest), whole=False)
+    else:
+        roster.resume(roster.generation, whole=whole)
     for worker in back:
         if worker.over and not worker.said_done:
             roster.left(worker.id)
