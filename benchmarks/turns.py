@@ -5,13 +5,15 @@
 
 The other revision is checked out into a temporary folder; its own copy of the benchmark runs on its own source. VALUE
 is a path into the JSON that the benchmark prints, such as `kill.in_place_s` or `0.exact_ms`. Both sides run once before
-the first run that counts. The ratio is the median of this version's values over the median of the other's.
+the first run that counts. The ratio is the median of this version's values over the median of the other's. Runs in
+which a value was not measured (`null`) are left out of its median.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -23,11 +25,20 @@ from typing import Any
 HERE = Path(__file__).resolve().parents[1]
 
 
-def value_at(result: Any, path: str) -> float:
-    """Return a number of a benchmark's result, by its path of keys and positions."""
+def value_at(result: Any, path: str) -> float | None:
+    """Return a number of a benchmark's result, by its path of keys and positions; None if it was not measured."""
     for key in path.split("."):
-        result = result[int(key)] if isinstance(result, list) else result[key]
-    return float(result)
+        try:
+            result = result[int(key)] if isinstance(result, list) else result[key]
+        except (KeyError, IndexError, ValueError):
+            raise SystemExit(f"turns: the benchmark's result has no {path}: there is no {key!r}") from None
+    return None if result is None else float(result)
+
+
+def median(values: list[float | None]) -> float:
+    """Return the median of the values that were measured."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else math.nan
 
 
 def run(tree: Path, benchmark: str, options: list[str]) -> Any:
@@ -41,17 +52,19 @@ def run(tree: Path, benchmark: str, options: list[str]) -> Any:
 def compare(other: Path, benchmark: str, paths: list[str], options: list[str], runs: int) -> dict[str, Any]:
     """Run both sides in turns and return the values of each with their ratios."""
     sides = {"this": HERE, "other": other}
-    values: dict[str, dict[str, list[float]]] = {path: {side: [] for side in sides} for path in paths}
+    values: dict[str, dict[str, list[float | None]]] = {path: {side: [] for side in sides} for path in paths}
     loads = []
     for number in range(runs + 1):
         for side, tree in sides.items():
             result = run(tree, benchmark, options)
             loads.append(os.getloadavg()[0])
-            for path in paths if number else ():  # the first run of each side warms up caches
-                values[path][side].append(value_at(result, path))
+            for path in paths:
+                value = value_at(result, path)
+                if number:  # the first run of each side warms up caches
+                    values[path][side].append(value)
     rows = {}
     for path, both in values.items():
-        this, there = (statistics.median(both[side]) for side in sides)
+        this, there = (median(both[side]) for side in sides)
         rows[path] = {**both, "ratio": round(this / there, 4)}
     return {"benchmark": benchmark, "options": options, "runs": runs, "load_most": max(loads), "values": rows}
 
