@@ -8,7 +8,9 @@ which returns the new generation's rank, size and addresses. `examples/power_ite
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import itertools
 import os
 import socket
 import sys
@@ -43,15 +45,49 @@ class Assignment:
 
     generation: int
     members: tuple[str, ...]
+    """The workers, one per node. The ranks of one worker follow each other."""
     rank: int
+    """This process's number among all ranks, from 0."""
     addresses: tuple[str, ...]
+    """Where each rank can be reached."""
     secret: str = ""
     """Secret that only the members of the generation know."""
+    ranks: tuple[int, ...] = ()
+    """Number of ranks of each member; empty: one each."""
 
     @property
     def world(self) -> int:
-        """Number of workers that train in the generation."""
+        """Number of ranks that train in the generation."""
+        return len(self.addresses)
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes, that is of members, that train in the generation."""
         return len(self.members)
+
+    @property
+    def first_ranks(self) -> tuple[int, ...]:
+        """The first rank of each node."""
+        return tuple(itertools.accumulate(self.ranks, initial=0))[:-1] or tuple(range(self.world))
+
+    @property
+    def node_rank(self) -> int:
+        """Number of this process's node among all nodes, from 0."""
+        return bisect.bisect_right(self.first_ranks, self.rank) - 1
+
+    @property
+    def local_rank(self) -> int:
+        """Number of this process among those on its node, from 0."""
+        return self.rank - self.first_ranks[self.node_rank]
+
+    @property
+    def local_world(self) -> int:
+        """Number of ranks on this process's node."""
+        return self.ranks_of(self.node_rank)
+
+    def ranks_of(self, node_rank: int) -> int:
+        """Return the number of ranks on a node."""
+        return self.ranks[node_rank] if self.ranks else 1
 
 
 Place = Assignment
@@ -59,13 +95,15 @@ Place = Assignment
 
 
 class Membership:
-    """A worker's connection to its manager.
+    """The connection of a worker's process to its manager.
 
-    When the manager ends, so does the worker: no other process would end it.
+    A worker may have several processes on its node, one per rank. `local_rank` is the number of this one. When the
+    manager ends, so does the process: no other one would end it.
     """
 
-    def __init__(self, path: str, worker: str) -> None:
+    def __init__(self, path: str, worker: str, local_rank: int = 0) -> None:
         self.worker = worker
+        self.local_rank = local_rank
         self.formed = 0
         """The generation the worker trains in; 0 before the first."""
         self.newest = 0
@@ -98,7 +136,7 @@ class Membership:
                 f"Unset {protocol.CHANNEL} to train alone."
             ) from None
         unguided.connected()
-        self.send(Hello(worker, os.getpid()))
+        self.send(Hello(worker, os.getpid(), local_rank=local_rank))
         self._listener = threading.Thread(target=self._listen, name="bftrainer-channel", daemon=True)
         self._reporter = threading.Thread(target=self._keep_reporting, name="bftrainer-report", daemon=True)
         self._stop_reporting = threading.Event()
@@ -109,7 +147,10 @@ class Membership:
     def connect(cls, environment: Mapping[str, str] = os.environ) -> Membership | None:
         """Connect to the manager that the environment names. Return None if the script was started by hand."""
         path = environment.get(protocol.CHANNEL)
-        return cls(path, environment.get(protocol.WORKER, f"pid-{os.getpid()}")) if path else None
+        if not path:
+            return None
+        worker = environment.get(protocol.WORKER, f"pid-{os.getpid()}")
+        return cls(path, worker, int(environment.get(protocol.LOCAL_RANK) or 0))
 
     @property
     def changed(self) -> bool:
@@ -138,7 +179,8 @@ class Membership:
     def arrive(self, address: Callable[[int], str]) -> Assignment:
         """Wait until all members of the newest generation have arrived. Call it after leaving the former generation.
 
-        `address` is called once per generation with this worker's rank and returns where the worker can be reached.
+        `address` is called once per generation and returns where this process can be reached. Its argument is 0 for
+        rank 0, which hosts the rendezvous, and above 0 for all other ranks: their numbers are not known yet.
         Raises `Leave` when the worker is not a member of the newest generation.
         """
         generation = Generation(0, ())
@@ -146,12 +188,13 @@ class Membership:
             word = self._next_word(generation.id)
             if isinstance(word, Go):
                 foreground()  # newcomers may have started at low priority
-                rank = generation.members.index(self.worker)
-                return Assignment(generation.id, generation.members, rank, word.addresses, word.secret)
+                ranks = word.ranks or (1,) * len(generation.members)
+                rank = sum(ranks[: generation.members.index(self.worker)]) + self.local_rank
+                return Assignment(generation.id, generation.members, rank, word.addresses, word.secret, word.ranks)
             if self.worker not in word.members:
                 raise Leave(word)
             generation = word
-            self.send(Arrived(word.id, address(word.members.index(self.worker))))
+            self.send(Arrived(word.id, address(word.members.index(self.worker) + self.local_rank)))
 
     def _next_word(self, arrived: int) -> Generation | Go:
         """Wait for the order to form the generation in which this worker has arrived, or for a newer generation.

@@ -1,8 +1,10 @@
 """Protocol between a worker and its manager: JSON objects, one per line, over a Unix socket.
 
-A *worker* is one process of a training job on one node. Its *manager* (the agent of the node, or the coordinator of
-`local/coordinator.py`) starts the worker, tells it who its peers are, and ends it. This module defines the messages and
-their encoding; `docs/protocol.md` explains them one by one. Readers ignore unknown messages and unknown fields.
+A *worker* is a training job's part on one node: one process per *rank*, often one per GPU. Its *manager* (the agent of
+the node, or the coordinator of `local/coordinator.py`) starts the processes, tells them who their peers are, and ends
+them together. Each process has a connection of its own; `manager/ranks.py` merges what they say into one voice. This
+module defines the messages and their encoding; `docs/protocol.md` explains them one by one. Readers ignore unknown
+messages and unknown fields.
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ CHANNEL = variables.CHANNEL
 """Environment: the path of the manager's socket. Not set: the script was started by hand and trains alone."""
 WORKER = "BFTRAINER_WORKER"
 """Environment: the worker's name, given by the manager."""
+LOCAL_RANK = "BFTRAINER_LOCAL_RANK"
+"""Environment: the number of this process among those of its worker, from 0. Not set: 0."""
+LOCAL_WORLD = "BFTRAINER_LOCAL_WORLD"
+"""Environment: how many processes the worker has on its node. Not set: 1."""
 HOST = "BFTRAINER_HOST"
 """Environment: the address under which the other workers reach this node."""
 SNAPSHOTS = "BFTRAINER_SNAPSHOTS"
@@ -51,11 +57,12 @@ class ProtocolError(BFTrainerError):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message of a worker: its name and process id."""
+    """First message of a worker's process: the worker's name and the process id."""
 
     worker: str
     pid: int
     protocol: int = VERSION
+    local_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +79,13 @@ class Arrived:
 
     generation: int
     address: str
+    addresses: tuple[str, ...] = ()
+    """The address of each of its ranks, for a worker that has several."""
 
 
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """The worker trains in this generation.
+    """The worker trains in this generation, which has `world` members.
 
     `pause_s`, `form_s` and `sync_s` are the durations of the change, in seconds.
     """
@@ -105,8 +114,9 @@ class Report:
     epoch: int = 0
     samples: int = 0
     world: int = 0
+    """Number of members, that is of nodes, in the generation."""
     rates: Mapping[str, float] = field(default_factory=dict)
-    """Samples per second of the whole job, by world size."""
+    """Samples per second of the whole job, by number of members."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Values that the script reports: loss, accuracy, …"""
     snapshot_step: int | None = None
@@ -117,7 +127,7 @@ class Report:
     redone: int = 0
     """Samples this worker computed in vain, because a peer was lost before they counted."""
     windows: int = 0
-    """Number of measurements of the rate at the present world size. The rate is their median."""
+    """Number of measurements of the rate at the present number of members. The rate is their median."""
     metrics_at: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Position of each metric: epochs done, steps, samples. A metric without one has the position of this report."""
     snapshot_every_s: float | None = None
@@ -160,7 +170,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Members that train from now on, in the order of ranks. A worker that is not among them leaves."""
+    """Members that train from now on, in the order of their ranks. A worker that is not among them leaves."""
 
     id: int
     members: tuple[str, ...]
@@ -176,6 +186,8 @@ class Go:
     addresses: tuple[str, ...]
     secret: str = ""
     """Secret of this generation: a peer that connects to a member must present it."""
+    ranks: tuple[int, ...] = ()
+    """Number of ranks of each member; empty: one each. The ranks of one member follow each other."""
 
 
 @dataclass(frozen=True, slots=True)

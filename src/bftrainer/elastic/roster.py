@@ -20,7 +20,8 @@ class _Member:
     holds_state: bool = False
     leaving: bool = False
     arrived: int = 0
-    address: str = ""
+    addresses: tuple[str, ...] = ("",)
+    """Of each of its ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +127,11 @@ class Roster:
         if self._workers.pop(worker, None) is not None:
             self._ready_order = [name for name in self._ready_order if name != worker]
 
-    def arrived(self, worker: str, generation: int, address: str) -> None:
-        """Record that a worker waits for the other members of a generation."""
+    def arrived(self, worker: str, generation: int, *addresses: str) -> None:
+        """Record that a worker, with a rank at each address, waits for the other members of a generation."""
         found = self._workers.get(worker)
         if found is not None:
-            found.arrived, found.address = generation, address
+            found.arrived, found.addresses = generation, addresses
 
     def formed(self, worker: str) -> None:
         """Record that a worker trains, and so has the job's state."""
@@ -154,8 +155,8 @@ class Roster:
         match message:
             case Ready():
                 self.ready(worker)
-            case Arrived(generation, address):
-                self.arrived(worker, generation, address)
+            case Arrived(generation, address, addresses):
+                self.arrived(worker, generation, *(addresses or (address,)))
             case Broken(generation, _):
                 self.broken(worker, generation)
             case Formed():
@@ -197,6 +198,8 @@ class Roster:
         here = [worker.arrived == self.generation.id for worker in members]
         if self.going.id != self.generation.id and all(here) and len(members) >= max(1, self.min_nodes):
             self.going = self.generation
-            go = Go(self.generation.id, tuple(worker.address for worker in members), self._make_secret())
+            addresses = tuple(address for worker in members for address in worker.addresses)
+            ranks = tuple(len(worker.addresses) for worker in members) if len(addresses) > len(members) else ()
+            go = Go(self.generation.id, addresses, self._make_secret(), ranks)
             said += [Outgoing(name, go) for name in self.generation.members]
         return said

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Collection, Mapping
 from pathlib import PurePath
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -27,6 +27,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """The pattern of a trainer's name."""
 _LIKE_AN_ID = re.compile(r"t[0-9]+")
 MOST_NODES = 100_000
+MOST_RANKS = 256
 MOST_ENV_BYTES = MOST_ARG_BYTES = 100_000
 """Linux refuses to start a program beyond about 128 kB."""
 DEFAULT_MAX_NODES = 64
@@ -57,6 +58,7 @@ _RULES: Mapping[str, str] = MappingProxyType(
         "work": "a whole number of samples above 0",
         "model": "a label of at most 200 characters",
         "max_restarts": "a whole number, 0 or more",
+        "ranks_per_node": f"a whole number from 1 to {MOST_RANKS}, or gpu for one per GPU of the node",
         "group": "a name as a trainer's, or empty",
         "params": "a mapping of at most 100 names to texts",
     }
@@ -104,6 +106,8 @@ class TrainerSpec(BaseModel):
     model: str = Field("", max_length=200)
     max_restarts: int = Field(5, ge=0, le=1_000_000)
     """How often a script that failed by itself is restarted before the trainer has failed; preemptions do not count."""
+    ranks_per_node: Annotated[int, Field(ge=1, le=MOST_RANKS)] | Literal["gpu"] = "gpu"
+    """How many processes it runs on each node; `gpu`: one per GPU of the node, or one if there is none."""
     group: str = ""
     """The sweep or study that it belongs to. Trainers of one group are shown together."""
     params: dict[str, str] = Field(default_factory=dict)
@@ -228,6 +232,8 @@ class TrainerSpec(BaseModel):
         values = self.model_dump(mode="json")
         if not self.submitted_python:
             del values["submitted_python"]  # controllers of version 0.1.0 do not know it
+        if self.ranks_per_node == "gpu":
+            del values["ranks_per_node"]  # likewise
         return values
 
 

@@ -13,26 +13,35 @@ from typing import Any, get_args
 from pydantic import TypeAdapter, ValidationError
 
 from bftrainer.cluster.wire.checks import first_problem
-from bftrainer.cluster.wire.messages import Message, WorkerStatus
+from bftrainer.cluster.wire.messages import Gpu, GpuUse, Message, RankStatus, WorkerStatus
 from bftrainer.elastic.protocol import ProtocolError
 
 _KINDS: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Message)}
 _NAMES: Mapping[type[Any], tuple[str, tuple[str, ...]]] = {
     kind: (name, tuple(field.name for field in fields(kind))) for name, kind in _KINDS.items()
 }
-_STATUS_FIELDS = tuple(field.name for field in fields(WorkerStatus))
+_PARTS: Mapping[type[Any], tuple[str, ...]] = {
+    kind: tuple(field.name for field in fields(kind)) for kind in (WorkerStatus, RankStatus, Gpu, GpuUse)
+}
+_OF_SEVERAL = frozenset({"gpus", "slots", "ranks", "addresses"})
+"""Fields that are left out while they are empty: version 0.1.0 does not have them."""
 _ADAPTERS: Mapping[str, TypeAdapter[Message]] = {name: TypeAdapter(kind) for name, kind in _KINDS.items()}
 
 
 def encode(message: Message) -> str:
     """Return the frame of a message."""
     name, names = _NAMES[type(message)]
-    return json.dumps({"type": name, **{key: getattr(message, key) for key in names}}, default=_plain)
+    return json.dumps({"type": name, **_values(message, names)}, default=_plain)
+
+
+def _values(value: object, names: tuple[str, ...]) -> dict[str, Any]:
+    values = {name: getattr(value, name) for name in names}
+    return {name: part for name, part in values.items() if part or name not in _OF_SEVERAL}
 
 
 def _plain(value: object) -> Any:
-    if isinstance(value, WorkerStatus):
-        return {name: getattr(value, name) for name in _STATUS_FIELDS}
+    if type(value) in _PARTS:
+        return _values(value, _PARTS[type(value)])
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"cannot send {value!r}")

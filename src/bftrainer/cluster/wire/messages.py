@@ -35,6 +35,37 @@ PATH = "/v1/agents"
 
 
 @dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU of a node that workers may use."""
+
+    id: Text
+    """Its number, UUID or MIG name, as it stands in `CUDA_VISIBLE_DEVICES` or `ROCR_VISIBLE_DEVICES`."""
+    kind: Text = "cuda"
+    """`cuda` or `rocm`."""
+    name: LenientText = ""
+    memory_mb: LenientWhole = 0
+    """0: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """How much of a GPU is in use at one moment."""
+
+    id: Text
+    percent: LenientWhole = 0
+    memory_mb: LenientWhole = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """One process of a worker."""
+
+    pid: Whole
+    device: LenientText = ""
+    """The id of its GPU; empty: the CPU."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """All that an agent knows of one worker that runs, or has ended and is not forgotten yet.
 
@@ -69,6 +100,10 @@ class WorkerStatus:
     speaks: Flag = True
     spoke: Flag = True
     """It has connected to its agent's channel. Set for ended workers only; older agents do not send it."""
+    ranks: tuple[RankStatus, ...] = ()
+    """Its processes, one per rank. Older agents do not send them."""
+    addresses: tuple[LenientText, ...] = ()
+    """The address of each of its ranks, for a worker that has several."""
 
 
 # Messages from the agent.
@@ -86,6 +121,10 @@ class Join:
     workers: tuple[WorkerStatus, ...] = ()
     pid: Whole = 0
     version: Whole = VERSION
+    gpus: tuple[Gpu, ...] = ()
+    """The GPUs that workers may use. Older agents do not send them."""
+    slots: NaturalNumber = 0
+    """How many ranks a worker has here by default, as the pool said; 0: one per GPU, or one if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +132,8 @@ class Beat:
     """A heartbeat, sent about once a second, with the reports of workers since the last one."""
 
     reports: Mapping[Text, JsonObject] = field(default_factory=dict)
+    gpus: tuple[GpuUse, ...] = ()
+    """The use of the node's GPUs, in some of the heartbeats. Older agents do not send it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +152,8 @@ class Started:
     pid: Whole
     warning: Words = ""
     """Tells its user about an unexpected setup. Older agents do not send it."""
+    ranks: tuple[RankStatus, ...] = ()
+    """Its processes, one per rank; `pid` is the first one's. Older agents do not send them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +224,8 @@ class Start:
     """The worker speaks `elastic.protocol`, so it gets a channel and must not be silent."""
     submitted_python: Text = ""
     """The interpreter to use where it exists and can be run. Older agents use their own."""
+    ranks: NaturalNumber = 0
+    """How many processes it has; 0: the node's default, see `Join.slots`. Older agents start one."""
 
 
 @dataclass(frozen=True, slots=True)

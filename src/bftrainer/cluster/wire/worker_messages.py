@@ -27,6 +27,8 @@ LEAST, MOST = 1e-9, 1e15
 MOST_S = 1e9
 """The longest time in a message, in seconds: no change of members takes longer."""
 MOST_NODES = 1 << 20
+MOST_RANKS = 256
+"""The most ranks of one worker."""
 MOST_SIZES = 1000
 """The most world sizes with a rate in one report."""
 
@@ -78,6 +80,7 @@ class _Ending(TypedDict):
 class _Arrived(TypedDict):
     generation: Whole
     address: Address
+    addresses: NotRequired[Annotated[tuple[Address, ...], Field(max_length=MOST_RANKS)]]
 
 
 class _Formed(TypedDict):
