@@ -157,7 +157,8 @@ class Agent:
 
     def _joining(self) -> Join:
         workers = self._workers.table.workers
-        return Join(self._settings.node, self._settings.host, self.name, workers, os.getpid())
+        node, host, slots = self._settings.node, self._settings.host, self._settings.slots
+        return Join(node, host, self.name, workers, os.getpid(), slots=slots)
 
     async def _keep_beating(self) -> None:
         while True:
@@ -274,7 +275,7 @@ def main(argv: Sequence[str] | None = None, preload: tuple[str, ...] = PRELOAD) 
 
 def _settings(argv: Sequence[str] | None) -> ResolvedAgent:
     parser = argparse.ArgumentParser(prog="python -m bftrainer.cluster.agent", description="The agent of one node.")
-    for name in ("url", "node", "host"):
+    for name in ("url", "node", "host", "slots"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--secret-file", type=Path)
     parser.add_argument("--folder", type=Path)

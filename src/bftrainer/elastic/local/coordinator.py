@@ -90,6 +90,8 @@ class CoordinatorSettings:
     """Seconds that the script may still run on any node after training is complete: a final evaluation, a save."""
     most_breaks: int = defaults.MOST_BROKEN_GROUPS
     """The job fails when its group breaks this many times in a row with no node lost."""
+    ranks_per_node: int = 1
+    """Processes of each node."""
     speaks: bool = True
     """Whether workers speak `protocol`. Those of torchrun do not: only their exit status is known."""
     background_start: bool = True
