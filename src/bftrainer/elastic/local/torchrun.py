@@ -147,7 +147,7 @@ class TorchrunProcessLauncher:
 
     async def start(self, command: Command) -> Process:
         """See `ProcessLauncher`."""
-        own = (protocol.CHANNEL, protocol.WORKER, protocol.HOST)
+        own = (protocol.CHANNEL, protocol.WORKER, protocol.HOST, protocol.LOCAL_RANK, protocol.LOCAL_WORLD)
         agent = agent_command(
             command.argv,
             nodes=self._nodes,
