@@ -6,6 +6,10 @@ from collections.abc import Mapping
 
 CHANNEL = "BFTRAINER_CHANNEL"
 """Environment of workers: the Unix socket on which their manager listens."""
+LOCAL_RANK = "BFTRAINER_LOCAL_RANK"
+"""Environment of workers: the number of the process among those of its worker, from 0."""
+LOCAL_WORLD = "BFTRAINER_LOCAL_WORLD"
+"""Environment of workers: how many processes the worker has on its node."""
 URL = "BFTRAINER_URL"
 """Environment: the controller's address, such as http://127.0.0.1:8765."""
 SECRET = "BFTRAINER_SECRET"  # noqa: S105 - the name of a variable, not a secret
