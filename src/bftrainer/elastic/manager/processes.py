@@ -184,12 +184,6 @@ def worker_environment(*layers: Mapping[str, str]) -> dict[str, str]:
     return environment
 
 
-def rank_environments(ranks: int) -> list[dict[str, str]]:
-    """Return the variables by which each process of a worker knows its number; none for a worker with one process."""
-    world = {protocol.LOCAL_WORLD: str(ranks)}
-    return [{protocol.LOCAL_RANK: str(rank), **world} for rank in range(ranks)] if ranks > 1 else [{}]
-
-
 class WorkerProcesses:
     """The workers of one manager. Call all methods in the thread of the running event loop.
 
