@@ -18,6 +18,8 @@ TOKEN = "BFTRAINER_TOKEN"  # noqa: S105 - the same
 """Environment of commands: a user's token. Processes that a controller starts never see the controller's own."""
 NODE = "BFTRAINER_NODE"
 """Environment of agents and workers: the name of the node they are on."""
+SLOTS = "BFTRAINER_SLOTS"
+"""Environment of an agent: how many ranks a worker has on its node by default, as the pool says."""
 CALL_BACK = "BFTRAINER_CALL_BACK"
 """Environment of an agent in a batch job: the file in which it says why it cannot reach its controller."""
 STATE_ID = "BFTRAINER_STATE_ID"

@@ -61,7 +61,7 @@ class InName:
         """See `Launcher`."""
         return Start(place.worker, live.id, ("train.py",), {}, "/", background=place.background)
 
-    def given(self, live: ActiveTrainer, hosts: Sequence[str]) -> None:
+    def given(self, live: ActiveTrainer, hosts: Sequence[tuple[str, int]]) -> None:
         """See `Launcher`."""
 
     def said(self, tail: str) -> str:
@@ -86,6 +86,8 @@ class Bench:
         self.agents: dict[str, str] = {}
         self.cut: set[str] = set()
         """Nodes whose agents are not connected: messages from and to them are lost."""
+        self.slots: dict[str, int] = {}
+        """What the pool says of nodes' ranks, for those that join from now on."""
         self.dismissed: list[str] = []
         self.started: list[Start] = []
         self.effects = Effects()
@@ -167,7 +169,11 @@ class Bench:
             if w.node == node
         )  # fmt: skip
         with self.store.transaction():
-            self.act(self.cluster.joined(Join(node, node, self.agents[node], statuses), self.now))
+            self.act(
+                self.cluster.joined(
+                    Join(node, node, self.agents[node], statuses, slots=self.slots.get(node, 0)), self.now
+                )
+            )
 
     def disconnect(self, *nodes: str) -> None:
         """The connections of agents break; the agents and their workers go on."""

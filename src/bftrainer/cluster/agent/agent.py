@@ -295,7 +295,7 @@ def main(argv: Sequence[str] | None = None, preload: tuple[str, ...] = PRELOAD) 
 
 def _settings(argv: Sequence[str] | None) -> ResolvedAgent:
     parser = argparse.ArgumentParser(prog="python -m bftrainer.cluster.agent", description="The agent of one node.")
-    for name in ("url", "node", "host"):
+    for name in ("url", "node", "host", "slots"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--secret-file", type=Path)
     parser.add_argument("--folder", type=Path)

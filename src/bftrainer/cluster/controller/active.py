@@ -12,6 +12,7 @@ from typing import Any, Literal, Self, cast
 
 from bftrainer.cluster.config.keys import DEFAULTS
 from bftrainer.cluster.controller.metric_history import MetricHistory
+from bftrainer.cluster.controller.node_ranks import default_ranks
 from bftrainer.cluster.jobs.base import JobRecord, TrainerJob
 from bftrainer.cluster.jobs.elastic import ElasticJob
 from bftrainer.cluster.jobs.learning import Learned, Prior
@@ -24,6 +25,7 @@ from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store import events
 from bftrainer.cluster.store.rows import NodeRow, TrainerRow, WorkerRow
 from bftrainer.cluster.store.store import Store
+from bftrainer.cluster.wire.messages import Gpu, Join
 from bftrainer.cluster.wire.worker_messages import LEAST, MOST
 from bftrainer.core.curve import Curve
 from bftrainer.core.trainer import Trainer
@@ -82,12 +84,20 @@ class NodeState:
     """The trainer that the node is assigned to, by the last decision."""
     worker: str | None = None
     """The worker that runs there. Always None on the head, where any number of workers may run."""
+    gpus: tuple[Gpu, ...] = ()
+    slots: int = 0
+    """How many ranks its pool said that it has; 0: nothing."""
 
     @classmethod
     def from_row(cls, row: NodeRow, now: float) -> Self:
         """Return a node that an earlier controller stored. Its agent is awaited."""
         leave_by = now + RESTORED_GRACE_S if row.leaving is not None else None
         return cls(row.node, row.host, row.agent, row.pid, row.joined, now, here=False, leave_by=leave_by)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks a worker has there by default."""
+        return default_ranks(self.gpus, self.slots)
 
     @property
     def is_free(self) -> bool:
@@ -98,6 +108,13 @@ class NodeState:
     def in_pool(self) -> bool:
         """Whether the node can be assigned to a trainer."""
         return self.leave_by is None and self.name != HEAD
+
+    def rejoined(self, join: Join, now: float) -> bool:
+        """Record that its agent is back. Returns whether its number of ranks is another than was known."""
+        before = self.ranks
+        self.here, self.cut, self.heard, self.host = True, False, now, join.host
+        self.gpus, self.slots = join.gpus, join.slots
+        return self.ranks != before
 
     def shift(self, seconds: float, now: float) -> None:
         """Move all times by `seconds`: the clock was set, or stood still."""

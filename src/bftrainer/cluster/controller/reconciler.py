@@ -63,7 +63,9 @@ class Reconciler:
             effects.add(self.lost(name, "its agent restarted", now))
             node = None
         if node is not None:  # the same agent, after a restart of the controller or a broken connection
-            node.here, node.cut, node.heard, node.host = True, False, now, join.host
+            if node.rejoined(join, now):
+                for live in self._concerned(node):
+                    live.given = None  # its launcher gets the node again, with the number of ranks
             touched = self._reattach(node, join.workers, now, effects)
             if node.leave_by is not None:
                 touched += self._leave(node, node.leave_by)
@@ -74,7 +76,7 @@ class Reconciler:
         if self.paused and name != HEAD:
             effects.tell(name, Bye("harvesting is paused"))
             return effects
-        self.nodes[name] = NodeState(name, join.host, join.agent, join.pid, now, now)
+        self.nodes[name] = NodeState(name, join.host, join.agent, join.pid, now, now, gpus=join.gpus, slots=join.slots)
         self.store.put_node(name, host=join.host, agent=join.agent, pid=join.pid, joined=now)
         joined = events.HeadJoined if name == HEAD else events.NodeJoined
         self.store.log(now, joined(name, join.host, join.agent))

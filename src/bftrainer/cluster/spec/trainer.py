@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from bftrainer.core.curve import Curve
 from bftrainer.elastic import protocol
+from bftrainer.elastic.defaults import MOST_RANKS
 from bftrainer.errors import InputError
 from bftrainer.processes import variables
 from bftrainer.util.suggest import unknown
@@ -27,7 +28,6 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """The pattern of a trainer's name."""
 _LIKE_AN_ID = re.compile(r"t[0-9]+")
 MOST_NODES = 100_000
-MOST_RANKS = 256
 MOST_ENV_BYTES = MOST_ARG_BYTES = 100_000
 """Linux refuses to start a program beyond about 128 kB."""
 DEFAULT_MAX_NODES = 64
@@ -36,7 +36,13 @@ MOST_PARAMS, MOST_PARAM_BYTES = 100, 10_000
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _RANGE = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
-_OURS = frozenset({protocol.CHANNEL, protocol.WORKER, protocol.HOST, variables.NODE, variables.URL, variables.SECRET})
+_SHORT_NUMBER = re.compile(r"\s*[0-9]{1,9}\s*")
+_OURS = frozenset(
+    {
+        *(protocol.CHANNEL, protocol.WORKER, protocol.HOST, protocol.LOCAL_RANK, protocol.LOCAL_WORLD),
+        *(variables.NODE, variables.URL, variables.SECRET),
+    }
+)
 """Variables by which agents and workers find each other. Users may not set them."""
 
 _RULES: Mapping[str, str] = MappingProxyType(
@@ -133,6 +139,15 @@ class TrainerSpec(BaseModel):
             return {key: _as_text(value) for key, value in given.items()}
         return tuple(_as_text(value) for value in given) if isinstance(given, list | tuple) else given
 
+    @field_validator("ranks_per_node", mode="before")
+    @classmethod
+    def _a_number_of_ranks(cls, given: Any) -> Any:
+        """Convert a text such as `2`, as command lines and YAML files have it, to a number."""
+        number = int(given) if isinstance(given, str) and _SHORT_NUMBER.fullmatch(given) else given
+        if number == "gpu" or (type(number) is int and 1 <= number <= MOST_RANKS):
+            return number
+        raise ValueError(f"ranks_per_node must be {_RULES['ranks_per_node']}, but got {_short(given)}")
+
     @field_validator("name")
     @classmethod
     def _a_good_name(cls, name: str | None) -> str | None:
@@ -217,6 +232,10 @@ class TrainerSpec(BaseModel):
     def module(self) -> str | None:
         """The module to run; None if the script is a file."""
         return self.script[3:] if self.script.startswith("-m ") else None
+
+    def ranks_on(self, default: int) -> int:
+        """Return how many processes it runs on a node. `default` is the node's own default."""
+        return default if self.ranks_per_node == "gpu" else self.ranks_per_node
 
     def prior_curve(self) -> Curve | None:
         """Return the user's curve, if there is one."""
