@@ -218,6 +218,10 @@ class TrainerSpec(BaseModel):
         """The module to run; None if the script is a file."""
         return self.script[3:] if self.script.startswith("-m ") else None
 
+    def ranks_on(self, default: int) -> int:
+        """Return how many processes it runs on a node. `default` is the node's own default."""
+        return default if self.ranks_per_node == "gpu" else self.ranks_per_node
+
     def prior_curve(self) -> Curve | None:
         """Return the user's curve, if there is one."""
         if self.curve is None:
