@@ -141,7 +141,7 @@ def test_what_a_pilot_would_get_is_said_for_each_kind_of_node() -> None:
     findings = judged(site(GOOD, gres=MIXED))
     assert found(findings, "gpus").what == (
         "2 nodes with 4 GPUs each (gpu:a100:4): a pilot asks for --gres=gpu:a100:4 and gets all of them; "
-        "1 node with 2 GPUs each (gpu:v100:2): a pilot asks for --gres=gpu:v100:2 and gets all of them; "
+        "1 node with 2 GPUs (gpu:v100:2): a pilot asks for --gres=gpu:v100:2 and gets all of them; "
         "1 node without GPUs"
     )
     assert {finding.check: finding.level for finding in findings if finding.check in ("gpus", "devices")} == {
@@ -153,7 +153,7 @@ def test_what_a_pilot_would_get_is_said_for_each_kind_of_node() -> None:
 
 def test_only_nodes_of_the_harvested_partition_count() -> None:
     one = site(GOOD, gres=MIXED, scavenger={"Nodes": "n[03-04]"})
-    assert found(judged(one, "scavenger"), "gpus").what.startswith("1 node with 2 GPUs each (gpu:v100:2)")
+    assert found(judged(one, "scavenger"), "gpus").what.startswith("1 node with 2 GPUs (gpu:v100:2)")
 
 
 def test_options_by_hand_and_a_pool_without_gpus_are_named() -> None:

@@ -103,8 +103,8 @@ def test_the_check_of_a_real_site_says_what_pilots_would_get(
     [gpus] = [finding for finding in findings if finding["check"] == "gpus"]
     assert gpus["what"] == (
         "2 nodes with 4 GPUs each (gpu:4): a pilot asks for --gres=gpu:4 and gets all of them; "
-        "1 node with 2 GPUs each (gpu:2): a pilot asks for --gres=gpu:2 and gets all of them; "
-        "1 node with 3 GPUs each (gpu:a100:1,gpu:1g.5gb:2): a pilot asks for --gres=gpu:a100:1,gpu:1g.5gb:2 and gets "
+        "1 node with 2 GPUs (gpu:2): a pilot asks for --gres=gpu:2 and gets all of them; "
+        "1 node with 3 GPUs (gpu:a100:1,gpu:1g.5gb:2): a pilot asks for --gres=gpu:a100:1,gpu:1g.5gb:2 and gets "
         "all of them; 1 node without GPUs"
     )
     assert {finding["check"]: finding["level"] for finding in findings}["pilot"] == "ok"

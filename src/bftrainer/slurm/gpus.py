@@ -47,8 +47,8 @@ class PilotRequest:
 
 def kinds(site: Site, partition: Partition) -> Mapping[Gres, int]:
     """Return the number of nodes of each kind, by their GPUs."""
-    of_nodes = (read_gres(site.gres[node]) for node in sorted(partition.nodes) if node in site.gres)
-    return Counter(tuple(each for each in gres if each[0] == GPU and each[2]) for gres in of_nodes)
+    texts = (site.gres[node] for node in sorted(partition.nodes) if node in site.gres)
+    return Counter(read_gres(gpu_request(read_gres(text))) for text in texts)
 
 
 def gpu_findings(site: Site, harvest: Harvest, request: PilotRequest) -> Iterator[SiteFinding]:
@@ -80,7 +80,7 @@ def _granted(there: Mapping[Gres, int], request: PilotRequest) -> SiteFinding:
     if by_hand:
         return _by_hand(there, " ".join(by_hand), names_gpus(by_hand))
     parts = [
-        f"{_nodes(count)} with {_described(gres)}: a pilot asks for --gres={gpu_request(gres)} and gets all of them"
+        f"{_described(gres, count)}: a pilot asks for --gres={gpu_request(gres)} and gets all of them"
         for gres, count in sorted(there.items(), key=lambda kind: (-kind[1], kind[0]))
         if gres
     ]
@@ -90,7 +90,7 @@ def _granted(there: Mapping[Gres, int], request: PilotRequest) -> SiteFinding:
 
 
 def _by_hand(there: Mapping[Gres, int], words: str, for_gpus: bool) -> SiteFinding:
-    have = "; ".join(f"{_nodes(count)} with {_described(gres)}" for gres, count in there.items() if gres)
+    have = "; ".join(_described(gres, count) for gres, count in there.items() if gres)
     if not for_gpus:
         what = f"pool.options has {words}: pilots ask for this and not for GPUs, but there are {have}"
         return SiteFinding("gpus", "warning", what, "add the GPUs to this option, or leave it out")
@@ -141,7 +141,7 @@ def _limits(qos: Qos, there: Mapping[Gres, int]) -> Iterator[SiteFinding]:
             if not above:
                 continue
             level: Level = "warning" if any(gres not in above for gres in there) else "error"
-            there_are = listed(f"{_nodes(count)} with {_described(gres)}" for gres, count in above.items())
+            there_are = listed(_described(gres, count) for gres, count in above.items())
             what = f"QOS {qos.name} allows {most} {kind or 'GPUs'} {scope} ({setting}), but there are {there_are}"
             limit = f"gres/{GPU}{f':{kind}' if kind else ''}"
             fix = f"sacctmgr -i modify qos {qos.name} set {setting}={limit}=-1"
@@ -152,9 +152,11 @@ def _count(gres: Gres, kind: str) -> int:
     return sum(count for _, has, count in gres if kind in ("", has))
 
 
-def _described(gres: Gres) -> str:
+def _described(gres: Gres, nodes: int) -> str:
+    """Return such as `12 nodes with 4 GPUs each (gpu:a100:4)`."""
     count = gpu_count(gres)
-    return f"{count} GPU{'s' if count != 1 else ''} each ({gpu_request(gres)})"
+    gpus = f"{count} GPU{'s' if count != 1 else ''}{' each' if nodes != 1 else ''}"
+    return f"{_nodes(nodes)} with {gpus} ({gpu_request(gres)})"
 
 
 def _nodes(count: int) -> str:

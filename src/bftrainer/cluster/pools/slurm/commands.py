@@ -50,13 +50,10 @@ _AT_ONCE = 500
 _OURS = ("SBATCH_", "SLURM_", "SQUEUE_", "SINFO_", "SCANCEL_", "SALLOC_", "SRUN_")
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
 _SECRET = (variables.SECRET, variables.TOKEN)
-_DEVICES = (
-    "CUDA_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-    "GPU_DEVICE_ORDINAL",
-    "ZE_AFFINITY_MASK",
-)
+_HIDING = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""Variables that hide all GPUs if they are empty."""
+_OTHER_DEVICES = ("HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
+_DEVICES = (*_HIDING, *_OTHER_DEVICES)
 """Variables that say which GPUs a process may use. Slurm sets them for a pilot; those of the controller mean others."""
 _COUNTS = ("SLURM_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
 """Variables with which Slurm says how many GPUs a job has."""
@@ -255,7 +252,10 @@ def pilot_script(settings: SlurmSettings, folder: Path) -> str:
         f'export {variables.CALL_BACK}={shlex.quote(str(folder / callbacks.FOLDER))}/"$SLURMD_NODENAME"',
     ]
     if settings.gpus == "none":
-        lines += [f"unset {' '.join(_COUNTS)}", f"export {' '.join(f'{name}=' for name in _DEVICES[:2])}"]
+        lines += [
+            f"unset {' '.join((*_COUNTS, *_OTHER_DEVICES))}",
+            f"export {' '.join(f'{name}=' for name in _HIDING)}",
+        ]
     lines.append(f"exec {shlex.join((settings.python or sys.executable, *settings.agent))}")
     return "".join(f"{line}\n" for line in lines)
 
