@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 
 from bftrainer.elastic.manager.ranks import MergedVoice
-from bftrainer.elastic.protocol import Arrived, Broken, Done, Failed, Formed, FromWorker, Hello, Leaving, Left, Ready, Report
+from bftrainer.elastic.protocol import (
+    Arrived,
+    Broken,
+    Done,
+    Failed,
+    Formed,
+    FromWorker,
+    Hello,
+    Leaving,
+    Left,
+    Ready,
+    Report,
+)
 
 
 def merged(voice: MergedVoice, *said: tuple[int, FromWorker]) -> list[FromWorker | None]:

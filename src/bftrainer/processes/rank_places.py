@@ -40,14 +40,14 @@ def rank_places(
     if ranks < 1:
         raise ValueError(f"ranks must be at least 1, but got {ranks}")
     ordered = list(dict.fromkeys(cores)) if isinstance(cores, Sequence) else sorted(cores)
-    own = [_own_gpus(rank, ranks, gpus) for rank in range(ranks)]
+    own = [own_gpus(rank, ranks, gpus) for rank in range(ranks)]
     near = [frozenset[int]().union(*(gpu.cores for gpu in some)) for some in own]
     shares = core_shares(ordered, near) if ranks > 1 else ((),)
     threads = thread_variables(ranks, ordered, environment)
     places = []
     for rank, (some, share) in enumerate(zip(own, shares, strict=True)):
         own_variables = {variables.LOCAL_RANK: str(rank), variables.LOCAL_WORLD: str(ranks)}
-        given = {**own_variables, **threads, **_device_variables(some, environment)}
+        given = {**own_variables, **threads, **device_variables(some, environment)}
         places.append(RankPlace(",".join(gpu.id for gpu in some), given, share))
     return tuple(places)
 
@@ -64,14 +64,14 @@ def thread_variables(ranks: int, cores: Collection[int], environment: Mapping[st
     return {THREADS: str(max(1, len(cores) // ranks))}
 
 
-def _own_gpus(rank: int, ranks: int, gpus: Sequence[GpuDevice]) -> Sequence[GpuDevice]:
-    """Return the GPUs of a rank: an even part of them, or one that it shares if there are more ranks than GPUs."""
+def own_gpus(rank: int, ranks: int, gpus: Sequence[GpuDevice]) -> Sequence[GpuDevice]:
+    """Return the GPUs of one of `ranks`: an even part, or one that it shares if there are more ranks than GPUs."""
     if ranks > len(gpus) > 0:
         return [gpus[rank % len(gpus)]]
     return gpus[rank * len(gpus) // ranks : (rank + 1) * len(gpus) // ranks]
 
 
-def _device_variables(gpus: Sequence[GpuDevice], environment: Mapping[str, str]) -> dict[str, str]:
+def device_variables(gpus: Sequence[GpuDevice], environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that make these GPUs the only visible ones, as far as the environment does not say so."""
     if not gpus:
         return {}

@@ -5,13 +5,13 @@ The agent finds it once, before it joins, and tells the controller. `AgentWorker
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bftrainer.cluster.wire.messages import Gpu
+from bftrainer.processes.cpu_cores import node_cores
 from bftrainer.processes.gpus import GpuDevice, find_gpus
-from bftrainer.processes.rank_places import RankPlace, rank_places
+from bftrainer.processes.rank_places import RankPlace, rank_places, thread_variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class NodeHardware:
     """GPUs and cores of a node. `slots` is the number of ranks that the pool gave it; 0: it gave none."""
 
     gpus: tuple[GpuDevice, ...] = ()
-    cores: frozenset[int] = frozenset()
+    cores: tuple[int, ...] = ()
     slots: int = 0
 
     @property
@@ -33,8 +33,7 @@ class NodeHardware:
 
     def threads(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that set the number of threads of each rank, which libraries read when they load."""
-        place = self.places(self.ranks, environment)[0]
-        return {name: value for name, value in place.environment.items() if name.endswith("_NUM_THREADS")}
+        return thread_variables(self.ranks, self.cores, environment)
 
     def as_message(self) -> tuple[Gpu, ...]:
         """Return the GPUs as the controller is told of them."""
@@ -43,4 +42,4 @@ class NodeHardware:
 
 def find_hardware(environment: Mapping[str, str], slots: int = 0) -> NodeHardware:
     """Look at what this process was given. It may ask a command, so it blocks."""
-    return NodeHardware(find_gpus(environment), frozenset(os.sched_getaffinity(0)), slots)
+    return NodeHardware(find_gpus(environment), node_cores(), slots)

@@ -29,8 +29,10 @@ from bftrainer.elastic.manager.workers import ManagedWorkers, was_killed
 from bftrainer.elastic.protocol import Done, Failed, Formed, FromWorker, Report
 from bftrainer.elastic.roster import Roster
 from bftrainer.errors import InputError
+from bftrainer.processes.cpu_cores import node_cores
 from bftrainer.processes.launch import Command, ProcessLauncher
 from bftrainer.processes.log_tail import LogTail
+from bftrainer.processes.rank_places import rank_places
 from bftrainer.processes.unguided import NEVER_CALLED
 from bftrainer.util.text import last_line
 
@@ -261,9 +263,10 @@ class Coordinator:
         ranks = self.settings.ranks_per_node
         self._logs[name] = tuple(self.folder / f"{name}{f'.{rank}' if rank else ''}.log" for rank in range(ranks))
         self.roster.start(name)
+        places = rank_places(ranks, (), node_cores(), environment)  # virtual nodes share the cores and GPUs
         commands = [
-            Command(self._script, {**environment, **own}, os.getcwd(), str(log), background=background)  # noqa: PTH109
-            for own, log in zip(processes.rank_environments(ranks), self._logs[name], strict=True)
+            Command(self._script, {**environment, **place.environment}, os.getcwd(), str(log), background=background)  # noqa: PTH109
+            for place, log in zip(places, self._logs[name], strict=True)
         ]
         return self._workers.start(name, *map(self._launcher.start, commands), speaks=self.settings.speaks)
 
