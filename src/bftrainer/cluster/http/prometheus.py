@@ -196,7 +196,9 @@ def gpu_families(nodes: Iterable[NodeState], now: float) -> Iterator[Metric]:
         ("gpu_utilization_ratio", "How busy its GPUs are, 0 to 1, the mean of those that are known."),
         ("gpu_memory_used_bytes", "Memory of its GPUs that is in use."),
     )
-    counts, busy, memory = (GaugeMetricFamily(f"bftrainer_node_{name}", about, labels=("node",)) for name, about in names)
+    counts, busy, memory = (
+        GaugeMetricFamily(f"bftrainer_node_{name}", about, labels=("node",)) for name, about in names
+    )
     with_gpus = sorted((node for node in nodes if node.gpu_count), key=lambda node: natural(node.name))
     for node in with_gpus[:MOST_NODES]:
         counts.add_metric((node.name,), node.gpu_count)
