@@ -416,8 +416,8 @@ def test_gpus_ranks_and_devices_are_shown_where_there_are_some(
     busy.pool = {"gpus": 5, "used_gpus": 4}
     lines = [re.split(r"\s{2,}", line.strip()) for line in call("nodes").out.splitlines()]
     assert lines[0][5:8] == ["GPUs", "ranks", "GPU use"]
-    assert lines[1][5:8] == ["4 × A100 80 GB", "4: 0 1 2 3", "50%, 80 of 320 GB"]
-    assert lines[2][5:7] == ["1 × H100 NVL 94GB", "1: GPU-1f2a000…"]
+    assert lines[1][5:8] == ["4 × A100 80 GB", "4 on 0 1 2 3", "50%, 80 of 320 GB"]
+    assert lines[2][5:7] == ["1 × H100 NVL 94GB", "1 on GPU-1f2a000…"]
     status = call("status").out
     assert "2 of 3 nodes used (4 of 5 GPUs)" in status
     assert "2.00 node-hours (10.00 GPU-hours)" in status
@@ -425,7 +425,7 @@ def test_gpus_ranks_and_devices_are_shown_where_there_are_some(
     detail = call("status", "digits").out
     assert re.search(r"ranks +5 on 2 nodes", detail)
     assert "0.00 node-hours, 5.00 GPU-hours" in detail
-    assert re.search(r"t1-1 +node-1 +training +4242 +4: 0 1 2 3", detail)
+    assert re.search(r"t1-1 +node-1 +training +4242 +4 on 0 1 2 3", detail)
 
 
 def test_an_event_is_a_readable_line(busy: FakeState, call: Call) -> None:

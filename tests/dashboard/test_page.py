@@ -277,7 +277,7 @@ def test_a_sweep_shows_what_it_chose_and_a_queue_why_it_waits(page: Any, stage: 
 def test_gpus_ranks_and_their_use_are_shown_where_some_node_has_gpus(page: Any, stage: Stage) -> None:
     unknown = {"name": "", "memory_mb": None, "percent": None, "used_mb": None}
     silent = [{"id": f"GPU-{i}{'f' * 40}", "kind": "cuda", **unknown} for i in range(2)]
-    rows = [node("n1", 4), node("n2", gpus=2, **{"gpus": silent, "ranks": []}), node("n3")]
+    rows = [node("n1", 4), node("n2", 2) | {"gpus": silent, "ranks": []}, node("n3")]
     ranks = [{"pid": 100 + i, "device": str(i)} for i in range(4)]
     worker = {"worker": "t1-1", "node": "n1", "state": "training", "pid": 100, "ranks": ranks}
     row = trainer(nodes=["n1", "n3"], ranks=5, gpu_seconds=7200.0)

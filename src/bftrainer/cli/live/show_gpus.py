@@ -31,11 +31,11 @@ def _kind(gpu: GpuView) -> str:
 
 
 def ranks_text(ranks: Sequence[RankView]) -> str:
-    """Ranks and their devices, such as `4: 0 1 2 3`; `2: cpu cpu` for ranks without a GPU."""
+    """Ranks and their devices, such as `4 on 0 1 2 3`; `2 on cpu cpu` for ranks without a GPU."""
     if not ranks:
         return ""
     devices = [device_text(rank) for rank in ranks[:_MOST_DEVICES]]
-    return f"{len(ranks)}: {' '.join(devices)}{' …' * (len(ranks) > _MOST_DEVICES)}"
+    return f"{len(ranks)} on {' '.join(devices)}{' …' * (len(ranks) > _MOST_DEVICES)}"
 
 
 def device_text(rank: RankView) -> str:
