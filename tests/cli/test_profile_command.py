@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,6 +144,11 @@ def test_a_script_that_says_nothing_is_not_waited_for(
         (["train.py", "--nodes", "0,2"], "`--nodes` must be node counts such as 1,2,4,8 or 1-8"),
         (["train.py", "--nodes", "4-2"], "`--nodes` must be"),
         (["train.py", "--nodes", "1-99999999"], "`--nodes` must be"),
+        (["train.py", "--ranks-per-node", "0"], "`--ranks-per-node` must be 1 or more, but got 0"),
+        (
+            ["train.py", "--nodes", "1-8", "--ranks-per-node", "33"],
+            "`--nodes` times `--ranks-per-node` must be at most 256, but got 8 nodes with 33 ranks each",
+        ),
         (["train.py", "--seconds", "-1"], "`--seconds` must be"),
         (["train.py", "--pace", "quick"], "`--pace` must be the seconds of a step"),
         (["train.py", "-o", "curve.txt"], "curve.txt: a curve file must end in .json or .csv"),
@@ -153,6 +159,21 @@ def test_a_wrong_call_is_one_line(call: Call, args: list[str], message: str) -> 
     status, _, err = call(*args)
     assert (status, err.count("\n")) == (2, 1)
     assert message in err
+
+
+def test_every_node_of_a_profile_has_the_ranks_that_were_asked_for(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = []
+    whole = profiling.CoordinatorSettings
+
+    def noted(**given: Any) -> Any:
+        ranks.append(given.pop("ranks_per_node"))
+        return whole(**given)
+
+    monkeypatch.setattr(profiling, "CoordinatorSettings", noted)
+    common = ("--json", "--nodes", "1", "--seconds", "0.1", "train.py", "1000000")
+    figures = [json.loads(call(*more, *common)[1]) for more in ((), ("--ranks-per-node", "4"))]
+    assert ranks == [found["ranks_per_node"] for found in figures] == [1, 4]
+    assert [found["points"][0]["nodes"] for found in figures] == [1, 1]
 
 
 def test_sizes_are_taken_once_and_in_order() -> None:

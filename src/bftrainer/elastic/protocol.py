@@ -22,9 +22,9 @@ CHANNEL = variables.CHANNEL
 """Environment: the path of the manager's socket. Not set: the script was started by hand and trains alone."""
 WORKER = "BFTRAINER_WORKER"
 """Environment: the worker's name, given by the manager."""
-LOCAL_RANK = "BFTRAINER_LOCAL_RANK"
+LOCAL_RANK = variables.LOCAL_RANK
 """Environment: the number of this process among those of its worker, from 0. Not set: 0."""
-LOCAL_WORLD = "BFTRAINER_LOCAL_WORLD"
+LOCAL_WORLD = variables.LOCAL_WORLD
 """Environment: how many processes the worker has on its node. Not set: 1."""
 HOST = "BFTRAINER_HOST"
 """Environment: the address under which the other workers reach this node."""
