@@ -45,6 +45,9 @@ def adds_up(found: UsageReport) -> None:
     assert sum(share.used_us for share in found.owners()) + found.unused_us == found.pool_us
     assert sum(one.used_us for one in found.trainers) == found.used_us
     assert found.unused_us >= 0
+    assert sum(share.gpu_us for share in found.owners()) + found.unused_gpu_us == found.pool_gpu_us
+    assert sum(one.gpu_us for one in found.trainers) == found.gpu_us
+    assert found.unused_gpu_us >= 0
     for one in found.trainers:
         assert 0 <= one.computing_us <= one.used_us
 
@@ -102,6 +105,7 @@ def test_owners_and_the_unused_make_up_the_pool_in_any_window_of_any_story(
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, bench(Path(folder)) as on:
         began = on.now
+        on.gpus = {"n1": 4, "n4": 1, "n5": 8}
         on.join("n1", "n2")
         submit(on, "ann")
         on.pass_time(1.0)
@@ -109,11 +113,17 @@ def test_owners_and_the_unused_make_up_the_pool_in_any_window_of_any_story(
         whole = account(on.store, now=on.now)
         adds_up(whole)
         rows = {row.id: row.node_seconds for row in on.store.trainers()}
-        counted = rows | {name: live.held(on.now) for name, live in on.cluster.trainers.items()}
-        assert sum(counted.values()) <= on.cluster.planner.pool_seconds(on.now) + 1e-3
+        counted = rows | {name: live.held.node_seconds(on.now) for name, live in on.cluster.trainers.items()}
+        assert sum(counted.values()) <= on.cluster.planner.pool_time.node_seconds(on.now) + 1e-3
         if not any(what == "crash" for what, _, _ in steps):  # with which some seconds of the counters are lost
             told = {usage.trainer: usage.used_us / 1e6 for usage in whole.trainers}
             assert counted == pytest.approx({name: told.get(name, 0.0) for name in counted}, abs=1e-3)
+            rows = {row.id: row.gpu_seconds for row in on.store.trainers()}
+            counted = rows | {name: live.held.gpu_seconds(on.now) for name, live in on.cluster.trainers.items()}
+            told = {usage.trainer: usage.gpu_us / 1e6 for usage in whole.trainers}
+            assert counted == pytest.approx({name: told.get(name, 0.0) for name in counted}, abs=1e-2)
+            pool_gpu_s = on.cluster.planner.pool_time.gpu_seconds(on.now)
+            assert whole.pool_gpu_us / 1e6 == pytest.approx(pool_gpu_s, abs=1e-2)
         assert whole.pool_us == pytest.approx(held * 1e6, abs=1 + 5 * len(steps))
         span = on.now - began
         cut, cut2 = sorted((began + span * one, began + span * other))
@@ -149,6 +159,52 @@ def test_node_time_is_told_by_owner_and_by_trainer(tmp_path: Path) -> None:
         (one,) = found.trainers
         assert one.finished
         assert found.most_nodes == 3
+
+
+def test_gpu_time_is_that_of_the_gpus_of_assigned_nodes(tmp_path: Path) -> None:
+    with bench(tmp_path) as on:
+        on.gpus = {"n1": 4, "n2": 2}
+        on.join("n1", "n2", "n3")
+        on.pass_time(10)
+        mine = submit(on, "ann", "3-3")
+        on.pass_time(100)
+        on.take("n2")
+        on.pass_time(5)
+        on.join("n2")
+        on.pass_time(50)
+        counted = on.cluster.trainers[mine].held
+        assert counted.node_seconds(on.now) == 3 * 150
+        assert counted.gpu_seconds(on.now) == 6 * 150
+        assert on.cluster.planner.pool_time.gpu_seconds(on.now) == 6 * 160 + 4 * 5
+        on.finish(mine)
+        found = account(on.store, now=on.now)
+        adds_up(found)
+        (one,) = found.trainers
+        assert (one.used_us, one.gpu_us) == (3 * 150 * 1_000_000, 6 * 150 * 1_000_000)
+        assert found.pool_gpu_us == (6 * 160 + 4 * 5) * 1_000_000
+        assert on.store.totals.of_finished() == {"ann": (1, 450.0, 0, 900.0)}
+
+
+def test_gpu_time_goes_on_while_no_controller_runs_and_follows_what_a_node_has_after_that(tmp_path: Path) -> None:
+    with bench(tmp_path) as on:
+        on.gpus = {"n1": 4}
+        on.join("n1")
+        mine = submit(on, "ann")
+        on.pass_time(100)
+        on.now += 5
+        on.crash()
+        on.gpus = {"n1": 2}  # two GPUs fell out of the node
+        on.open()
+        on.pass_time(10)  # its agent is awaited
+        on.rejoin("n1")
+        on.settle()
+        on.pass_time(100)
+        assert on.cluster.trainers[mine].held.gpu_seconds(on.now) == pytest.approx(4 * 110 + 2 * 100, abs=4 * 5)
+        found = account(on.store, now=on.now)
+        adds_up(found)
+        assert found.gpu_us == found.pool_gpu_us == (4 * 115 + 2 * 100) * 1_000_000
+        assert [event.data for event in on.store.events(kind="node.gpus")] == [{"gpus": 2}]
+        assert on.store.nodes()[0].gpus == 2
 
 
 def test_what_members_lose_in_a_pause_is_used_but_not_computing(tmp_path: Path) -> None:
@@ -254,6 +310,7 @@ def test_a_dry_run_holds_nothing(tmp_path: Path) -> None:
 
 def test_a_log_whose_beginning_was_dropped_is_told_of_from_there_on(tmp_path: Path) -> None:
     with bench(tmp_path) as on:
+        on.gpus = {"n1": 4, "n3": 2}
         on.join("n1", "n2", "n3")
         submit(on, "ann", "1-2")
         on.pass_time(100)
@@ -268,6 +325,7 @@ def test_a_log_whose_beginning_was_dropped_is_told_of_from_there_on(tmp_path: Pa
         adds_up(found)
         assert any("dropped" in note for note in found.notes)
         assert found.pool_us == (2 * 10 + 3 * 10) * 1_000_000
+        assert found.pool_gpu_us == 4 * 20 * 1_000_000
         assert before.pool_us == 300 * 1_000_000
 
 

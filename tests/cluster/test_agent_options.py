@@ -122,5 +122,5 @@ def test_commands_of_pools_see_no_token(tmp_path: Path, monkeypatch: pytest.Monk
     host = SimpleNamespace(agent_environment={variables.SECRET: "theirs"})
     pool = LocalPool(LocalSettings(nodes=1), tmp_path, preload=())
     monkeypatch.setattr(LocalPool, "_to", host)
-    assert variables.TOKEN not in pool._environment("n1")
-    assert pool._environment("n1")[variables.SECRET] == "theirs"
+    assert variables.TOKEN not in pool._environment("node-1")
+    assert pool._environment("node-1")[variables.SECRET] == "theirs"

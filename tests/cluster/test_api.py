@@ -48,7 +48,7 @@ def test_a_trainer_is_submitted_shown_and_cancelled(tmp_path: Path) -> None:
         shown = (await client.get("/v1/trainers/resnet", headers=mine)).json()
         assert shown["snapshots"] == {"step": 3, "every_s": 240.0, "stall_s": 2.4}
         status = (await client.get("/v1/status", headers=mine)).json()
-        assert status["pool"] == {"kind": "none", "size": 2, "used": 2}
+        assert status["pool"] == {"kind": "none", "size": 2, "used": 2, "gpus": 0, "used_gpus": 0}
         assert status["last_decision"]["reasons"] == []  # of all trainers, also others'
         assert (await client.get("/v1/status", headers=by(tokens, "root"))).json()["last_decision"]["reasons"]
         others = (await client.get("/v1/nodes", headers=by(tokens, "bob"))).json()["nodes"]

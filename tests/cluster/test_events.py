@@ -17,6 +17,7 @@ from bftrainer.cluster.store.events import (
     HeadJoined,
     HeadLeft,
     LogEvent,
+    NodeGpusChanged,
     NodeJoined,
     NodeLeaving,
     NodeLeft,
@@ -53,6 +54,8 @@ LIMITS = {"caps": {"ann": 2}, "shares": {"bob": 1}}
 
 STORED: list[tuple[LogEvent, str, str, str, str]] = [
     (NodeJoined("n1", "h1", "a1"), "node.joined", "", "n1", '{"host":"h1","agent":"a1"}'),
+    (NodeJoined("n1", "h1", "a1", 4), "node.joined", "", "n1", '{"host":"h1","agent":"a1","gpus":4}'),
+    (NodeGpusChanged("n1", 2), "node.gpus", "", "n1", '{"gpus":2}'),
     (HeadJoined("head", "h1", "a1"), "head.joined", "", "head", '{"host":"h1","agent":"a1"}'),
     (NodeLeaving("n1", 2.0), "node.leaving", "", "n1", '{"grace_s":2.0}'),
     (NodeLeft("n1", "silent"), "node.left", "", "n1", '{"reason":"silent"}'),

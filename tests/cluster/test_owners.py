@@ -274,7 +274,7 @@ def test_two_users_have_their_shares_over_a_churning_hour_and_the_accounts_add_u
     use = {owner: owners.as_json(owner, bench.cluster, past, bench.now)["use"] for owner in quotas}
     for owner in quotas:
         assert use[owner]["node_seconds"] == pytest.approx(integral[owner], rel=1e-6)
-    pool_s = bench.cluster.planner.pool_seconds(bench.now)
+    pool_s = bench.cluster.planner.pool_time.node_seconds(bench.now)
     assert sum(use[owner]["node_seconds"] for owner in quotas) + integral["free"] == pytest.approx(pool_s, rel=1e-6)
     report = account(bench.store, start, bench.now, now=bench.now)
     assert {share.owner for share in report.owners()} == {"ann", "bob"}

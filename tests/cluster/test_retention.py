@@ -189,7 +189,7 @@ def test_a_row_goes_when_its_files_are_gone_and_the_log_begins_later(site: Site)
     site.store.trim_events(1000)
     site.clean()
     assert [row.id for row in site.store.trainers()] == [kept]
-    assert site.store.totals.of_finished() == {"ann": (2, 0.0, 14)}
+    assert site.store.totals.of_finished() == {"ann": (2, 0.0, 14, 0.0)}
 
 
 def test_links_are_neither_followed_nor_removed_with_what_they_point_to(site: Site, tmp_path: Path) -> None:

@@ -355,7 +355,7 @@ def test_a_new_file_is_for_its_owner_alone_and_uses_the_write_ahead_log(store: S
 
 @pytest.mark.parametrize("version", range(len(migrations.MIGRATIONS)))
 def test_every_older_version_is_brought_up_to_date(path: Path, version: int) -> None:
-    old = sqlite3.connect(path)
+    old = sqlite3.connect(path, isolation_level=None)  # each statement is committed, the version too
     for statements in migrations.MIGRATIONS[:version]:
         for statement in statements:
             old.execute(statement)
@@ -368,6 +368,30 @@ def test_every_older_version_is_brought_up_to_date(path: Path, version: int) -> 
         made = {row[0] for row in store._db.rows("SELECT sql FROM sqlite_master")}
     with Store.open(path.with_name("fresh.db")) as fresh:
         assert made == {row[0] for row in fresh._db.rows("SELECT sql FROM sqlite_master")}
+
+
+def test_sums_and_nodes_from_before_gpus_were_counted_are_taken_up_with_none(path: Path) -> None:
+    old = sqlite3.connect(path, isolation_level=None)
+    for statements in migrations.MIGRATIONS[:7]:
+        for statement in statements:
+            old.execute(statement)
+    old.execute("PRAGMA user_version = 7")
+    old.execute(
+        "INSERT INTO trainers (name, owner, spec, state, submitted, ended, node_seconds) "
+        "VALUES ('old', 'ann', '{}', 'done', 1, 2, 50)"
+    )
+    old.execute("INSERT INTO removed_sums VALUES ('ann', 'done', 3, 9, 100, 0, 0, 0, 0)")
+    old.execute("INSERT INTO nodes (node, host, agent, pid, joined) VALUES ('n1', 'h', 'a', 1, 1)")
+    old.close()
+    with Store.open(path) as store:
+        assert store.totals.of_finished() == {"ann": (4, 150.0, 9, 0.0)}
+        assert store.nodes()[0].gpus == 0
+        store.update_trainer("t1", gpu_seconds=200.0)
+        before = (store.totals.by_state(), store.totals.ended(float("-inf"), 1e9))
+        assert (before[0][0].node_seconds, before[0][0].gpu_seconds) == (150.0, 200.0)
+        store.totals.remove([1])
+        assert store.trainers() == []
+        assert (store.totals.by_state(), store.totals.ended(float("-inf"), 1e9)) == before
 
 
 def test_an_empty_file_as_a_kill_leaves_it_is_a_new_database(path: Path) -> None:

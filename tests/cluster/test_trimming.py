@@ -171,5 +171,5 @@ def test_values_of_jobs_that_are_over_do_not_stay(tmp_path: Path) -> None:
     db.close()
 
 
-def _ended(store: Store) -> list[tuple[str, tuple[int, float, int]]]:
+def _ended(store: Store) -> list[tuple[str, tuple[int, float, int, float]]]:
     return [(owner, tuple(figures)) for owner, *figures in store.totals.ended(float("-inf"), 1e9)]  # type: ignore[misc]

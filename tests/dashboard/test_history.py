@@ -117,7 +117,7 @@ def test_no_more_nodes_are_used_than_there_are_while_one_leaves(bench: Bench) ->
     assert pool["used_node_hours"] == pool["node_hours"] == pytest.approx(240 / 3600)
     assert pool["used"]["high"][-2] == pool["pool"]["high"][-2] == 1
     (live,) = bench.cluster.trainers.values()
-    assert live.held(bench.now) == bench.cluster.planner.pool_seconds(bench.now) == 240
+    assert live.held.node_seconds(bench.now) == bench.cluster.planner.pool_time.node_seconds(bench.now) == 240
 
 
 def test_nodes_that_came_before_the_window_are_there_from_its_start(bench: Bench) -> None:

@@ -29,7 +29,7 @@ from bftrainer.slurm.site import (
     read_accounts,
     read_budgets,
     read_config,
-    read_gpus,
+    read_node_gres,
     read_partitions,
     read_qos,
     read_skew,
@@ -45,8 +45,8 @@ _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 _SAMPLE = 16
 """Number of nodes that are examined one by one."""
 _QOS_COLUMNS = (
-    "Name,Preempt,PreemptMode,PreemptExemptTime,GraceTime,GrpTRES,GrpJobs,MaxTRESPU,MaxJobsPU,MaxWall,UsageFactor,"
-    "GrpTRESMins"
+    "Name,Preempt,PreemptMode,PreemptExemptTime,GraceTime,GrpTRES,GrpJobs,MaxTRES,MaxTRESPN,MaxTRESPU,MaxTRESPA,"
+    "MaxJobsPU,MaxWall,UsageFactor,GrpTRESMins"
 )
 
 Ask = Callable[[Sequence[str]], str]
@@ -137,7 +137,7 @@ def gather(
         user=User(name, _groups(), accounts, default_qos, budgets),
         qos=qos,
         addresses=frozenset(re.findall(r"\bNodeAddr=(\S+)", nodes)),
-        gpus=frozenset(map(read_gpus, re.findall(r"\bGres=(\S*)", nodes))),
+        gres=read_node_gres(maybe("sinfo", "-a", "-h", "-o", "%G|%N")),
         topology=maybe("scontrol", "show", "topology") if tree else "",
         skew_s=read_skew(shown, now),
         file_system=None if state is None else find_file_system(state, mounts),
@@ -145,12 +145,22 @@ def gather(
     )
 
 
-def try_pilot(partition: str, qos: str = "", account: str = "", limit: str = "0:05:00", ask: Ask = run) -> str | None:
-    """Return why Slurm would refuse a pilot; empty if it would not, None if it does not say. Nothing is submitted."""
+def try_pilot(
+    partition: str,
+    qos: str = "",
+    account: str = "",
+    limit: str = "0:05:00",
+    gpus: Sequence[str] = (),
+    ask: Ask = run,
+) -> str | None:
+    """Return why Slurm would refuse a pilot; empty if it would not, None if it does not say. Nothing is submitted.
+
+    `gpus` are the options with which it asks for GPUs.
+    """
     named = {"--partition": partition, "--qos": qos, "--account": account, "--time": limit}
     options = [f"{option}={value}" for option, value in named.items() if value]
     try:
-        ask(("sbatch", "--test-only", "-N1", "--exclusive", *options, "--wrap", "true"))
+        ask(("sbatch", "--test-only", "-N1", "--exclusive", *options, *gpus, "--wrap", "true"))
     except NoAnswerError:
         return None
     except SlurmError as problem:

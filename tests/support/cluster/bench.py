@@ -19,8 +19,10 @@ from bftrainer.cluster.wire.messages import (
     Ended,
     Forget,
     FromAgent,
+    Gpu,
     Heard,
     Join,
+    RankStatus,
     Say,
     Start,
     Started,
@@ -80,6 +82,8 @@ class Bench:
     """Workers become ready only when the test says so."""
     forms: Callable[[set[str]], bool] = lambda nodes: True
     """Whether a group of these nodes forms; otherwise the test says how it breaks."""
+    gpus: dict[str, int] = field(default_factory=dict)
+    """How many GPUs nodes have. Nodes that are not here have none, and their agents say nothing of ranks."""
 
     def __post_init__(self) -> None:
         self.workers: dict[str, FakeWorker] = {}
@@ -163,17 +167,15 @@ class Bench:
         statuses = tuple(
             WorkerStatus(
                 w.id, w.trainer, 1, w.ready, w.formed > 0, w.generation, w.formed, over=w.over, done=w.done,
-                status=w.status, speaks=w.speaks,
+                status=w.status, speaks=w.speaks, ranks=self.ranks_on(node),
             )
             for w in self.workers.values()
             if w.node == node
         )  # fmt: skip
         with self.store.transaction():
-            self.act(
-                self.cluster.joined(
-                    Join(node, node, self.agents[node], statuses, slots=self.slots.get(node, 0)), self.now
-                )
-            )
+            gpus = tuple(Gpu(str(i), "cuda", "NVIDIA A100", 81920) for i in range(self.gpus.get(node, 0)))
+            join = Join(node, node, self.agents[node], statuses, gpus=gpus, slots=self.slots.get(node, 0))
+            self.act(self.cluster.joined(join, self.now))
 
     def disconnect(self, *nodes: str) -> None:
         """The connections of agents break; the agents and their workers go on."""
@@ -271,9 +273,11 @@ class Bench:
                 assert alone or node == HEAD, "two on one node"
                 self.workers[worker] = FakeWorker(worker, node, trainer, speaks=message.speaks)
                 self.started.append(message)
+                if not message.speaks or node in self.gpus:
+                    self.tell(node, Started(worker, 1, ranks=self.ranks_on(node)))
                 if not message.speaks:
-                    self.tell(node, Started(worker, 1))
-                elif not self.slow:
+                    return
+                if not self.slow:
                     self.make_ready(worker)
             case Stop(worker):
                 if worker in self.workers and self.workers[worker].status is None:
@@ -338,6 +342,10 @@ class Bench:
         row = self.store.trainer(trainer)
         assert row is not None
         return row.state
+
+    def ranks_on(self, node: str) -> tuple[RankStatus, ...]:
+        """The processes of a worker on a node: one per GPU."""
+        return tuple(RankStatus(100 + i, str(i)) for i in range(self.gpus.get(node, 0)))
 
     def nodes_of(self, trainer: str) -> set[str]:
         """Where it trains."""

@@ -45,7 +45,7 @@ def report(
     state: State = None,
     as_json: Json = False,
 ) -> None:
-    """Report what was harvested: node-hours by owner and trainer, samples, efficiency.
+    """Report what was harvested: node-hours and GPU-hours by owner and trainer, samples, efficiency.
 
     The node-hours of all owners and the unused node-hours add up to the pool's. Works beside a running controller and
     on the state folder of a stopped one.
@@ -104,6 +104,10 @@ def _show(found: UsageReport, judged: Efficiency) -> None:
         f"average, {found.most_nodes} at most), {found.used_us / pool:.1%} of them given to trainers, "
         f"{found.computing_us / pool:.1%} computing; {found.samples:,.0f} samples"
     )
+    with_gpus = found.pool_gpu_us > 0
+    if with_gpus:
+        share = found.gpu_us / found.pool_gpu_us
+        say(f"{hours(found.pool_gpu_us):,.2f} GPU-hours harvested, {share:.1%} of them given to trainers")
     if judged.efficiency is not None and judged.bound is not None:
         say(f"efficiency U {judged.efficiency:.3f}, bound {judged.bound:.3f}")
     elif judged.why:
@@ -111,13 +115,15 @@ def _show(found: UsageReport, judged: Efficiency) -> None:
     console = screen()
     for title, rows in (("owner", found.owners()), ("trainer", sorted(found.trainers, key=lambda one: -one.used_us))):
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-        for name in (title, "node-hours", "of the pool", "computing", "samples", "rescales", "preemptions"):
+        gpu_column = ("GPU-hours",) * with_gpus
+        for name in (title, "node-hours", *gpu_column, "of the pool", "computing", "samples", "rescales", "preemptions"):
             table.add_column(name, justify="left" if name == title else "right", overflow="fold")
         for one in rows[:MOST_ROWS]:
             who = one.owner if title == "owner" else f"{getattr(one, 'trainer', '')} {getattr(one, 'name', '')}"
             table.add_row(
                 Text(printable(who)),
                 f"{hours(one.used_us):,.2f}",
+                *(f"{hours(one.gpu_us):,.2f}" for _ in gpu_column),
                 f"{one.used_us / pool:.1%}",
                 f"{one.computing_us / one.used_us:.0%}" if one.used_us else "",
                 f"{one.samples:,.0f}",
@@ -125,7 +131,8 @@ def _show(found: UsageReport, judged: Efficiency) -> None:
                 str(one.preemptions),
             )
         if title == "owner":
-            unused = (f"{hours(found.unused_us):,.2f}", f"{found.unused_us / pool:.1%}")
+            unused_gpus = (f"{hours(found.unused_gpu_us):,.2f}" for _ in gpu_column)
+            unused = (f"{hours(found.unused_us):,.2f}", *unused_gpus, f"{found.unused_us / pool:.1%}")
             table.add_row(Text("(unused)", "dim"), *unused, "", "", "", "")
         console.print()
         console.print(table)

@@ -25,15 +25,18 @@ from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store import events
 from bftrainer.cluster.store.rows import NodeRow, TrainerRow, WorkerRow
 from bftrainer.cluster.store.store import Store
-from bftrainer.cluster.wire.messages import Gpu, Join
+from bftrainer.cluster.wire.messages import Gpu, GpuUse, Join
 from bftrainer.cluster.wire.worker_messages import LEAST, MOST
 from bftrainer.core.curve import Curve
+from bftrainer.core.node_time import GpuCounts, NodeTime
 from bftrainer.core.trainer import Trainer
 from bftrainer.elastic.metrics import Position
 from bftrainer.elastic.protocol import Generation
 
 RESTORED_GRACE_S = 2.0
 """The time that a leaving node still has after a restart of the controller, which may have taken long."""
+GPU_USE_S = 120.0
+"""How long, in seconds, the reading of a node's GPUs is shown after it was sent."""
 PROGRESS_EVERY_S = 2.0
 """How often, in seconds, a trainer's progress is stored while nothing else happens."""
 
@@ -87,12 +90,34 @@ class NodeState:
     gpus: tuple[Gpu, ...] = ()
     slots: int = 0
     """How many ranks its pool said that it has; 0: nothing."""
+    gpu_count: int = 0
+    """How many GPUs it has. After a restart of the controller this is known before its agent is back."""
+    gpu_use: tuple[GpuUse, ...] = ()
+    """The newest reading that its agent sent."""
+    gpu_use_at: float = 0.0
 
     @classmethod
     def from_row(cls, row: NodeRow, now: float) -> Self:
         """Return a node that an earlier controller stored. Its agent is awaited."""
         leave_by = now + RESTORED_GRACE_S if row.leaving is not None else None
-        return cls(row.node, row.host, row.agent, row.pid, row.joined, now, here=False, leave_by=leave_by)
+        node = cls(row.node, row.host, row.agent, row.pid, row.joined, now, here=False, leave_by=leave_by)
+        node.gpu_count = row.gpus
+        return node
+
+    @classmethod
+    def from_join(cls, join: Join, now: float) -> Self:
+        """Return a node whose agent connected for the first time."""
+        node = cls(join.node, join.host, join.agent, join.pid, now, now, gpus=join.gpus, slots=join.slots)
+        node.gpu_count = len(join.gpus)
+        return node
+
+    def save_joined(self, store: Store) -> None:
+        """Store the node, and log that it joined."""
+        name, host, agent, gpus = self.name, self.host, self.agent, self.gpu_count
+        store.put_node(name, host=host, agent=agent, pid=self.pid, joined=self.joined, gpus=gpus)
+        is_head = name == HEAD
+        event = events.HeadJoined(name, host, agent) if is_head else events.NodeJoined(name, host, agent, gpus)
+        store.log(self.joined, event)
 
     @property
     def ranks(self) -> int:
@@ -109,12 +134,22 @@ class NodeState:
         """Whether the node can be assigned to a trainer."""
         return self.leave_by is None and self.name != HEAD
 
+    def beat(self, now: float, gpus: tuple[GpuUse, ...] = ()) -> None:
+        """Record that its agent is alive. `gpus` is a new reading of its GPUs, if there is one."""
+        self.heard = now
+        if gpus:
+            self.gpu_use, self.gpu_use_at = gpus, now
+
     def rejoined(self, join: Join, now: float) -> bool:
         """Record that its agent is back. Returns whether its number of ranks is another than was known."""
         before = self.ranks
         self.here, self.cut, self.heard, self.host = True, False, now, join.host
         self.gpus, self.slots = join.gpus, join.slots
         return self.ranks != before
+
+    def gpu_uses(self, now: float) -> dict[str, GpuUse]:
+        """Return how much of each GPU is in use, by its id. GPUs without a fresh reading are left out."""
+        return {use.id: use for use in self.gpu_use} if now - self.gpu_use_at <= GPU_USE_S else {}
 
     def shift(self, seconds: float, now: float) -> None:
         """Move all times by `seconds`: the clock was set, or stood still."""
@@ -142,9 +177,10 @@ class ActiveTrainer:
     """The description that the scheduler got last; None before the first, and once the trainer has ended."""
     preemptions: int = 0
     rescales: int = 0
-    node_seconds: float = 0.0
-    counted_at: float = 0.0
-    counted_nodes: int = 0
+    held: NodeTime = field(default_factory=NodeTime)
+    """The time of the nodes that were assigned to it."""
+    gpu_counts: GpuCounts = field(default_factory=GpuCounts)
+    """How many GPUs each node of the pool has."""
     started: float | None = None
     stale: bool = True
     """Whether something changed that the scheduler was not told yet."""
@@ -169,6 +205,7 @@ class ActiveTrainer:
         kept: Mapping[str, Any] | None = None,
         workers: Iterable[WorkerRow] = (),
         nodes: Collection[str] = (),
+        gpu_counts: GpuCounts | None = None,
     ) -> Self:
         """Return a trainer as it is stored: a new one, or one of an earlier controller.
 
@@ -197,6 +234,7 @@ class ActiveTrainer:
             ever_ran=row.started is not None,
         )
         job.resume(record)
+        counts = GpuCounts() if gpu_counts is None else gpu_counts
         return cls(
             row.id,
             row.name,
@@ -209,9 +247,8 @@ class ActiveTrainer:
             state=cast(TrainerState, row.state),
             preemptions=row.preemptions,
             rescales=row.rescales,
-            node_seconds=row.node_seconds,
-            counted_at=now,
-            counted_nodes=len(record.nodes),
+            held=NodeTime(row.node_seconds, row.gpu_seconds, len(record.nodes), counts.of(record.nodes), now),
+            gpu_counts=counts,
             started=row.started,
         )
 
@@ -236,7 +273,8 @@ class ActiveTrainer:
             "preemptions": self.preemptions,
             "failures": record.failures,
             "samples_redone": progress.redone,
-            "node_seconds": self.node_seconds,
+            "node_seconds": self.held.node_s,
+            "gpu_seconds": self.held.gpu_s,
             "error": job.error,
             "traceback": job.traceback,
         }
@@ -275,18 +313,12 @@ class ActiveTrainer:
         )
 
     def count(self, now: float) -> None:
-        """Accumulate the node-seconds of the assigned nodes.
+        """Accumulate the time of the assigned nodes and of their GPUs.
 
         Workers still shutting down on a node that was given to another trainer are not counted.
         """
-        if self.counted_at:
-            self.node_seconds += self.counted_nodes * (now - self.counted_at)
-        self.counted_at = now
-        self.counted_nodes = len(self.job.nodes)
-
-    def held(self, now: float) -> float:
-        """Return the node-seconds that the trainer has held up to now."""
-        return self.node_seconds + (self.counted_nodes * (now - self.counted_at) if self.counted_at else 0.0)
+        nodes = self.job.nodes
+        self.held.count(now, len(nodes), self.gpu_counts.of(nodes))
 
     def take_news(self, store: Store, now: float) -> None:
         """Learn from the complete rescales, and log them and the failures of newcomers to the store."""

@@ -188,7 +188,7 @@ class AgentHub:
         if not self._connections.is_current(connection):
             return
         now, node = time.time(), connection.node
-        self._runner.cluster.beat(node, now)
+        self._runner.cluster.beat(node, now, message.gpus if isinstance(message, Beat) else ())
         match message:
             case Beat(reports):
                 if reports:

@@ -57,6 +57,7 @@ class JobRunner:
             node = live.job.workers[message.worker].node
             self._store.log(now, events.WorkerWarned(live.id, node, message.worker, message.warning))
         live.job.started(message.worker, message.pid)
+        live.job.workers[message.worker].ranks = message.ranks
 
     def ended(self, live: ActiveTrainer, message: Ended, now: float, effects: Effects) -> None:
         """Handle the end of a worker."""
@@ -72,6 +73,7 @@ class JobRunner:
 
     def reattach(self, live: ActiveTrainer, status: WorkerStatus, now: float, effects: Effects) -> None:
         """Take up a worker that an agent which has come back reports."""
+        live.job.workers[status.worker].ranks = status.ranks
         live.job.reattach(status.worker, status, now)
         if status.report is not None:
             self.reported(live, status.worker, status.report, now, effects)

@@ -162,13 +162,15 @@ class OwnerLimits:
             )
 
 
-def as_json(owner: str, cluster: Reconciler, past: Mapping[str, tuple[int, float, int]], now: float) -> dict[str, Any]:
+def as_json(
+    owner: str, cluster: Reconciler, past: Mapping[str, tuple[int, float, int, float]], now: float
+) -> dict[str, Any]:
     """Return an owner's limits and current use.
 
-    `past` has, by owner, the count, node-seconds and samples of finished trainers, from the store.
+    `past` has, by owner, the count, node-seconds, samples and GPU-seconds of finished trainers, from the store.
     """
     row = cluster.planner.limits.of(owner)
-    finished, node_seconds, samples = past.get(owner, (0, 0.0, 0))
+    finished, node_seconds, samples, gpu_seconds = past.get(owner, (0, 0.0, 0, 0.0))
     mine = [live for live in cluster.trainers.values() if live.owner == owner and live.state not in FINISHED]
     return {
         "owner": owner,
@@ -183,7 +185,8 @@ def as_json(owner: str, cluster: Reconciler, past: Mapping[str, tuple[int, float
             "nodes": sum(len(cluster.planner.state.assigned.get(live.id, ())) for live in mine),
             "trainers": len(mine),
             "trainers_finished": finished,
-            "node_seconds": node_seconds + sum(live.held(now) for live in mine),
+            "node_seconds": node_seconds + sum(live.held.node_seconds(now) for live in mine),
+            "gpu_seconds": gpu_seconds + sum(live.held.gpu_seconds(now) for live in mine),
             "samples": samples + sum(live.job.progress.samples for live in mine),
             "disk_bytes": cluster.planner.limits.disk_used.get(owner, 0),
         },

@@ -2,7 +2,7 @@
 
 The `Reconciler` tells it about nodes and trainers that come and go, and carries out its decisions. The planner logs all
 that a decision depends on, so that decisions can be replayed. It also reads the owners' limits and counts the pool's
-node time.
+node time and GPU time.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any
 
-from bftrainer.cluster.controller.active import PROGRESS_EVERY_S, ActiveTrainer
+from bftrainer.cluster.controller.active import PROGRESS_EVERY_S, ActiveTrainer, NodeState
 from bftrainer.cluster.controller.owners import OwnerLimits
 from bftrainer.cluster.store import events
 from bftrainer.cluster.store.event_columns import columns_of
 from bftrainer.cluster.store.scheduling_events import decision_event, learned_event
 from bftrainer.cluster.store.store import Store
+from bftrainer.core.node_time import GpuCounts, NodeTime
 from bftrainer.core.pool import Event, Node, Pool
 from bftrainer.core.trainer import Trainer
 from bftrainer.scheduler import Policy, PoolStatistics, Scheduler, State
@@ -39,8 +40,10 @@ class Planner:
         """The state after the last decision."""
         self._demand: tuple[State, Policy, int | None, int] | None = None
         """The last state, policy and size of the pool for which the demand was counted, and the demand."""
-        self._pool_node_s = 0.0
-        self._pool_counted_at = 0.0
+        self.gpus = GpuCounts()
+        """How many GPUs each node of the pool has."""
+        self.pool_time = NodeTime()
+        """The time of the nodes of the pool."""
         self._totals_at = 0.0
         self._limited_weights: dict[str, float] = store.kept("limited_weights") or {}
         """The weight in force of each trainer that asked for more than its owner may use. Each is logged once."""
@@ -62,10 +65,14 @@ class Planner:
         return last[3]
 
     def restore(self, nodes: Mapping[Node, float], trainers: Sequence[ActiveTrainer], now: float) -> None:
-        """Restore the state of the last decision. `nodes` has the nodes of the pool and when they joined."""
+        """Restore the state of the last decision. `nodes` has the nodes of the pool and when they joined.
+
+        The GPUs of the nodes must be set before, in `gpus`.
+        """
         totals = self._store.kept("totals") or {}
-        self._pool_node_s, self.decisions = totals.get("pool_node_s", 0.0), totals.get("decisions", 0)
-        self._pool_counted_at = now
+        self.decisions = totals.get("decisions", 0)
+        times = (totals.get("pool_node_s", 0.0), totals.get("pool_gpu_s", 0.0))
+        self.pool_time = NodeTime(*times, len(nodes), self.gpus.total, now)
         usual_rate = _usual_rate(trainers)
         waiting = {live.id: self._describe(live, usual_rate, now) for live in trainers}
         admitted = [waiting.pop(name) for name in self._store.kept("admitted") or () if name in waiting]
@@ -78,11 +85,24 @@ class Planner:
             PoolStatistics(**seen) if seen else PoolStatistics(),
         )
 
-    def pool_changed(self, event: Event, now: float) -> list[str]:
-        """Handle nodes that joined or left. Returns the trainers that lost a node."""
-        self._pool_node_s, self._pool_counted_at = self.pool_seconds(now), now
+    def pool_changed(self, event: Event, now: float, gpus: int = 0) -> list[str]:
+        """Handle nodes that joined, each with this number of GPUs, or left. Returns the trainers that lost a node."""
         self.state, lost = self.state.pool_changed(event)
+        for node in (*event.joined, *event.left):
+            self.gpus.set(node, gpus if node in self.state.pool else 0)
+        self.pool_time.count(now, len(self.state.pool), self.gpus.total)
         return list(lost)
+
+    def see_gpus(self, node: NodeState, gpus: int, now: float) -> None:
+        """Take the number of GPUs that the agent of a known node reports, and log it if it is another than before."""
+        if node.gpu_count == gpus:
+            return
+        node.gpu_count = gpus
+        self._store.update_node(node.name, gpus=gpus)
+        if node.in_pool:
+            self._store.log(now, events.NodeGpusChanged(node.name, gpus))
+            self.gpus.set(node.name, gpus)
+            self.pool_time.count(now, len(self.state.pool), self.gpus.total)
 
     def submitted(self, live: ActiveTrainer, trainers: Mapping[str, ActiveTrainer], now: float) -> None:
         """Add a trainer to the queue."""
@@ -132,18 +152,14 @@ class Planner:
         self._store.log(now, events.OwnersChanged([asdict(row) for row in self.limits.rows]))
         return True
 
-    def pool_seconds(self, now: float) -> float:
-        """Return the node-seconds that the pool has had up to now."""
-        since = self._pool_counted_at
-        return self._pool_node_s + (len(self.state.pool) * (now - since) if since else 0.0)
-
     def _obey_limits(self) -> None:
         self.scheduler.policy = replace(self.scheduler.policy, quotas=self.limits.quotas)
         self._max_weights = self.limits.max_weights
 
     def _keep_totals(self, now: float) -> None:
         self._totals_at = now
-        self._store.keep("totals", {"pool_node_s": self.pool_seconds(now), "decisions": self.decisions})
+        seconds = {"pool_node_s": self.pool_time.node_seconds(now), "pool_gpu_s": self.pool_time.gpu_seconds(now)}
+        self._store.keep("totals", {**seconds, "decisions": self.decisions})
 
     def _describe(self, live: ActiveTrainer, usual_rate: float, now: float) -> Trainer:
         """Return the scheduler's description of a trainer, and log it so that decisions can be replayed."""

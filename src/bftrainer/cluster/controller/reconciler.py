@@ -26,6 +26,7 @@ from bftrainer.cluster.wire.messages import (
     Forget,
     FromAgent,
     Going,
+    GpuUse,
     Heard,
     Join,
     Started,
@@ -63,6 +64,7 @@ class Reconciler:
             effects.add(self.lost(name, "its agent restarted", now))
             node = None
         if node is not None:  # the same agent, after a restart of the controller or a broken connection
+            self.planner.see_gpus(node, len(join.gpus), now)
             if node.rejoined(join, now):
                 for live in self._concerned(node):
                     live.given = None  # its launcher gets the node again, with the number of ranks
@@ -76,14 +78,12 @@ class Reconciler:
         if self.paused and name != HEAD:
             effects.tell(name, Bye("harvesting is paused"))
             return effects
-        self.nodes[name] = NodeState(name, join.host, join.agent, join.pid, now, now, gpus=join.gpus, slots=join.slots)
-        self.store.put_node(name, host=join.host, agent=join.agent, pid=join.pid, joined=now)
-        joined = events.HeadJoined if name == HEAD else events.NodeJoined
-        self.store.log(now, joined(name, join.host, join.agent))
+        node = self.nodes[name] = NodeState.from_join(join, now)
+        node.save_joined(self.store)
         if name == HEAD:
             self._reconcile((live.id for live in self._on_head()), now, effects)
         else:
-            self._pool_changed(Event(now, joined=(name,)), now, effects)
+            self._pool_changed(Event(now, joined=(name,)), now, effects, gpus=node.gpu_count)
         return effects
 
     def available(self, name: str, now: float) -> Effects:
@@ -92,11 +92,11 @@ class Reconciler:
             return self.joined(Join(name, name, "none"), now)
         return Effects()
 
-    def beat(self, name: str, now: float) -> None:
-        """Record that an agent is alive."""
+    def beat(self, name: str, now: float, gpus: tuple[GpuUse, ...] = ()) -> None:
+        """Record that an agent is alive, and the reading of its GPUs if it sent one."""
         node = self.nodes.get(name)
         if node is not None:
-            node.heard = now
+            node.beat(now, gpus)
 
     def leaving(self, name: str, grace_s: float, now: float) -> Effects:
         """Handle the announcement that a node will be taken in `grace_s` seconds."""
@@ -156,9 +156,9 @@ class Reconciler:
             live.job.leave(node.name, by)
         return [live.id for live in concerned]
 
-    def _pool_changed(self, event: Event, now: float, effects: Effects) -> list[str]:
-        """Update the scheduler's state. Returns the trainers that lost a node."""
-        lost = self.planner.pool_changed(event, now)
+    def _pool_changed(self, event: Event, now: float, effects: Effects, gpus: int = 0) -> list[str]:
+        """Update the scheduler's state; `gpus` are those of a node that joins. Returns the trainers that lost a node."""
+        lost = self.planner.pool_changed(event, now, gpus)
         for trainer in lost:
             if trainer in self.trainers:
                 self.trainers[trainer].preemptions += 1
@@ -259,6 +259,7 @@ class Reconciler:
         name = spec.name or free_name(spec.script, {live.name for live in mine})
         row = self.store.add_trainer(name=name, owner=owner, spec=spec.as_json(), time=now, staged=staged)
         live = self.trainers[row.id] = ActiveTrainer.from_row(row, self.launchers, self.settings, now, spec=spec)
+        live.gpu_counts = self.planner.gpus
         self.store.log(now, events.TrainerSubmitted(row.id, name, owner))
         self.store.log(now, events.StateChanged(row.id, "", "queued", ""))
         self.planner.submitted(live, self.trainers, now)
@@ -266,8 +267,7 @@ class Reconciler:
 
     def cancel(self, trainer: str, reason: str, now: float) -> Effects:
         """End a trainer. Cancelling a finished trainer changes nothing."""
-        effects = Effects()
-        live = self.trainers.get(trainer)
+        effects, live = Effects(), self.trainers.get(trainer)
         if live is not None:
             live.job.cancel(reason)
             self._reconcile([trainer], now, effects)
@@ -331,8 +331,7 @@ class Reconciler:
 
     def decide(self, now: float) -> Effects:
         """Make a decision, and carry it out."""
-        effects = Effects()
-        before = self.planner.state.assigned
+        effects, before = Effects(), self.planner.state.assigned
         assigned = self.planner.decide(self.trainers, now)
         holders = {node: name for name, nodes in assigned.items() for node in nodes}
         for node in self.nodes.values():
@@ -367,7 +366,7 @@ class Reconciler:
             due = live.job.due
             if due is not None and now >= due:
                 self._reconcile([live.id], now, effects)
-            elif live.counted_nodes:
+            elif live.held.nodes:
                 live.save(self.store, now)  # also without reports: node time must survive a kill
         return effects
 

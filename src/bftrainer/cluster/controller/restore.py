@@ -33,6 +33,9 @@ def restore(cluster: Reconciler, now: float) -> Effects:
         else:
             nodes[row.node] = NodeState.from_row(row, now)
     staying = {name for name, node in nodes.items() if node.leave_by is None}
+    pool = {node.name: node.joined for node in nodes.values() if node.in_pool}
+    for name in pool:
+        cluster.planner.gpus.set(name, nodes[name].gpu_count)
     unfinished = {row.id: row for row in store.trainers(unfinished=True)}
     running: dict[str, list[WorkerRow]] = {trainer: [] for trainer in unfinished}
     for worker in store.workers(running=True):
@@ -57,11 +60,11 @@ def restore(cluster: Reconciler, now: float) -> Effects:
             kept=kept,
             workers=running[name],
             nodes=staying,
+            gpu_counts=cluster.planner.gpus,
         )
         for node in live.job.nodes:
             nodes[node].trainer = name
         cluster.jobs.give(live, effects)
-    pool = {node.name: node.joined for node in nodes.values() if node.in_pool}
     cluster.planner.restore(pool, list(cluster.trainers.values()), now)
     store.log(now, events.ServeRestored(len(unfinished), len(nodes)))
     for name in without_values:

@@ -175,6 +175,7 @@ def _put(kept: dict[Any, Any], key: Any, value: Any, most: int) -> None:
 def pool_over_time(past: PoolHistory, cells: int, viewer: Viewer) -> dict[str, Any]:
     """Return the number of nodes and of nodes with a worker over time, and count preemptions and rescales."""
     window = Cells(past.start, past.end, cells)
+    gpu_hours, used_gpu_hours = _gpu_hours(past)
     there = np.array([(start, end) for _, start, end in past.present]).reshape(-1, 2)
     busy = timeline.busy_times(
         [Interval(*one) for one in past.present], [Interval(one.node, one.start, one.end) for one in past.held]
@@ -187,9 +188,23 @@ def pool_over_time(past: PoolHistory, cells: int, viewer: Viewer) -> dict[str, A
         "used": timeline.series(window, *busy),
         "node_hours": float((there[:, 1] - there[:, 0]).sum()) / 3600,
         "used_node_hours": float((busy[1] - busy[0]).sum()) / 3600,
+        "gpu_hours": gpu_hours,
+        "used_gpu_hours": used_gpu_hours,
         "preemptions": len(past.taken),
         "rescales": sum(why != "start" for _, _, why in past.rescales),
     }
+
+
+def _gpu_hours(past: PoolHistory) -> tuple[float, float]:
+    """Return the GPU-hours of the nodes, and of the nodes with a worker."""
+    pool = used = 0.0
+    for count in set(past.gpus.values()):
+        there = [Interval(*one) for one in past.present if past.gpus.get(one[0]) == count]
+        held = [Interval(one.node, one.start, one.end) for one in past.held if past.gpus.get(one.node) == count]
+        starts, ends = timeline.busy_times(there, held)
+        pool += count * sum(one.end - one.start for one in there) / 3600
+        used += count * float((ends - starts).sum()) / 3600
+    return pool, used
 
 
 def nodes_over_time(past: PoolHistory, cells: int, viewer: Viewer) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -58,6 +58,8 @@ class PoolHistory:
     """Time, node and trainer of each departure of a node with a worker on it."""
     rescales: tuple[tuple[float, int, str], ...]
     """Time, trainer and reason."""
+    gpus: Mapping[str, int]
+    """How many GPUs nodes have, or had when they were last in the pool. Nodes without GPUs are left out."""
     trainers: dict[int, Known]
 
 
@@ -102,6 +104,7 @@ def read_past(db: Database, start: float, end: float) -> PoolHistory:
             "WHERE kind = ? AND seq >= ? AND time < ?",
             (Rescaled.kind, first, end),
         )
+        gpus = db.rows("SELECT node, gpus FROM nodes WHERE gpus > 0 AND node <> ?", (HEAD,))
         known = db.rows(
             "SELECT number, name, owner FROM trainers WHERE (ended IS NULL OR ended > ?) AND submitted < ?",
             (start, end),
@@ -115,6 +118,7 @@ def read_past(db: Database, start: float, end: float) -> PoolHistory:
         held,
         _taken(present, held, end),
         tuple((time, int(trainer[1:]), why) for time, trainer, why in rescales if trainer[1:].isdigit()),
+        dict(gpus),
         {number: Known(name, owner) for number, name, owner in known},
     )
 
@@ -193,13 +197,16 @@ def read_rescales(db: Database, trainer: str, limit: int) -> list[dict[str, Any]
 
 _OVER = """
 SELECT number, name, owner, ifnull(json_extract(spec, '$.group'), ''), state, reason, submitted, ended, samples,
-    node_seconds, metrics
+    node_seconds, gpu_seconds, metrics
 FROM trainers WHERE state IN (SELECT value FROM json_each(?1)) AND number < ?2 AND (?3 IS NULL OR owner = ?3)
     AND (?4 = '' OR instr(lower(name || ' t' || number || ' ' || owner || ' ' || state || ' '
         || ifnull(json_extract(spec, '$.group'), '')), ?4) > 0)
 ORDER BY number DESC LIMIT ?5
 """
-_OVER_KEYS = ("name", "owner", "group", "state", "reason", "submitted", "ended", "samples", "node_seconds")
+_OVER_KEYS = (
+    *("name", "owner", "group", "state", "reason", "submitted", "ended", "samples"),
+    *("node_seconds", "gpu_seconds"),
+)
 
 
 def read_finished(

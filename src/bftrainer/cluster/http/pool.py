@@ -27,6 +27,7 @@ async def nodes(api: Api, caller: Caller) -> dict[str, Any]:
     for row in rows:
         if caller.role != "admin" and row["owner"] != caller.owner:
             row["trainer"] = row["owner"] = row["worker"] = None  # other owners must not see who uses the node
+            row["ranks"] = []
     return {"nodes": rows}
 
 

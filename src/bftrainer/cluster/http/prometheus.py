@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
 from bftrainer import __version__
-from bftrainer.cluster.controller.active import ActiveTrainer
+from bftrainer.cluster.controller.active import ActiveTrainer, NodeState
 from bftrainer.cluster.controller.controller import Controller
 from bftrainer.cluster.http import views
 from bftrainer.cluster.launchers.base import HEAD
@@ -26,9 +26,12 @@ from bftrainer.cluster.pools.slurm.pool import SlurmPool
 from bftrainer.cluster.spec.states import FINISHED, STATES
 from bftrainer.cluster.store.rows import Sums
 from bftrainer.cluster.store.store import Store
+from bftrainer.util.text import natural
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_OWNERS = 100
+MOST_NODES = 1000
+"""Limit of nodes whose GPUs have figures of their own."""
 OTHERS = "(others)"
 SUMS_EVERY_S = 5.0
 """Shortest time between two sums over all trainers ever submitted, however many requests arrive."""
@@ -107,6 +110,8 @@ class PrometheusMetrics:
         yield GaugeMetricFamily("bftrainer_paused", "1 while harvesting is paused.", float(cluster.paused))
         yield GaugeMetricFamily("bftrainer_pool_nodes", "Nodes in the pool.", pool["size"])
         yield GaugeMetricFamily("bftrainer_pool_nodes_used", "Of these, nodes that a trainer was given.", pool["used"])
+        yield GaugeMetricFamily("bftrainer_pool_gpus", "GPUs of the nodes in the pool.", pool["gpus"])
+        yield GaugeMetricFamily("bftrainer_pool_gpus_used", "Of these, GPUs of nodes that are used.", pool["used_gpus"])
         agents = GaugeMetricFamily("bftrainer_agents", "Agents of nodes by what they do.", labels=("state",))
         nodes = [node for node in cluster.nodes.values() if node.name != HEAD]
         states = Count(
@@ -115,9 +120,10 @@ class PrometheusMetrics:
         for state in ("here", "leaving", "awaited"):
             agents.add_metric((state,), states[state])
         yield agents
-        yield CounterMetricFamily(
-            "bftrainer_pool_node_seconds", "Node time of the pool.", cluster.planner.pool_seconds(now)
-        )
+        yield from gpu_families(nodes, now)
+        times = cluster.planner.pool_time
+        yield CounterMetricFamily("bftrainer_pool_node_seconds", "Node time of the pool.", times.node_seconds(now))
+        yield CounterMetricFamily("bftrainer_pool_gpu_seconds", "GPU time of the pool.", times.gpu_seconds(now))
         yield CounterMetricFamily("bftrainer_decisions", "Decisions made.", cluster.planner.decisions)
         yield CounterMetricFamily("bftrainer_events", "Events in the log.", _last(controller))
         yield GaugeMetricFamily("bftrainer_store_bytes", "Size of the database.", _size(self._controller))
@@ -133,6 +139,7 @@ class PrometheusMetrics:
         for name, about in (
             ("samples", "Samples that trainers made, those made again included."),
             ("node_seconds", "Node time that trainers held."),
+            ("gpu_seconds", "GPU time that trainers held."),
             ("rescales", "Changes of trainers' members."),
             ("preemptions", "Times that a trainer lost nodes."),
             ("failures", "Times that a script failed."),
@@ -146,10 +153,12 @@ class PrometheusMetrics:
         for one in self._sums:
             if may_see(one.owner):
                 owner = one.owner if one.owner in held or len(held) < MOST_OWNERS else OTHERS
-                sums = held.setdefault(owner, [0.0, 0.0])
+                sums = held.setdefault(owner, [0.0, 0.0, 0.0])
                 sums[0] += one.node_seconds
                 sums[1] += _made(one)
-        for at, (name, about) in enumerate((("node_seconds", "Node time"), ("samples", "Samples"))):
+                sums[2] += one.gpu_seconds
+        figures = (("node_seconds", "Node time"), ("samples", "Samples"), ("gpu_seconds", "GPU time"))
+        for at, (name, about) in enumerate(figures):
             family = CounterMetricFamily(f"bftrainer_owner_{name}", f"{about} by owner.", labels=("owner",))
             for owner, values in held.items():
                 family.add_metric((owner,), values[at])
@@ -178,6 +187,27 @@ class PrometheusMetrics:
             if time.monotonic() - self._sums_at >= SUMS_EVERY_S:
                 self._sums = await asyncio.to_thread(_sums, self._controller.cluster.store.path)
                 self._sums_at = time.monotonic()
+
+
+def gpu_families(nodes: Iterable[NodeState], now: float) -> Iterator[Metric]:
+    """Yield the GPUs of single nodes and their use, of at most `MOST_NODES` nodes: one value per node, not per GPU."""
+    names = (
+        ("gpus", "GPUs of a node."),
+        ("gpu_utilization_ratio", "How busy its GPUs are, 0 to 1, the mean of those that are known."),
+        ("gpu_memory_used_bytes", "Memory of its GPUs that is in use."),
+    )
+    counts, busy, memory = (GaugeMetricFamily(f"bftrainer_node_{name}", about, labels=("node",)) for name, about in names)
+    with_gpus = sorted((node for node in nodes if node.gpu_count), key=lambda node: natural(node.name))
+    for node in with_gpus[:MOST_NODES]:
+        counts.add_metric((node.name,), node.gpu_count)
+        uses = node.gpu_uses(now).values()
+        if shares := [use.percent / 100 for use in uses if 0 <= use.percent <= 100]:
+            busy.add_metric((node.name,), sum(shares) / len(shares))
+        if sizes := [use.memory_mb << 20 for use in uses if use.memory_mb >= 0]:
+            memory.add_metric((node.name,), sum(sizes))
+    yield from (counts, busy, memory)
+    left = max(0, len(with_gpus) - MOST_NODES)
+    yield GaugeMetricFamily("bftrainer_nodes_without_gpu_series", f"Beyond the first {MOST_NODES:,}.", left)
 
 
 def slurm_families(figures: SlurmFigures) -> Iterator[Metric]:

@@ -16,8 +16,8 @@ from bftrainer.cluster.wire.api import DecisionView, StatusView, TrainerView
 RECENT_S = 3600.0
 """How long a finished trainer is listed."""
 
-_NOTHING = (0.0, 0.0, 0.0)
-"""Samples, node-seconds and rescales of no trainer."""
+_NOTHING = (0.0, 0.0, 0.0, 0.0)
+"""Samples, node-seconds, rescales and GPU-seconds of no trainer."""
 
 
 class StatusReader:
@@ -31,13 +31,13 @@ class StatusReader:
     def trainer(self, row: TrainerRow) -> TrainerView:
         """Return one trainer in short."""
         live = self._cluster.trainers.get(row.id)
-        return views.trainer(row, live, time.time(), WaitReasons(self._cluster).of(live))
+        return views.trainer(row, live, time.time(), WaitReasons(self._cluster).of(live), self._cluster.nodes)
 
     def trainers(self, owner: str | None, ended_after: float | None) -> list[TrainerView]:
         """Return the trainers of an owner, or of all if `owner` is None; those that ended before are left out."""
         reasons, live_trainers = WaitReasons(self._cluster), self._cluster.trainers
         return [
-            views.trainer(row, live := live_trainers.get(row.id), time.time(), reasons.of(live))
+            views.trainer(row, live := live_trainers.get(row.id), time.time(), reasons.of(live), self._cluster.nodes)
             for row in self._cluster.store.trainers(ended_after=ended_after, brief=True, owner=owner)
         ]
 
@@ -47,7 +47,7 @@ class StatusReader:
         is_admin = caller.role == "admin"
         owner = None if is_admin else caller.owner
         rows = self.trainers(owner, now - RECENT_S)
-        samples, node_seconds, rescales = self._totals.of(owner, now - RECENT_S, rows)
+        samples, node_seconds, rescales, gpu_seconds = self._totals.of(owner, now - RECENT_S, rows)
         cluster, policy = self._cluster, self._controller.config.policy
         last = cluster.planner.last_decision
         last_decision: DecisionView | None = None
@@ -70,8 +70,10 @@ class StatusReader:
             "trainers": rows,
             "totals": {
                 "samples": samples,
-                "node_seconds": cluster.planner.pool_seconds(now),
+                "node_seconds": cluster.planner.pool_time.node_seconds(now),
                 "used_node_seconds": node_seconds,
+                "gpu_seconds": cluster.planner.pool_time.gpu_seconds(now),
+                "used_gpu_seconds": gpu_seconds,
                 "rescales": rescales,
                 "decisions": cluster.planner.decisions,
                 "owner": owner,
@@ -93,18 +95,19 @@ class Totals:
         self._removed = 0
         self._ended: dict[str, list[float]] = {}
 
-    def of(self, owner: str | None, ended_by: float, shown: Iterable[TrainerView]) -> tuple[int, float, int]:
-        """Return samples, node-seconds and rescales of one owner's trainers, or of all trainers if `owner` is None.
+    def of(self, owner: str | None, ended_by: float, shown: Iterable[TrainerView]) -> tuple[int, float, int, float]:
+        """Return samples, node-seconds, rescales and GPU-seconds of one owner's trainers; of all if `owner` is None.
 
         They cover the trainers that ended by `ended_by` and the rows in `shown`, each with its own figures.
         """
         self._read(ended_by)
         sums = list(_NOTHING)
         ended = self._ended.values() if owner is None else [self._ended.get(owner, sums)]
-        for figures in (*ended, *([row["samples"], row["node_seconds"], row["rescales"]] for row in shown)):
+        fresh = ([row["samples"], row["node_seconds"], row["rescales"], row["gpu_seconds"]] for row in shown)
+        for figures in (*ended, *fresh):
             sums = [total + figure for total, figure in zip(sums, figures, strict=True)]
-        samples, node_seconds, rescales = sums
-        return int(samples), node_seconds, int(rescales)
+        samples, node_seconds, rescales, gpu_seconds = sums
+        return int(samples), node_seconds, int(rescales), gpu_seconds
 
     def _read(self, upto: float) -> None:
         removed = self._store.totals.removed()

@@ -84,7 +84,8 @@ async def trainer(api: Api, caller: Caller, ref: str) -> TrainerDetail:
     output = row.spec.get("env", {}).get(protocol.OUTPUT) or str(
         StateLayout(api.controller.config.state, "").output(row.id)
     )
-    return views.trainer_in_detail(row, live, time.time(), log_tail, WaitReasons(api.cluster).of(live), output)
+    waits, nodes = WaitReasons(api.cluster).of(live), api.cluster.nodes
+    return views.trainer_in_detail(row, live, time.time(), log_tail, waits, output, nodes)
 
 
 @router.post("/v1/trainers/{ref}/cancel", response_model=dict[str, Any])

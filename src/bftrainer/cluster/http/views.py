@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from bftrainer.cluster.controller.active import ActiveTrainer, NodeState
@@ -15,13 +16,16 @@ from bftrainer.cluster.spec.trainer import DEFAULT_MAX_NODES, TrainerSpec
 from bftrainer.cluster.store.rows import EventRow, TrainerRow
 from bftrainer.cluster.wire.api import (
     EventView,
+    GpuView,
     NodeView,
     PointsView,
     PositionView,
+    RankView,
     SnapshotsView,
     TrainerDetail,
     TrainerView,
 )
+from bftrainer.cluster.wire.messages import Gpu, GpuUse, RankStatus
 from bftrainer.core.curve import Curve
 from bftrainer.util.text import natural
 
@@ -29,10 +33,16 @@ HIDDEN = "(hidden)"
 """Replaces the values of a trainer's environment, because people put passwords there."""
 
 
-def trainer(row: TrainerRow, live: ActiveTrainer | None, now: float, waits: str = "") -> TrainerView:
+Nodes = Mapping[str, NodeState]
+
+
+def trainer(
+    row: TrainerRow, live: ActiveTrainer | None, now: float, waits: str = "", nodes: Nodes = MappingProxyType({})
+) -> TrainerView:
     """Return one trainer in short.
 
-    `live` has the newest figures while the trainer is not finished; `waits` is why it has no nodes.
+    `live` has the newest figures while the trainer is not finished; `waits` is why it has no nodes. `nodes` are those
+    that the controller knows.
     """
     spec = row.spec
     job = live.job if live is not None else None
@@ -73,12 +83,20 @@ def trainer(row: TrainerRow, live: ActiveTrainer | None, now: float, waits: str 
         "preemptions": live.preemptions if live is not None else row.preemptions,
         "failures": job.failures_in_all if job is not None else row.failures,
         "samples_redone": progress.redone if progress is not None else row.samples_redone,
-        "node_seconds": live.held(now) if live is not None else row.node_seconds,
+        "node_seconds": live.held.node_seconds(now) if live is not None else row.node_seconds,
+        "gpu_seconds": live.held.gpu_seconds(now) if live is not None else row.gpu_seconds,
+        "ranks": sum(_ranks_on(name, live, nodes) for name in _nodes(live)) if live is not None else 0,
     }
 
 
 def trainer_in_detail(
-    row: TrainerRow, live: ActiveTrainer | None, now: float, log_tail: list[str], waits: str = "", output: str = ""
+    row: TrainerRow,
+    live: ActiveTrainer | None,
+    now: float,
+    log_tail: list[str],
+    waits: str = "",
+    output: str = "",
+    nodes: Nodes = MappingProxyType({}),
 ) -> TrainerDetail:
     """Return one trainer with everything that is known of it. `output` is the folder that its script writes to."""
     spec = TrainerSpec.model_validate(row.spec)
@@ -87,7 +105,7 @@ def trainer_in_detail(
     curve = learned.curve(spec.min_nodes, spec.max_nodes, 1.0)
     workers = live.job.workers.values() if live is not None else ()
     return {
-        **trainer(row, live, now, waits),
+        **trainer(row, live, now, waits, nodes),
         "spec": {**row.spec, "env": dict.fromkeys(row.spec.get("env", ()), HIDDEN)},
         "curve": {
             **_points(curve),
@@ -104,6 +122,7 @@ def trainer_in_detail(
                 "node": worker.node,
                 "state": "leaving" if worker.leave_by else "training" if worker.formed else "starting",
                 "pid": worker.pid,
+                "ranks": _rank_views(worker.ranks),
             }
             for worker in workers
         ],
@@ -117,6 +136,8 @@ def trainer_in_detail(
 def node(view: NodeState, cluster: Reconciler, now: float) -> NodeView:
     """Return one node that is in the pool."""
     live, worker = cluster.on(view.name)
+    running = live.job.worker_on(view.name) if live is not None and view.name != HEAD else None
+    uses = view.gpu_uses(now)
     return {
         "node": view.name,
         "host": view.host,
@@ -127,13 +148,21 @@ def node(view: NodeState, cluster: Reconciler, now: float) -> NodeView:
         "since": view.joined,
         "agent_pid": view.pid,
         "heard_s": round(now - view.heard, 3),
+        "gpus": [_gpu(gpu, uses.get(gpu.id)) for gpu in view.gpus],
+        "slots": view.ranks,
+        "ranks": _rank_views(running.ranks) if running is not None else [],
     }
 
 
 def pool(cluster: Reconciler) -> dict[str, Any]:
-    """Return the size of the pool and the number of its nodes in use."""
-    state = cluster.planner.state
-    return {"size": len(state.pool), "used": sum(len(nodes) for nodes in state.assigned.values())}
+    """Return the size of the pool and the number of its nodes in use, and the same of GPUs."""
+    state, gpus = cluster.planner.state, cluster.planner.gpus
+    return {
+        "size": len(state.pool),
+        "used": sum(len(nodes) for nodes in state.assigned.values()),
+        "gpus": gpus.total,
+        "used_gpus": sum(gpus.of(nodes) for nodes in state.assigned.values()),
+    }
 
 
 def event(row: EventRow) -> EventView:
@@ -153,6 +182,31 @@ def _nodes(live: ActiveTrainer) -> list[str]:
     """Return the nodes on which a trainer trains or will train."""
     running = {worker.node for worker in live.job.workers.values()} - {HEAD}
     return sorted(running | set(live.job.nodes), key=natural)
+
+
+def _ranks_on(name: str, live: ActiveTrainer, nodes: Nodes) -> int:
+    """Return how many ranks a trainer has on a node, or will have once its worker runs."""
+    worker = live.job.worker_on(name)
+    # Workers that do not speak start their ranks themselves, so that their agent knows of one process only.
+    if worker is not None and worker.ranks and live.launcher.traits.speaks:
+        return len(worker.ranks)
+    return live.spec.ranks_on(nodes[name].ranks if name in nodes else 1)
+
+
+def _rank_views(ranks: Sequence[RankStatus]) -> list[RankView]:
+    return [{"pid": rank.pid, "device": rank.device} for rank in ranks]
+
+
+def _gpu(gpu: Gpu, use: GpuUse | None) -> GpuView:
+    """Return a GPU. Numbers that make no sense, as an agent may send them, are not known."""
+    return {
+        "id": gpu.id,
+        "kind": gpu.kind,
+        "name": gpu.name,
+        "memory_mb": gpu.memory_mb if gpu.memory_mb > 0 else None,
+        "percent": use.percent if use is not None and 0 <= use.percent <= 100 else None,
+        "used_mb": use.memory_mb if use is not None and use.memory_mb >= 0 else None,
+    }
 
 
 def _rate(live: ActiveTrainer) -> float:

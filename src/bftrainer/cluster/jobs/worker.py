@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bftrainer.cluster.config.keys import DEFAULTS
-from bftrainer.cluster.wire.messages import WorkerStatus
+from bftrainer.cluster.wire.messages import RankStatus, WorkerStatus
 from bftrainer.elastic import protocol
 from bftrainer.elastic.manager.workers import was_killed
 from bftrainer.util.backoff import Backoff
@@ -49,7 +49,7 @@ class JobSettings:
 
 @dataclass(slots=True)
 class Worker:
-    """One worker process of the trainer."""
+    """One worker of the trainer: its processes on one node."""
 
     id: str
     node: str
@@ -71,6 +71,8 @@ class Worker:
     """It has never trained."""
     status: WorkerStatus | None = None
     """The status that its agent reported after a restart of the controller, until the roster is complete again."""
+    ranks: tuple[RankStatus, ...] = ()
+    """Its processes, as its agent reported them; older agents do not."""
 
     @property
     def joined(self) -> bool:

@@ -27,6 +27,8 @@ COLUMNS = (
     "rescales",
     "preemptions",
     "finished",
+    "gpu_seconds",
+    "gpu_hours",
 )
 
 
@@ -42,6 +44,11 @@ def as_json(account: UsageReport, efficiency: Efficiency, origin: Mapping[str, A
         "unused_node_hours": hours(account.unused_us),
         "node_seconds": exact(account.pool_us),
         "unused_node_seconds": exact(account.unused_us),
+        "gpu_hours": hours(account.pool_gpu_us),
+        "used_gpu_hours": hours(account.gpu_us),
+        "unused_gpu_hours": hours(account.unused_gpu_us),
+        "gpu_seconds": exact(account.pool_gpu_us),
+        "unused_gpu_seconds": exact(account.unused_gpu_us),
         "eq_nodes": hours(account.pool_us) / account.window.hours,
         "most_nodes": account.most_nodes,
         "nodes_joined": account.joined,
@@ -62,16 +69,17 @@ def as_json(account: UsageReport, efficiency: Efficiency, origin: Mapping[str, A
 
 
 def as_csv(account: UsageReport) -> str:
-    """Return one row per trainer and one for unused nodes; their node-seconds add up to those of the pool."""
+    """Return one row per trainer and one for unused nodes; their node- and GPU-seconds add up to those of the pool."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
     for one in account.trainers:
         times = (exact(one.used_us), exact(one.computing_us), f"{hours(one.used_us):.6f}")
         counts = (f"{one.samples:.0f}", one.rescales, one.preemptions, int(one.finished))
-        writer.writerow([_cell(text) for text in (one.owner, one.trainer, one.name, one.state)] + [*times, *counts])
+        texts = [_cell(text) for text in (one.owner, one.trainer, one.name, one.state)]
+        writer.writerow([*texts, *times, *counts, *_gpu_times(one.gpu_us)])
     unused = (exact(account.unused_us), exact(0), f"{hours(account.unused_us):.6f}")
-    writer.writerow(["", "", "(unused)", "", *unused, 0, 0, 0, 0])
+    writer.writerow(["", "", "(unused)", "", *unused, 0, 0, 0, 0, *_gpu_times(account.unused_gpu_us)])
     return out.getvalue()
 
 
@@ -89,21 +97,28 @@ def as_page(account: UsageReport, efficiency: Efficiency) -> str:
     ]
     notes = [*account.notes, *([f"efficiency: {efficiency.why}"] if efficiency.why else [])]
     said = "".join(f'<p class="note">{html.escape(note)}</p>\n' for note in notes)
-    columns = ("node-hours", "of the pool", "computing", "samples", "rescales", "preemptions")
-    unused = ("(unused)", "", f"{hours(account.unused_us):,.2f}", _bar(account.unused_us / pool), "", "", "", "")
+    columns = ["node-hours", "of the pool", "computing", "samples", "rescales", "preemptions"]
+    unused = ["(unused)", "", f"{hours(account.unused_us):,.2f}", _bar(account.unused_us / pool), "", "", "", ""]
+    total = ["the pool", "", f"{hours(account.pool_us):,.2f}", "", "", "", "", ""]
+    with_gpus = account.pool_gpu_us > 0
+    if with_gpus:
+        figures.insert(1, ("GPU-hours harvested", f"{hours(account.pool_gpu_us):,.1f}", ""))
+        columns.append("GPU-hours")
+        unused.append(f"{hours(account.unused_gpu_us):,.2f}")
+        total.append(f"{hours(account.pool_gpu_us):,.2f}")
     owners = html.table(
         ("owner", "trainers", *columns),
-        [*((share.owner, str(share.trainers), *_cells(share, pool)) for share in account.owners()), unused],
-        numbers=(1, 2, 4, 5, 6, 7),
-        total=("the pool", "", f"{hours(account.pool_us):,.2f}", "", "", "", "", ""),
+        [*((share.owner, str(share.trainers), *_cells(share, pool, with_gpus)) for share in account.owners()), unused],
+        numbers=(1, 2, *range(4, 2 + len(columns))),
+        total=total,
     )
     trainers = html.table(
         ("trainer", "owner", "state", *columns),
         [
-            (f"{one.trainer} {one.name}", one.owner, one.state, *_cells(one, pool))
+            (f"{one.trainer} {one.name}", one.owner, one.state, *_cells(one, pool, with_gpus))
             for one in sorted(account.trainers, key=lambda one: -one.used_us)
         ],
-        numbers=(3, 5, 6, 7, 8),
+        numbers=(3, *range(5, 3 + len(columns))),
     )
     sections = (
         html.section("figures", "Figures", html.tiles(figures)),
@@ -128,6 +143,8 @@ def _figures(one: Usage | OwnerUsage) -> dict[str, Any]:
         "node_hours": hours(one.used_us),
         "computing_node_hours": hours(one.computing_us),
         "node_seconds": exact(one.used_us),
+        "gpu_hours": hours(one.gpu_us),
+        "gpu_seconds": exact(one.gpu_us),
         "samples": one.samples,
         "rescales": one.rescales,
         "preemptions": one.preemptions,
@@ -135,10 +152,15 @@ def _figures(one: Usage | OwnerUsage) -> dict[str, Any]:
     }
 
 
-def _cells(one: Usage | OwnerUsage, pool_us: int) -> tuple[str, ...]:
+def _cells(one: Usage | OwnerUsage, pool_us: int, with_gpus: bool) -> tuple[str, ...]:
     computing = f"{one.computing_us / one.used_us:.0%}" if one.used_us else ""
     figures = (f"{one.samples:,.0f}", f"{one.rescales:,}", f"{one.preemptions:,}")
-    return (f"{hours(one.used_us):,.2f}", _bar(one.used_us / pool_us), computing, *figures)
+    gpus = (f"{hours(one.gpu_us):,.2f}",) if with_gpus else ()
+    return (f"{hours(one.used_us):,.2f}", _bar(one.used_us / pool_us), computing, *figures, *gpus)
+
+
+def _gpu_times(micro: int) -> tuple[str, str]:
+    return exact(micro), f"{hours(micro):.6f}"
 
 
 def _cell(text: str) -> str:

@@ -1,40 +1,42 @@
-"""A usage report counts node time and samples by trainer and owner, from the event log.
+"""A usage report counts node time, GPU time and samples by trainer and owner, from the event log.
 
-The report covers a span of time. Node time is counted as held, used and computing. `bftrainer report` asks for a
-`UsageReport`. Times are whole microseconds here, so that sums are exact: the node time of all owners plus the unused
-node time equals the node time of the pool, to the last digit.
+The report covers a span of time. Node time is counted as held, used and computing. GPU time is that of the GPUs of the
+same nodes; a node without GPUs has none. `bftrainer report` asks for a `UsageReport`. Times are whole microseconds
+here, so that sums are exact: the node time of all owners plus the unused node time equals the node time of the pool, to
+the last digit, and so does the GPU time.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from bftrainer.cluster.report.log_gaps import here_at_the_cut, lost_while_away
 from bftrainer.cluster.report.step_function import StepFunction
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.store.events import (
     Decided,
+    NodeGpusChanged,
     NodeJoined,
     NodeLeaving,
     NodeLeft,
     Rescaled,
-    ServeRestored,
     StateChanged,
     kinds_of,
 )
 from bftrainer.cluster.store.replay import POOL_EVENTS, PoolReplay, Replayed
 from bftrainer.cluster.store.rows import TrainerRow
 from bftrainer.cluster.store.store import Store
+from bftrainer.core.node_time import GpuCounts
 from bftrainer.core.trace import Window, utc
 from bftrainer.errors import InputError
 
-KINDS = kinds_of(*POOL_EVENTS, StateChanged, Decided, Rescaled)
+KINDS = kinds_of(*POOL_EVENTS, NodeGpusChanged, StateChanged, Decided, Rescaled)
 _STANDS = ("queued", "starting", "waiting", *FINISHED)
 """States in which a trainer does not compute."""
 _MICRO = 1_000_000
-_BACK = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class Usage:
     preemptions: int
     finished: bool
     """True if the trainer ended within the window."""
+    gpu_us: int = 0
+    """GPU time of the nodes that were assigned to the trainer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class OwnerUsage:
     samples: float
     rescales: int
     preemptions: int
+    gpu_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,15 @@ class UsageReport:
     """Trainers that had nodes, or ended, within the window."""
     notes: tuple[str, ...] = ()
     """Remarks for the reader of the report."""
+    pool_gpu_us: int = 0
+    """GPU time of the pool."""
+    unused_gpu_us: int = 0
+    """Part of it that was assigned to no trainer."""
+
+    @property
+    def gpu_us(self) -> int:
+        """GPU time that was assigned to trainers."""
+        return sum(one.gpu_us for one in self.trainers)
 
     @property
     def used_us(self) -> int:
@@ -121,6 +135,7 @@ class UsageReport:
                 sum(row.samples for row in rows),
                 sum(row.rescales for row in rows),
                 sum(row.preemptions for row in rows),
+                sum(row.gpu_us for row in rows),
             )
             for owner, rows in mine.items()
         ]
@@ -153,11 +168,12 @@ def account(
             notes.append(f"the log begins after the requested start{dropped}")
         if end is not None and end > until:
             notes.append(f"the log ends before the requested end, at {utc(until)} UTC")
-        totals = _UsageTotals(_us(window.start), _us(window.end), _lost_while_away(store))
+        lost = {node: [_us(time) for time in times] for node, times in lost_while_away(store).items()}
+        totals = _UsageTotals(_us(window.start), _us(window.end), lost)
         if span.trimmed:
             if window.start == first.time:
                 notes.append("samples of trainers that began before the log does are estimates")
-            totals.begin(_us(first.time), _here_at_the_cut(store, first.time))
+            totals.begin(_us(first.time), here_at_the_cut(store, first.time))
         for at in PoolReplay().read(store.all_events(KINDS)):
             totals.take(at)
         totals.close(_us(until))
@@ -175,12 +191,15 @@ def account(
         totals.decisions,
         shown,
         tuple(notes),
+        totals.pool_gpu_us,
+        totals.unused_gpu_us,
     )
 
 
 @dataclass(slots=True)
 class _Trainer:
     given: StepFunction = field(default_factory=StepFunction)
+    gpus: StepFunction = field(default_factory=StepFunction)
     computing: StepFunction = field(default_factory=StepFunction)
     nodes: set[str] = field(default_factory=set)
     world: int = 0
@@ -195,6 +214,10 @@ class _UsageTotals:
         self.start, self.end = start, end
         self._lost_while_away = lost_while_away
         self.pool_us = self.unused_us = self.most = self.joined = self.left = self.decisions = 0
+        self.pool_gpu_us = self.unused_gpu_us = 0
+        self._gpus = GpuCounts()
+        """GPUs of the nodes that count."""
+        self._gpus_used = 0
         self._now = 0
         self._here: set[str] = set()
         """Nodes that count: not those of a dry run, and not those that left while no controller ran."""
@@ -203,10 +226,12 @@ class _UsageTotals:
         self._of: dict[str, _Trainer] = {}
         self._done: set[str] = set()
 
-    def begin(self, time: int, here: Iterable[str]) -> None:
-        """Set the nodes that were in the pool where a trimmed log begins."""
+    def begin(self, time: int, here: Mapping[str, int]) -> None:
+        """Set the nodes that were in the pool where a trimmed log begins, and how many GPUs each has."""
         self._now = time
         self._here = set(here)
+        for node, gpus in here.items():
+            self._gpus.set(node, gpus)
 
     def take(self, at: Replayed) -> None:
         """Apply one event."""
@@ -219,12 +244,15 @@ class _UsageTotals:
         self._pass(time)
         within = self.start <= time <= self.end
         match at.event:
-            case NodeJoined(node=node, agent=agent):
+            case NodeJoined(node=node, agent=agent, gpus=gpus):
                 # An absence before this time is void: the node had left by announcement.
                 away[node] = [left for left in away.get(node, ()) if left >= time]
                 if agent != "none":  # a dry run holds nothing
                     self._here.add(node)
+                    self._set_gpus(node, gpus)
                     self.joined += within
+            case NodeGpusChanged(node=node, gpus=gpus) if node in self._here:
+                self._set_gpus(node, gpus)
             case NodeLeaving(node=node) | NodeLeft(node=node) if at.lost and node in self._here:
                 self.left += within
                 self._leave(node, preempted=within)
@@ -270,6 +298,7 @@ class _UsageTotals:
             one.rescales,
             one.preemptions,
             finished,
+            one.gpus.until(self.start, self.end),
         )
 
     def _pass(self, time: int) -> None:
@@ -279,10 +308,18 @@ class _UsageTotals:
             self.most = max(self.most, len(self._here))
             self.pool_us += len(self._here) * span
             self.unused_us += (len(self._here) - len(self._user)) * span
+            self.pool_gpu_us += self._gpus.total * span
+            self.unused_gpu_us += (self._gpus.total - self._gpus_used) * span
         self._now = max(self._now, time)
+
+    def _set_gpus(self, node: str, gpus: int) -> None:
+        self._gpus.set(node, max(gpus, 0))
+        if (trainer := self._user.get(node)) is not None:
+            self._count(self._of[trainer])
 
     def _leave(self, node: str, *, preempted: bool = False) -> None:
         self._here.discard(node)
+        self._gpus.set(node, 0)
         trainer = self._user.pop(node, None)
         if trainer is not None:
             one = self._of[trainer]
@@ -319,7 +356,10 @@ class _UsageTotals:
         self._count(one)
 
     def _count(self, one: _Trainer) -> None:
+        gpus = self._gpus.of(one.nodes)
+        self._gpus_used += gpus - one.gpus.values[-1]
         one.given.set(self._now, len(one.nodes))
+        one.gpus.set(self._now, gpus)
         one.computing.set(self._now, min(one.world, len(one.nodes)))
 
 
@@ -338,37 +378,10 @@ def _made(one: _Trainer, known: Sequence[tuple[int, int]], time: int) -> float:
     return before + (most - before) * (steps.until(start, time) / whole if whole else 0.0)
 
 
-def _here_at_the_cut(store: Store, first: float) -> set[str]:
-    """Return the nodes that were in the pool at the beginning of a log whose older part was dropped."""
-    pool = PoolReplay()
-    replayed = pool.read(store.all_events(kinds_of(*POOL_EVENTS)))
-    here = {at.row.node for at in replayed if at.lost and at.since is None}
-    still = {row.node for row in store.nodes(here=True) if row.joined <= first and row.leaving is None}
-    return here | (still - pool.here.keys() - pool.gone)
-
-
-def _lost_while_away(store: Store) -> dict[str, list[int]]:
-    """Return the times at which nodes left while no controller ran, by node.
-
-    Such a time is that of the last event before the restart.
-    """
-    lost: dict[str, list[int]] = {}
-    away = 0
-    for at in PoolReplay().read(store.all_events(kinds_of(ServeRestored, NodeLeft))):
-        match at.event:
-            case ServeRestored():
-                # Events of the same time belong to the restart: they tell the trainers' states that it found.
-                before = store.events(after=max(0, at.seq - _BACK), limit=_BACK - 1)
-                away = _us(max((row.time for row in before if row.time < at.time), default=at.time))
-            case NodeLeft(node=node, reason="did not come back"):
-                lost.setdefault(node, []).append(away)
-    return lost
-
-
 def _us(time: float) -> int:
     return round(time * _MICRO)
 
 
 def hours(micro: int) -> float:
-    """Convert microseconds of node time to node-hours."""
+    """Convert microseconds of node time or GPU time to hours."""
     return micro / (3600 * _MICRO)

@@ -64,6 +64,7 @@ _RULES: Mapping[str, str] = MappingProxyType(
         "work": "a whole number of samples above 0",
         "model": "a label of at most 200 characters",
         "max_restarts": "a whole number, 0 or more",
+        "log_all_ranks": "true or false",
         "ranks_per_node": f"a whole number from 1 to {MOST_RANKS}, or gpu for one per GPU of the node",
         "group": "a name as a trainer's, or empty",
         "params": "a mapping of at most 100 names to texts",
@@ -114,6 +115,8 @@ class TrainerSpec(BaseModel):
     """How often a script that failed by itself is restarted before the trainer has failed; preemptions do not count."""
     ranks_per_node: Annotated[int, Field(ge=1, le=MOST_RANKS)] | Literal["gpu"] = "gpu"
     """How many processes it runs on each node; `gpu`: one per GPU of the node, or one if there is none."""
+    log_all_ranks: bool = Field(False, strict=True)
+    """Whether the output of all processes is collected, and not only that of the first one on each node."""
     group: str = ""
     """The sweep or study that it belongs to. Trainers of one group are shown together."""
     params: dict[str, str] = Field(default_factory=dict)
@@ -253,6 +256,8 @@ class TrainerSpec(BaseModel):
             del values["submitted_python"]  # controllers of version 0.1.0 do not know it
         if self.ranks_per_node == "gpu":
             del values["ranks_per_node"]  # likewise
+        if not self.log_all_ranks:
+            del values["log_all_ranks"]
         return values
 
 

@@ -6,7 +6,7 @@ and kinds that this version does not know.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, NamedTuple
 
 from bftrainer.cluster.store import events
@@ -42,6 +42,8 @@ class _Value(NamedTuple):
     key: str
     types: tuple[type, ...]
     empty: Any
+    default: Any
+    """A value that is not stored, as older versions did not know the field; MISSING if there is none."""
 
 
 class _Form(NamedTuple):
@@ -61,7 +63,8 @@ def columns_of(event: LogEvent) -> EventColumns:
         return EventColumns(event.kind, event.trainer, event.node, dict(event.data))
     if isinstance(event, PoolNote):
         return EventColumns(event.kind, "", "", dict(event.facts))
-    data = {value.key: getattr(event, value.name) for value in _FORMS[event.kind].values}
+    found = ((value, getattr(event, value.name)) for value in _FORMS[event.kind].values)
+    data = {value.key: content for value, content in found if content != value.default}
     data.update(event.extra)
     return EventColumns(event.kind, getattr(event, "trainer", ""), getattr(event, "node", ""), data)
 
@@ -74,7 +77,7 @@ def event_of(row: EventRow) -> LogEvent:
             return PoolNote(row.kind.removeprefix(PoolNote.prefix), data)
         return OtherEvent(row.kind, row.trainer, row.node, data)
     found: list[Any] = [getattr(row, name) for name in form.columns]
-    for _, key, types, empty in form.values:
+    for _, key, types, empty, _ in form.values:
         value = data.get(key, empty)
         found.append(value if isinstance(value, types) else empty)
     if data.keys() <= form.keys:
@@ -89,7 +92,8 @@ def _form(event: type[TypedEvent]) -> _Form:
             annotation, _, optional = str(each.type).partition(" | ")
             types, empty = _TYPES[annotation.partition("[")[0]]
             accepted = (*types, type(None)) if optional else types
-            values.append(_Value(each.name, each.name.rstrip("_"), accepted, None if optional else empty))
+            key, empty = each.name.rstrip("_"), None if optional else empty
+            values.append(_Value(each.name, key, accepted, empty, each.default))
     columns = tuple(each.name for each in fields(event) if each.name in _COLUMNS)
     return _Form(event, columns, tuple(values), frozenset(value.key for value in values))
 

@@ -25,12 +25,22 @@ class TypedEvent:
 
 @dataclass(frozen=True, slots=True)
 class NodeJoined(TypedEvent):
-    """A node joined the pool."""
+    """A node joined the pool. `gpus` is how many GPUs it has."""
 
     kind = "node.joined"
     node: str
     host: str
     agent: str
+    gpus: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGpusChanged(TypedEvent):
+    """The agent of a node in the pool connected again, and the node has another number of GPUs than before."""
+
+    kind = "node.gpus"
+    node: str
+    gpus: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,5 +188,17 @@ _RETENTION = (
     "DELETE FROM kept WHERE key GLOB 'job.t[1-9]*' AND value = 'null'",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _OWNERS, _POINTS, _PLACES, _WEIGHTS, _EXPIRY, _RETENTION)
+_GPUS = (
+    "ALTER TABLE trainers ADD COLUMN gpu_seconds REAL NOT NULL DEFAULT 0",
+    "ALTER TABLE removed_sums ADD COLUMN gpu_seconds REAL NOT NULL DEFAULT 0",
+    # How many GPUs a node has, or had when it was last there.
+    "ALTER TABLE nodes ADD COLUMN gpus INTEGER NOT NULL DEFAULT 0",
+    "DROP INDEX trainers_ended_sums",
+    """
+    CREATE INDEX trainers_ended_sums ON trainers (ended, owner, samples, node_seconds, rescales, gpu_seconds)
+    WHERE ended IS NOT NULL
+    """,
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _OWNERS, _POINTS, _PLACES, _WEIGHTS, _EXPIRY, _RETENTION, _GPUS)
 """The statements that lead from version N to N + 1, in order. Each entry is one transaction."""

@@ -40,6 +40,7 @@ class TrainerRow:
     failures: int
     samples_redone: int
     node_seconds: float
+    gpu_seconds: float
     error: str
     traceback: str
 
@@ -76,6 +77,7 @@ class NodeRow:
     left: float | None
     leaving: float | None
     """Set once it is known that the node will be taken."""
+    gpus: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,7 @@ class Sums:
     preemptions: int
     failures: int
     samples_redone: int
+    gpu_seconds: float
 
 
 @dataclass(frozen=True, slots=True)

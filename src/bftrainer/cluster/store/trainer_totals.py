@@ -6,7 +6,7 @@ The API, `/metrics` and the owners' figures read the sums; `Trimmer` removes the
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.store.database import Database
@@ -16,21 +16,29 @@ from bftrainer.util.text import text
 
 _SUMMED = tuple(field.name for field in fields(Sums))[2:]
 # total(), not sum(): workers may report absurd counts, and an overflow would be an error for every owner.
-_TOTALS = "total(samples), total(node_seconds), sum(rescales), sum(preemptions), sum(failures), total(samples_redone)"
+_TOTALS = (
+    "total(samples), total(node_seconds), sum(rescales), sum(preemptions), sum(failures), total(samples_redone), "
+    "total(gpu_seconds)"
+)
 _EVER = f"""
 SELECT number, owner, state, 1 AS trainers, {", ".join(_SUMMED[1:])} FROM trainers
 UNION ALL SELECT 0, owner, state, {", ".join(_SUMMED)} FROM removed_sums
 """  # noqa: S608 - names from this program
 _BY_STATE = f"SELECT owner, state, sum(trainers), {_TOTALS} FROM ({_EVER}) GROUP BY owner, state ORDER BY min(number)"  # noqa: S608
 _PAST = (
-    "SELECT owner, sum(trainers), total(node_seconds), CAST(total(samples) AS INTEGER) "  # noqa: S608
+    "SELECT owner, sum(trainers), total(node_seconds), CAST(total(samples) AS INTEGER), total(gpu_seconds) "  # noqa: S608
     f"FROM ({_EVER}) WHERE state IN {FINISHED}"
 )
-_ENDED = "SELECT owner, samples, node_seconds, rescales FROM trainers WHERE ended > ? AND ended <= ?"
-_ENDED_AND_REMOVED = f"{_ENDED} UNION ALL SELECT owner, samples, node_seconds, rescales FROM removed_sums"  # noqa: S608
-_BY_END = "SELECT owner, CAST(total(samples) AS INTEGER), total(node_seconds), sum(rescales) FROM ({}) GROUP BY owner"
+_OF_ENDED = "owner, samples, node_seconds, rescales, gpu_seconds"
+_ENDED = f"SELECT {_OF_ENDED} FROM trainers WHERE ended > ? AND ended <= ?"  # noqa: S608
+_ENDED_AND_REMOVED = f"{_ENDED} UNION ALL SELECT {_OF_ENDED} FROM removed_sums"  # noqa: S608
+_BY_END = (
+    "SELECT owner, CAST(total(samples) AS INTEGER), total(node_seconds), sum(rescales), total(gpu_seconds) FROM ({}) "
+    "GROUP BY owner"
+)
 _REMOVE = f"""
-INSERT INTO removed_sums SELECT owner, state, count(*), {_TOTALS} FROM trainers WHERE number = ? GROUP BY owner, state
+INSERT INTO removed_sums (owner, state, {", ".join(_SUMMED)})
+SELECT owner, state, count(*), {_TOTALS} FROM trainers WHERE number = ? GROUP BY owner, state
 ON CONFLICT (owner, state) DO UPDATE SET {", ".join(f"{name} = {name} + excluded.{name}" for name in _SUMMED)}
 """  # noqa: S608
 
@@ -43,26 +51,22 @@ class TrainerTotals:
 
     def by_state(self) -> list[Sums]:
         """Return sums over all trainers by owner and state, in order of the owners' first trainers."""
-        return [
-            Sums(owner, state, count, int(samples), seconds, rescales, preemptions, failures, int(redone))
-            for owner, state, count, samples, seconds, rescales, preemptions, failures, redone in self._db.rows(
-                _BY_STATE
-            )
-        ]
+        sums = (Sums(*row) for row in self._db.rows(_BY_STATE))
+        return [replace(row, samples=int(row.samples), samples_redone=int(row.samples_redone)) for row in sums]
 
-    def ended(self, after: float, upto: float) -> list[tuple[str, int, float, int]]:
-        """Return samples, node-seconds and rescales by owner, of trainers that ended after a time and up to another.
+    def ended(self, after: float, upto: float) -> list[tuple[str, int, float, int, float]]:
+        """Return samples, node-seconds, rescales and GPU-seconds by owner, of trainers that ended in a span of time.
 
-        Trainers whose rows were removed count as ended before all others.
+        It is the time after `after`, up to `upto`. Trainers whose rows were removed count as ended before all others.
         """
         among = _ENDED_AND_REMOVED if after == float("-inf") else _ENDED
         return self._db.rows(_BY_END.format(among), (after, upto))
 
-    def of_finished(self, owner: str | None = None) -> dict[str, tuple[int, float, int]]:
-        """Return number, node-seconds and samples of finished trainers by owner, or of one owner."""
+    def of_finished(self, owner: str | None = None) -> dict[str, tuple[int, float, int, float]]:
+        """Return number, node-seconds, samples and GPU-seconds of finished trainers by owner, or of one owner."""
         only = "" if owner is None else "AND owner = ?"
         rows = self._db.rows(f"{_PAST} {only} GROUP BY owner", () if owner is None else (text(owner),))
-        return {owner: (count, seconds, samples) for owner, count, seconds, samples in rows}
+        return {owner: (count, seconds, samples, gpu_seconds) for owner, count, seconds, samples, gpu_seconds in rows}
 
     def removed(self) -> int:
         """Return how many trainers were removed."""

@@ -52,6 +52,9 @@ class TrainerView(TypedDict):
     failures: int
     samples_redone: int
     node_seconds: float
+    gpu_seconds: float
+    ranks: int
+    """How many processes it has on its nodes: one per node and GPU, unless its user or the pool says otherwise."""
 
 
 class PointsView(TypedDict):
@@ -76,6 +79,14 @@ class SnapshotsView(TypedDict):
     stall_s: float | None
 
 
+class RankView(TypedDict):
+    """One process of a worker."""
+
+    pid: int
+    device: str
+    """The id of its GPU; empty: the CPU."""
+
+
 class WorkerView(TypedDict):
     """A worker of a trainer."""
 
@@ -83,6 +94,8 @@ class WorkerView(TypedDict):
     node: str
     state: str
     pid: int | None
+    ranks: list[RankView]
+    """Empty until the agent has reported them; agents of version 0.1.0 do not."""
 
 
 class TrainerDetail(TrainerView):
@@ -101,6 +114,18 @@ class TrainerDetail(TrainerView):
     output: str
 
 
+class GpuView(TypedDict):
+    """A GPU of a node."""
+
+    id: str
+    kind: str
+    name: str
+    memory_mb: int | None
+    percent: int | None
+    """How busy it is. This and `used_mb` are None if they are not known."""
+    used_mb: int | None
+
+
 class NodeView(TypedDict):
     """A node in the pool."""
 
@@ -113,6 +138,11 @@ class NodeView(TypedDict):
     since: float
     agent_pid: int
     heard_s: float
+    gpus: list[GpuView]
+    slots: int
+    """How many ranks a worker has there, unless its trainer says otherwise."""
+    ranks: list[RankView]
+    """The processes of the worker there."""
 
 
 class EventView(TypedDict):
@@ -142,6 +172,8 @@ class TotalsView(TypedDict):
     samples: int
     node_seconds: float
     used_node_seconds: float
+    gpu_seconds: float
+    used_gpu_seconds: float
     rescales: int
     decisions: int
     owner: str | None
@@ -163,7 +195,7 @@ class StatusView(TypedDict):
     paused: bool
     dry_run: bool
     pool: dict[str, Any]
-    """`size` and `used`, and what the kind of pool adds."""
+    """`size` and `used` in nodes, `gpus` and `used_gpus`, and what the kind of pool adds."""
     policy: PolicyView
     trainers: list[TrainerView]
     totals: TotalsView

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field
 
 from bftrainer.cluster.wire.checks import (
     Flag,
@@ -30,6 +33,8 @@ BEAT_S = 1.0
 """Seconds between two heartbeats of an agent, unless the controller says otherwise."""
 GIVE_UP_S = 600.0
 """Seconds after which an agent without a controller ends, unless the controller said otherwise."""
+MOST_GPUS = 256
+"""Limit of GPUs of a node, and of ranks of a worker."""
 PATH = "/v1/agents"
 """The URL path where agents connect. The secret is sent in the header `Authorization: Bearer SECRET`."""
 
@@ -38,7 +43,7 @@ PATH = "/v1/agents"
 class Gpu:
     """A GPU of a node that workers may use."""
 
-    id: Text
+    id: Name
     """Its number, UUID or MIG name, as it stands in `CUDA_VISIBLE_DEVICES` or `ROCR_VISIBLE_DEVICES`."""
     kind: Text = "cuda"
     """`cuda` or `rocm`."""
@@ -51,7 +56,7 @@ class Gpu:
 class GpuUse:
     """How much of a GPU is in use at one moment."""
 
-    id: Text
+    id: Name
     percent: LenientWhole = 0
     memory_mb: LenientWhole = 0
 
@@ -63,6 +68,11 @@ class RankStatus:
     pid: Whole
     device: LenientText = ""
     """The id of its GPU; empty: the CPU."""
+
+
+Gpus = Annotated[tuple[Gpu, ...], Field(max_length=MOST_GPUS)]
+GpuUses = Annotated[tuple[GpuUse, ...], Field(max_length=MOST_GPUS)]
+Ranks = Annotated[tuple[RankStatus, ...], Field(max_length=MOST_GPUS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +110,7 @@ class WorkerStatus:
     speaks: Flag = True
     spoke: Flag = True
     """It has connected to its agent's channel. Set for ended workers only; older agents do not send it."""
-    ranks: tuple[RankStatus, ...] = ()
+    ranks: Ranks = ()
     """Its processes, one per rank. Older agents do not send them."""
 
 
@@ -119,7 +129,7 @@ class Join:
     workers: tuple[WorkerStatus, ...] = ()
     pid: Whole = 0
     version: Whole = VERSION
-    gpus: tuple[Gpu, ...] = ()
+    gpus: Gpus = ()
     """The GPUs that workers may use. Older agents do not send them."""
     slots: NaturalNumber = 0
     """How many ranks a worker has here by default, as the pool said; 0: one per GPU, or one if there is none."""
@@ -130,7 +140,7 @@ class Beat:
     """A heartbeat, sent about once a second, with the reports of workers since the last one."""
 
     reports: Mapping[Text, JsonObject] = field(default_factory=dict)
-    gpus: tuple[GpuUse, ...] = ()
+    gpus: GpuUses = ()
     """The use of the node's GPUs, in some of the heartbeats. Older agents do not send it."""
 
 
@@ -150,7 +160,7 @@ class Started:
     pid: Whole
     warning: Words = ""
     """Tells its user about an unexpected setup. Older agents do not send it."""
-    ranks: tuple[RankStatus, ...] = ()
+    ranks: Ranks = ()
     """Its processes, one per rank; `pid` is the first one's. Older agents do not send them."""
 
 
