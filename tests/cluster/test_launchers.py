@@ -191,6 +191,9 @@ def test_the_list_of_hosts_has_a_slot_for_each_rank_also_after_a_restart_of_the_
     trainer, told = bench.submit("2-2", launcher="hosts"), bench.submit("1-1", launcher="hosts", ranks_per_node=3)
     bench.join("n1", "n2")
     assert hosts_of(bench, trainer) == "n1:4\nn2:1\n"
+    bench.crash()
+    bench.open()
+    assert hosts_of(bench, trainer) == "n1:4\nn2:1\n"  # before the agents are back: the program still runs there
     bench.restart()
     assert hosts_of(bench, trainer) == "n1:4\nn2:1\n"
     bench.join("n3")

@@ -101,7 +101,7 @@ class NodeState:
         """Return a node that an earlier controller stored. Its agent is awaited."""
         leave_by = now + RESTORED_GRACE_S if row.leaving is not None else None
         node = cls(row.node, row.host, row.agent, row.pid, row.joined, now, here=False, leave_by=leave_by)
-        node.gpu_count = row.gpus
+        node.gpu_count, node.slots = row.gpus, row.slots
         return node
 
     @classmethod
@@ -114,7 +114,7 @@ class NodeState:
     def save_joined(self, store: Store) -> None:
         """Store the node, and log that it joined."""
         name, host, agent, gpus = self.name, self.host, self.agent, self.gpu_count
-        store.put_node(name, host=host, agent=agent, pid=self.pid, joined=self.joined, gpus=gpus)
+        store.put_node(name, host=host, agent=agent, pid=self.pid, joined=self.joined, gpus=gpus, slots=self.slots)
         is_head = name == HEAD
         event = events.HeadJoined(name, host, agent) if is_head else events.NodeJoined(name, host, agent, gpus)
         store.log(self.joined, event)
@@ -122,7 +122,7 @@ class NodeState:
     @property
     def ranks(self) -> int:
         """How many ranks a worker has there by default."""
-        return default_ranks(self.gpus, self.slots)
+        return default_ranks(self.gpus or range(self.gpu_count), self.slots)
 
     @property
     def is_free(self) -> bool:

@@ -193,6 +193,8 @@ _GPUS = (
     "ALTER TABLE removed_sums ADD COLUMN gpu_seconds REAL NOT NULL DEFAULT 0",
     # How many GPUs a node has, or had when it was last there.
     "ALTER TABLE nodes ADD COLUMN gpus INTEGER NOT NULL DEFAULT 0",
+    # How many ranks its pool gave it; 0: none.
+    "ALTER TABLE nodes ADD COLUMN slots INTEGER NOT NULL DEFAULT 0",
     "DROP INDEX trainers_ended_sums",
     """
     CREATE INDEX trainers_ended_sums ON trainers (ended, owner, samples, node_seconds, rescales, gpu_seconds)

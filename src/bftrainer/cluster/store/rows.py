@@ -78,6 +78,7 @@ class NodeRow:
     leaving: float | None
     """Set once it is known that the node will be taken."""
     gpus: int = 0
+    slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)
