@@ -47,8 +47,8 @@ _GPU_NODES = re.compile(r"^\s*NodeName=.*\sGres=[^\s#]*\bgpu\b", re.IGNORECASE |
 _SAMPLE = 16
 """Number of nodes that are examined one by one."""
 _QOS_COLUMNS = (
-    "Name,Preempt,PreemptMode,PreemptExemptTime,GraceTime,GrpTRES,GrpJobs,MaxTRES,MaxTRESPN,MaxTRESPU,MaxTRESPA,"
-    "MaxJobsPU,MaxWall,UsageFactor,GrpTRESMins"
+    "Name,Preempt,PreemptMode,PreemptExemptTime,GraceTime,GrpTRES,GrpJobs,MaxTRES,MaxTRESPerNode,MaxTRESPU,"
+    "MaxTRESPA,MaxJobsPU,MaxWall,UsageFactor,GrpTRESMins"
 )
 
 Ask = Callable[[Sequence[str]], str]

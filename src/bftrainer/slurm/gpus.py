@@ -18,7 +18,7 @@ _ALWAYS_COUNTED = frozenset({"cpu", "mem", "energy", "node", "billing", "fs/disk
 """Resources that AccountingStorageTRES has at every site."""
 _LIMITS = {
     "MaxTRES": ("MaxTRESPerJob", "per job"),
-    "MaxTRESPN": ("MaxTRESPerNode", "per node"),
+    "MaxTRESPerNode": ("MaxTRESPerNode", "per node"),
     "MaxTRESPU": ("MaxTRESPerUser", "per user"),
     "MaxTRESPA": ("MaxTRESPerAccount", "per account"),
     "GrpTRES": ("GrpTRES", "in all"),

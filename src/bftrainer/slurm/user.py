@@ -24,7 +24,7 @@ SHORT_S = 300.0
 LEAST_S = 120.0
 """Seconds. A pilot that may run no longer than this is of no use."""
 
-_OF_ONE_JOB = ("MaxWall", "MaxTRES", "MaxTRESPN")
+_OF_ONE_JOB = ("MaxWall", "MaxTRES", "MaxTRESPerNode")
 """Limits of each single job, in the names of sacctmgr."""
 _CANCELS, _REQUEUES = "CANCEL", "REQUEUE"
 
