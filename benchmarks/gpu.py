@@ -1,6 +1,7 @@
 """What a rescale and a step cost on a GPU, for models of torchvision and for GPT-2. Needs a GPU.
 
     python benchmarks/gpu.py [--json] [--models resnet18,…] [--backend nccl|gloo|both] [--batch 32] [--repetitions 5]
+    python benchmarks/gpu.py --ranks-per-node 2 [--json] [--models gpt2] [--backend nccl|gloo|both] [--repetitions 5]
 
 Two worker processes share the GPU; a third joins, leaves with notice, joins again and is killed, `repetitions` times.
 Each change: the longest time without a committed step, and of the workers' own account the time to form the group and
@@ -11,6 +12,11 @@ Throughput: elastic training against plain DistributedDataParallel in the same p
 two processes with gloo, and one with NCCL. Several NCCL ranks on one GPU talk over loopback sockets
 (`workers/rig.py`), which says nothing about a cluster: their throughput is not measured, and their pauses include that
 slow transport.
+
+`--ranks-per-node K` measures only changes, and GPT-2 unless `--models` says otherwise: 2 → 3 nodes with K ranks each,
+beside the same number of ranks at one per node (2K → 3K nodes, K of them change at once) and the same number of nodes
+with one rank each. The three run in turns, each turn with a job of its own. All ranks share the one GPU. Allow four
+minutes for two turns of a backend. `--models gpt2-tiny --device cpu` tries it without a GPU.
 """
 
 from __future__ import annotations
@@ -18,23 +24,24 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import signal
+import os
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 from bftrainer import __version__
-from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Happening
-from bftrainer.elastic.protocol import Formed, Ready
+from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings
+from bftrainer.processes.launch import ProcessLauncher
 from bftrainer.processes.warm import WarmLauncher
-from rescale import HERE, commits, longest_gap, settled
+from changes import CHANGES, HERE, Measured, Shape, measure_changes
 
 MODELS = ("resnet18", "shufflenet_v2_x1_0", "densenet121", "vgg16", "gpt2")
 BACKENDS = {"gloo": {"BFTRAINER_BACKEND": "gloo"}, "nccl": {"BFTRAINER_BACKEND": "nccl", "BFTRAINER_RIG": "1"}}
 CALM_S = 1.0
+SETTLED_STEPS = 10
+"""Steps on the new number of ranks after which a change is over."""
 
 
 def middle(values: list[float]) -> float:
@@ -44,48 +51,69 @@ def middle(values: list[float]) -> float:
 
 async def changes(model: str, batch: int, repetitions: int, environment: dict[str, str]) -> dict[str, Any]:
     """Times of every kind of change."""
-    gaps: dict[str, list[float]] = {"grow": [], "shrink": [], "kill": []}
-    formed: dict[str, list[Formed]] = {"grow": [], "shrink": [], "kill": []}
-    starts: list[float] = []
-    now, ready = "grow", {}
+    found, launcher = Measured(), WarmLauncher()
+    await measure_job(model, batch, Shape(), environment, launcher, found, repetitions)
+    await launcher.close()
+    return summary(found)
 
-    def watch(happening: Happening) -> None:
-        if isinstance(happening.message, Formed):
-            formed[now].append(happening.message)
-        if isinstance(happening.message, Ready):
-            ready[happening.node] = time.monotonic()
 
-    with tempfile.TemporaryDirectory() as name:
-        folder, launcher = Path(name), WarmLauncher()
-        settings = CoordinatorSettings(silence_s=120.0, threads=4, environment=environment)
-        argv = [str(HERE / "gpu_worker.py"), name, model, str(batch), "train"]
-        async with Coordinator(argv, launcher, nodes=(1, 3), settings=settings, watch=watch) as job:
-            await job.add(2)
-            await settled(folder, 2, 0.0, 10)
-            formed["grow"].clear()
-            for _ in range(repetitions):
-                for change in ("shrink", "kill"):
-                    await asyncio.sleep(CALM_S)
-                    now, begin = "grow", time.monotonic()
-                    (node,) = await job.add(1)
-                    end = await settled(folder, 3, begin, 10)
-                    starts.append(ready[node] - begin)
-                    gaps["grow"].append(longest_gap(commits(folder), begin, end))
-                    await asyncio.sleep(CALM_S)
-                    now, begin = change, time.monotonic()
-                    job.remove(node) if change == "shrink" else job.signal(node, signal.SIGKILL)
-                    end = await settled(folder, 2, begin, 10)
-                    gaps[change].append(longest_gap(commits(folder), begin, end))
-        await launcher.close()
-    found: dict[str, Any] = {"newcomer_start_s": middle(starts)}
-    for change, times in gaps.items():
-        found[change] = {
-            "pause_s": middle(times),
-            "pause_all_s": [round(t, 3) for t in times],
-            "form_s": middle([message.form_s for message in formed[change]]),
-            "sync_s": middle([message.sync_s for message in formed[change]]),
+async def measure_job(
+    model: str,
+    batch: int,
+    shape: Shape,
+    environment: dict[str, str],
+    launcher: ProcessLauncher,
+    found: Measured,
+    repetitions: int = 1,
+) -> None:
+    """Add the changes of one job to `found`."""
+    settings = CoordinatorSettings(silence_s=120.0, threads=4, environment=environment)
+
+    def script(folder: str) -> list[str]:
+        return [str(HERE / "gpu_worker.py"), folder, model, str(batch), "train"]
+
+    await measure_changes(
+        script, launcher, shape, settings, found, repetitions=repetitions, calm_s=CALM_S, steps=SETTLED_STEPS
+    )
+
+
+def summary(found: Measured) -> dict[str, Any]:
+    """The medians by kind of change."""
+    row: dict[str, Any] = {"newcomer_start_s": middle(found.starts_s)}
+    for change in CHANGES:
+        row[change] = {
+            "pause_s": middle(found.gaps[change]),
+            "pause_all_s": [round(gap, 3) for gap in found.gaps[change]],
+            "form_s": middle([message.form_s for message in found.formed[change]]),
+            "sync_s": middle([message.sync_s for message in found.formed[change]]),
         }
-    return found
+    return row
+
+
+async def changes_of_ranks(
+    model: str, batch: int, ranks: int, repetitions: int, environment: dict[str, str]
+) -> dict[str, Any]:
+    """Times of changes with several ranks per node and with one, in turns. Each turn is a job of its own."""
+    shapes = {
+        "ranks_per_node": Shape(2, 1, ranks),
+        "same_ranks": Shape(2 * ranks, ranks, 1),
+        "same_nodes": Shape(2, 1, 1),
+    }
+    sides = {name: Measured() for name in shapes}
+    launcher = WarmLauncher()
+    for number in range(repetitions):
+        for name, shape in shapes.items():
+            await measure_job(model, batch, shape, environment, launcher, sides[name])
+            pauses = ", ".join(f"{change} {times[-1]:.3f} s" for change, times in sides[name].gaps.items())
+            print(f"{model}, turn {number + 1}, {shape}: {pauses}", file=sys.stderr, flush=True)
+    await launcher.close()
+    row: dict[str, Any] = {name: {"shape": str(shapes[name]), **summary(side)} for name, side in sides.items()}
+    mine = sides["ranks_per_node"]
+    row["ratio"] = {
+        name: {change: round(mine.pause_s(change) / sides[name].pause_s(change), 3) for change in CHANGES}
+        for name in ("same_ranks", "same_nodes")
+    }
+    return row
 
 
 async def throughput(model: str, batch: int, ranks: int, steps: int, environment: dict[str, str]) -> dict[str, Any]:
@@ -107,6 +135,20 @@ async def throughput(model: str, batch: int, ranks: int, steps: int, environment
         "ddp_samples_per_s": round(statistics.median(rates["ddp"]), 1),
         "ratio": round(statistics.median(ratios), 4),
     }
+
+
+async def measure_ranks(args: argparse.Namespace) -> dict[str, Any]:
+    """All models, with several ranks per node."""
+    found: dict[str, Any] = {"bftrainer": __version__, "batch": args.batch, "ranks_per_node": args.ranks_per_node}
+    found["models"] = {}
+    for model in args.models.split(","):
+        row = found["models"][model] = {}
+        for backend in ("gloo", "nccl") if args.backend == "both" else (args.backend,):
+            environment = BACKENDS[backend]
+            row[backend] = await changes_of_ranks(model, args.batch, args.ranks_per_node, args.repetitions, environment)
+            print(model, backend, json.dumps(row[backend]), file=sys.stderr, flush=True)
+    found["load_average"] = round(os.getloadavg()[0], 2)
+    return found
 
 
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -132,7 +174,8 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--models", help=f"{','.join(MODELS)}; with --ranks-per-node gpt2")
+    parser.add_argument("--ranks-per-node", type=int, help="compare nodes with so many ranks with nodes with one")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--backend", choices=["nccl", "gloo", "both"], help="both with a GPU, gloo without")
     parser.add_argument("--repetitions", type=int, default=5)
@@ -143,7 +186,10 @@ def main() -> None:
         args.backend = "both" if args.device == "cuda" else "gloo"
     if args.backend != "gloo" and args.device == "cpu":
         parser.error(f"--backend {args.backend} needs a GPU; on a CPU use --backend gloo")
-    found = asyncio.run(measure(args))
+    if args.ranks_per_node is not None and args.ranks_per_node < 2:
+        parser.error(f"--ranks-per-node must be 2 or more, but got {args.ranks_per_node}")
+    args.models = args.models or ("gpt2" if args.ranks_per_node else ",".join(MODELS))
+    found = asyncio.run(measure_ranks(args) if args.ranks_per_node else measure(args))
     if args.json:
         print(json.dumps(found, indent=1))
 

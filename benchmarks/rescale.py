@@ -1,12 +1,17 @@
 """How long does training stand still when nodes come and go? In place against torchrun, one run, one machine.
 
     python benchmarks/rescale.py [--json] [--repetitions 5] [--torchrun-repetitions 3]
+    python benchmarks/rescale.py --ranks-per-node 2 [--json] [--repetitions 7]
 
 Two ranks train a CNN of 100,000 parameters; a third joins (`grow`), leaves with notice (`shrink`), joins again and is
 killed with SIGKILL (`kill`). The figure is the longest time without a committed step around the change. torchrun has
 the settings that made it quickest here (`bftrainer.elastic.local.torchrun`), its script saves a checkpoint at every
 step. A newcomer in place is forked from a warm parent at low priority: `warm_join` has the pause and the share of their
 normal rate that the others keep from its start until it is ready.
+
+`--ranks-per-node K` is another measurement: 2 → 3 nodes with K ranks each beside as many ranks at one per node, that is
+2K → 3K nodes of which K join, leave or are killed at once. Both in turns, each turn with jobs of its own. `ratio` is
+the pause of nodes with K ranks over that of nodes with one.
 """
 
 from __future__ import annotations
@@ -20,112 +25,31 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from bftrainer import __version__
-from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Happening
+from bftrainer.elastic.local.coordinator import CoordinatorSettings
 from bftrainer.elastic.local.torchrun import StoreHost, agent_command
-from bftrainer.elastic.protocol import Ready
 from bftrainer.processes.launch import ColdLauncher, Process
 from bftrainer.processes.warm import WarmLauncher
+from changes import CHANGES, HERE, Measured, Shape, commits, longest_gap, measure_changes, settled
 
-HERE = Path(__file__).parent / "workers"
-CHANGES = ("grow", "shrink", "kill")
 CALM_S = 2.0
-"""Undisturbed training before each change, which tells the normal rate."""
-DEADLINE_S = 180.0
+"""Undisturbed training before each change of torchrun's nodes, as on the elastic side."""
 
 
-def commits(folder: Path) -> list[tuple[float, int, int]]:
-    """When a step was first committed, which, and by how many ranks; by time."""
-    first: dict[int, tuple[float, int]] = {}
-    for log in folder.glob("commits-*"):
-        for line in log.read_text().splitlines():
-            fields = line.split()
-            if len(fields) == 3:
-                at, step, world = float(fields[0]), int(fields[1]), int(fields[2])
-                if step not in first or at < first[step][0]:
-                    first[step] = (at, world)
-    return sorted((at, step, world) for step, (at, world) in first.items())
+def script(folder: str) -> list[str]:
+    """The worker's command."""
+    return [str(HERE / "rescale_worker.py"), folder]
 
 
-def longest_gap(found: list[tuple[float, int, int]], begin: float, end: float) -> float:
-    """The longest time without a commit between two moments."""
-    times = [at for at, _, _ in found]
-    before = [at for at in times if at <= begin]
-    inside = [at for at in times if begin < at <= end]
-    points = [before[-1] if before else begin, *inside]
-    return max((b - a for a, b in pairwise(points)), default=0.0)
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise SystemExit(f"rescale: {what} did not happen within {DEADLINE_S:g} s")
-        await asyncio.sleep(0.05)
-
-
-async def settled(folder: Path, world: int, after: float, steps: int = 20) -> float:
-    """Wait until so many ranks have committed some steps since a moment; the moment when they had."""
-    found: list[float] = []
-
-    def enough() -> bool:
-        found[:] = [at for at, _, ranks in commits(folder) if at > after and ranks == world]
-        return len(found) >= steps
-
-    await until(enough, f"training on {world} ranks")
-    return found[steps - 1]
-
-
-async def in_place(repetitions: int) -> tuple[dict[str, list[float]], list[dict[str, float]]]:
-    """The elastic side: gaps by change, and what the newcomers did to the others."""
-    gaps: dict[str, list[float]] = {change: [] for change in CHANGES}
-    joins: list[dict[str, float]] = []
-    ready: dict[str, float] = {}
-
-    def watch(happening: Happening) -> None:
-        if isinstance(happening.message, Ready):
-            ready[happening.node] = time.monotonic()
-
-    with tempfile.TemporaryDirectory() as name:
-        folder, launcher = Path(name), WarmLauncher()
-        argv = [str(HERE / "rescale_worker.py"), name]
-        async with Coordinator(argv, launcher, nodes=(1, 3), settings=CoordinatorSettings(), watch=watch) as job:
-            await job.add(2)
-            await settled(folder, 2, 0.0)
-
-            async def grow() -> str:
-                calm = time.monotonic()
-                await asyncio.sleep(CALM_S)
-                begin = time.monotonic()
-                (node,) = await job.add(1)
-                end = await settled(folder, 3, begin)
-                found = commits(folder)
-                gap = longest_gap(found, begin, end)
-                gaps["grow"].append(gap)
-                normal = sum(calm < at <= begin for at, _, _ in found) / (begin - calm)
-                meanwhile = sum(begin < at <= ready[node] for at, _, _ in found) / (ready[node] - begin)
-                joins.append({"pause_s": gap, "rate_share": meanwhile / normal, "start_s": ready[node] - begin})
-                return node
-
-            for _ in range(repetitions):
-                for change in ("shrink", "kill"):
-                    node = await grow()
-                    await asyncio.sleep(CALM_S)
-                    begin = time.monotonic()
-                    if change == "shrink":
-                        job.remove(node)
-                    else:
-                        job.signal(node, signal.SIGKILL)
-                    end = await settled(folder, 2, begin)
-                    gaps[change].append(longest_gap(commits(folder), begin, end))
-        await launcher.close()
-    return gaps, joins
+async def in_place(repetitions: int) -> Measured:
+    """The elastic side."""
+    found, launcher = Measured(), WarmLauncher()
+    await measure_changes(script, launcher, Shape(), CoordinatorSettings(), found, repetitions=repetitions)
+    await launcher.close()
+    return found
 
 
 async def by_torchrun(repetitions: int) -> dict[str, list[float]]:
@@ -176,36 +100,96 @@ async def by_torchrun(repetitions: int) -> dict[str, list[float]]:
 
 async def measure(repetitions: int, torchrun_repetitions: int) -> dict[str, Any]:
     """Both sides."""
-    mine, joins = await in_place(repetitions)
+    mine = await in_place(repetitions)
     theirs = await by_torchrun(torchrun_repetitions)
-    found: dict[str, Any] = {"bftrainer": __version__, "cores": os.cpu_count(), "repetitions": repetitions}
+    found = heading(repetitions)
     for change in CHANGES:
-        ours, other = statistics.median(mine[change]), statistics.median(theirs[change])
+        ours, other = mine.pause_s(change), statistics.median(theirs[change])
         found[change] = {
             "in_place_s": round(ours, 4),
             "torchrun_s": round(other, 3),
             "ratio": round(other / ours, 1),
-            "in_place_all_s": [round(gap, 4) for gap in mine[change]],
-            "torchrun_all_s": [round(gap, 3) for gap in theirs[change]],
+            "in_place_all_s": rounded(mine.gaps[change]),
+            "torchrun_all_s": rounded(theirs[change], 3),
         }
-    found["warm_join"] = {
-        "pause_s": round(statistics.median(join["pause_s"] for join in joins), 4),
-        "survivor_rate_share": round(statistics.median(join["rate_share"] for join in joins), 3),
-        "start_s": round(statistics.median(join["start_s"] for join in joins), 3),
-    }
+    found["warm_join"] = warm_join(mine)
     return found
+
+
+async def measure_ranks(ranks: int, repetitions: int) -> dict[str, Any]:
+    """Nodes of several ranks, and as many ranks at one per node, in turns. Each turn is a job of its own."""
+    shapes = {"in_place": Shape(2, 1, ranks), "one_per_node": Shape(2 * ranks, ranks, 1)}
+    sides = {name: Measured() for name in shapes}
+    launcher = WarmLauncher()
+    for number in range(repetitions):
+        for name, shape in shapes.items():
+            await measure_changes(script, launcher, shape, CoordinatorSettings(), sides[name])
+            pauses = ", ".join(f"{change} {times[-1]:.3f} s" for change, times in sides[name].gaps.items())
+            print(f"turn {number + 1}, {shape}: {pauses}", file=sys.stderr, flush=True)
+    await launcher.close()
+    found = heading(repetitions) | {"ranks_per_node": ranks, "shapes": {name: str(shapes[name]) for name in shapes}}
+    for change in CHANGES:
+        together, apart = (sides[name].pause_s(change) for name in shapes)
+        found[change] = {
+            "in_place_s": round(together, 4),
+            "one_per_node_s": round(apart, 4),
+            "ratio": round(together / apart, 3),
+            "in_place_all_s": rounded(sides["in_place"].gaps[change]),
+            "one_per_node_all_s": rounded(sides["one_per_node"].gaps[change]),
+        }
+    found["ratio"] = max(found[change]["ratio"] for change in CHANGES)
+    found["warm_join"] = warm_join(sides["in_place"])
+    found["load_average"] = round(os.getloadavg()[0], 2)
+    return found
+
+
+def heading(repetitions: int) -> dict[str, Any]:
+    """What every result begins with."""
+    return {"bftrainer": __version__, "cores": os.cpu_count(), "repetitions": repetitions}
+
+
+def rounded(times: list[float], digits: int = 4) -> list[float]:
+    """Times as they are printed."""
+    return [round(time_s, digits) for time_s in times]
+
+
+def warm_join(side: Measured) -> dict[str, Any]:
+    """What newcomers do to the others."""
+    return {
+        "pause_s": round(side.pause_s("grow"), 4),
+        "survivor_rate_share": round(statistics.median(side.rate_shares), 3) if side.rate_shares else None,
+        "start_s": round(statistics.median(side.starts_s), 3),
+    }
+
+
+def print_ranks(found: dict[str, Any]) -> None:
+    """Both shapes, kind by kind."""
+    together, apart = found["shapes"].values()
+    print(f"{together} and {apart}, medians of {found['repetitions']} turns, load average {found['load_average']}")
+    for change in CHANGES:
+        row = found[change]
+        print(f"{change:7} {row['in_place_s']:.3f} s and {row['one_per_node_s']:.3f} s: ratio {row['ratio']:.2f}")
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--repetitions", type=int, help="5; with --ranks-per-node 7")
     parser.add_argument("--torchrun-repetitions", type=int, default=3)
+    parser.add_argument("--ranks-per-node", type=int, help="compare nodes with so many ranks with nodes with one")
     args = parser.parse_args()
-    found = asyncio.run(measure(args.repetitions, args.torchrun_repetitions))
+    if args.ranks_per_node is not None:
+        if args.ranks_per_node < 2:
+            parser.error(f"--ranks-per-node must be 2 or more, but got {args.ranks_per_node}")
+        found = asyncio.run(measure_ranks(args.ranks_per_node, args.repetitions or 7))
+    else:
+        found = asyncio.run(measure(args.repetitions or 5, args.torchrun_repetitions))
     if args.json:
         print(json.dumps(found, indent=1))
+        return
+    if args.ranks_per_node is not None:
+        print_ranks(found)
         return
     for change in CHANGES:
         row = found[change]

@@ -30,7 +30,7 @@ LEAST_WINDOWS = 3
 PATIENCE_S = 180.0
 """Seconds that a size may take to start, and then to be measured, beyond the seconds asked for."""
 MOST_NODES = 256
-"""Limit of fake nodes, because they are processes of one machine."""
+"""Limit of fake nodes, and of the ranks on all of them, because they are processes of one machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,15 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     return tuple(sorted(sizes))
 
 
+def check_ranks(ranks_per_node: int, sizes: Sequence[int]) -> None:
+    """Raise an `InputError` if this machine would have to run no process on a node, or too many in all."""
+    if ranks_per_node < 1:
+        raise InputError(f"`--ranks-per-node` must be 1 or more, but got {ranks_per_node}")
+    if ranks_per_node * sizes[-1] > MOST_NODES:
+        what = f"{sizes[-1]} nodes with {ranks_per_node} ranks each"
+        raise InputError(f"`--nodes` times `--ranks-per-node` must be at most {MOST_NODES}, but got {what}")
+
+
 async def profile(
     script: Sequence[str],
     sizes: Sequence[int],
@@ -89,19 +98,21 @@ async def profile(
     seconds: float = 20.0,
     pace: str | None = None,
     threads: int = 1,
+    ranks_per_node: int = 1,
     launcher: ProcessLauncher | None = None,
     patience_s: float = PATIENCE_S,
     progress: Callable[[int], None] = lambda size: None,
 ) -> ScriptProfile:
     """Run a script at each of the rising sizes for `seconds`, or longer if measuring takes longer.
 
+    Each node has `ranks_per_node` processes. Sizes and rates are still those of nodes.
     `progress` is called with each size when the script trains at it. A `launcher` passed by the caller is not closed.
     """
     own = launcher is None
     used = launcher or (WarmLauncher() if importlib.util.find_spec("torch") is not None else ColdLauncher())
     # A profile neither resumes from an existing snapshot nor leaves one.
     environment = {protocol.SNAPSHOTS: "", protocol.PACE: pace or ""}
-    settings = CoordinatorSettings(threads=threads, environment=environment)
+    settings = CoordinatorSettings(threads=threads, ranks_per_node=ranks_per_node, environment=environment)
     formed: dict[int, dict[str, Formed]] = {}
 
     def watch(news: Happening) -> None:

@@ -106,13 +106,15 @@ def test_submit_sends_every_option(
     monkeypatch.setenv("KEY_OF_MINE", "s3cret")
     options = ["--weight", "2", "--env", "A=b=c", "--env", "KEY_OF_MINE", "--cwd", "state", "--python", sys.executable]
     options += ["--launcher", "torchrun", "--curve", "c.csv", "--up-s", "3", "--down-s", "0", "--work", "1000"]
-    answer = call("submit", *options, "--model", "cnn", "--max-restarts", "0", "--json", "train.py")
+    options += ["--model", "cnn", "--max-restarts", "0", "--ranks-per-node", "4"]
+    answer = call("submit", *options, "--json", "train.py")
     assert json.loads(answer.out)["id"] == "t1"
     (spec,) = fake.specs
     assert spec["env"] == {"A": "b=c", "KEY_OF_MINE": "s3cret"}
     assert spec["curve"] == {"nodes": [0, 1, 4], "rates": [0, 100, 350]}
     assert (spec["up_s"], spec["down_s"], spec["work"], spec["max_restarts"]) == (3, 0, 1000, 0)
     assert (spec["cwd"], spec["launcher"], spec["model"]) == (str(tmp_path / "state"), "torchrun", "cnn")
+    assert spec["ranks_per_node"] == 4
 
 
 @pytest.mark.parametrize(
@@ -122,6 +124,11 @@ def test_submit_sends_every_option(
         (["trian.py"], "did you mean 'train.py'?"),
         (["--nodes", "8-1", "train.py"], "nodes must be a range from the least to the most"),
         (["--weight", "-1", "train.py"], "weight must be a number above 0, but got -1"),
+        (
+            ["--ranks-per-node", "many", "train.py"],
+            "ranks_per_node must be a whole number from 1 to 256, or gpu for one per GPU of the node, but got 'many'",
+        ),
+        (["--spec", "job.toml", "--ranks-per-node", "2"], "--ranks-per-node cannot be combined with --spec"),
         (["--env", "NOT_SET_ANYWHERE", "train.py"], "'NOT_SET_ANYWHERE' is not set"),
         (["--launcher", "mpi", "train.py"], "launcher must be one of elastic, torchrun, hosts, but got 'mpi'"),
         (["--python", "/no/python", "train.py"], "/no/python: python must be an interpreter"),

@@ -32,8 +32,8 @@ print(f"snapshots={os.environ['BFTRAINER_SNAPSHOTS']!r} pace={os.environ['BFTRAI
 
 
 def report():
-    world = place.world
-    known = {str(world): 100 * world**0.5} if "--mute" not in sys.argv else {}
+    world = place.nodes
+    known = {str(world): 100 * world**0.5 * place.local_world} if "--mute" not in sys.argv else {}
     return Report(job.formed, step, world=world, rates=known, windows=(step - began) // 10)
 
 
@@ -44,7 +44,7 @@ try:
         if step == 0 or job.changed:
             place, began = job.arrive(lambda rank: "127.0.0.1:0"), step
             if job.entered(place.generation):
-                job.send(Formed(place.generation, place.world, 0.25 * place.world, 0.1, 0.1))
+                job.send(Formed(place.generation, place.nodes, 0.25 * place.nodes, 0.1, 0.1))
         time.sleep(0.01)
         step += 1
     job.send(Done(step))
@@ -143,6 +143,11 @@ def test_a_script_that_says_nothing_is_not_waited_for(
         (["train.py", "--nodes", "0,2"], "`--nodes` must be node counts such as 1,2,4,8 or 1-8"),
         (["train.py", "--nodes", "4-2"], "`--nodes` must be"),
         (["train.py", "--nodes", "1-99999999"], "`--nodes` must be"),
+        (["train.py", "--ranks-per-node", "0"], "`--ranks-per-node` must be 1 or more, but got 0"),
+        (
+            ["train.py", "--nodes", "1-8", "--ranks-per-node", "33"],
+            "`--nodes` times `--ranks-per-node` must be at most 256, but got 8 nodes with 33 ranks each",
+        ),
         (["train.py", "--seconds", "-1"], "`--seconds` must be"),
         (["train.py", "--pace", "quick"], "`--pace` must be the seconds of a step"),
         (["train.py", "-o", "curve.txt"], "curve.txt: a curve file must end in .json or .csv"),
@@ -153,6 +158,16 @@ def test_a_wrong_call_is_one_line(call: Call, args: list[str], message: str) -> 
     status, _, err = call(*args)
     assert (status, err.count("\n")) == (2, 1)
     assert message in err
+
+
+def test_every_node_of_a_profile_has_the_ranks_that_were_asked_for(call: Call) -> None:
+    options = ("--json", "--nodes", "1,2", "--ranks-per-node", "2", "--seconds", "0.1")
+    status, out, err = call(*options, "train.py", "1000000")
+    assert (status, err) == (0, "")
+    found = json.loads(out)
+    rates = {point["nodes"]: point["samples_per_s"] for point in found["points"]}
+    assert rates == pytest.approx({1: 200, 2: 282.843}, rel=1e-3)
+    assert found["ranks_per_node"] == 2
 
 
 def test_sizes_are_taken_once_and_in_order() -> None:

@@ -93,12 +93,14 @@ def test_without_the_packages_of_the_live_system_it_says_what_to_install() -> No
 
 
 def test_a_script_is_submitted_with_what_the_command_would_send(client: Client, fake: FakeState, script: Path) -> None:
-    row = client.submit("train.py", ["--lr", 1e-4], nodes="1-8", name="a", group="g", weight=2, env={"K": 3})
+    row = client.submit(
+        "train.py", ["--lr", 1e-4], nodes="1-8", name="a", group="g", weight=2, env={"K": 3}, ranks_per_node=2
+    )
     assert (row["id"], row["name"]) == ("t1", "a")
     (spec,) = fake.specs
     assert (spec["script"], spec["cwd"], spec["args"]) == (str(script), str(script.parent), ["--lr", "0.0001"])
     assert (spec["min_nodes"], spec["max_nodes"], spec["weight"], spec["env"]) == (1, 8, 2.0, {"K": "3"})
-    assert spec["group"] == "g"
+    assert (spec["group"], spec["ranks_per_node"]) == ("g", 2)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +108,7 @@ def test_a_script_is_submitted_with_what_the_command_would_send(client: Client, 
     [
         ({"args": "--lr 3"}, "args must be a list"),
         ({"nodes": "8-1"}, "nodes must be a range"),
+        ({"ranks_per_node": 0}, "ranks_per_node must be .* but got 0"),
         ({"wieght": 1}, "did you mean 'weight'"),
         ({"group": "a/b"}, "group must be"),
         ({"script": "trian.py"}, "did you mean 'train.py'"),
@@ -263,7 +266,8 @@ def test_patience_backs_off_and_ends() -> None:
 def test_the_async_client_says_the_same(fake: FakeState, url: str, script: Path) -> None:
     async def scene() -> None:
         async with AsyncClient(url, TOKEN) as client:
-            row = await client.submit("train.py", nodes="1-2", name="a")
+            row = await client.submit("train.py", nodes="1-2", name="a", ranks_per_node="4")
+            assert fake.specs[0]["ranks_per_node"] == 4
             fake.log("t1", "t1-1", "hello")
             assert [line.text async for line in client.logs(row)] == ["hello"]
             progressing(fake)

@@ -66,6 +66,15 @@ def test_a_grid_is_a_trainer_for_each_choice(home: Path) -> None:
     assert (specs[0].script, specs[0].cwd, specs[0].max_nodes) == (str(home / "train.py"), str(home), 4)
 
 
+def test_all_trainers_of_a_sweep_have_its_ranks_per_node_and_the_command_line_overrides_it(
+    home: Path, fake: FakeState, call: Call
+) -> None:
+    (home / "four.yaml").write_text(f"ranks_per_node: 4\n{GRID}")
+    assert {spec.ranks_per_node for spec in load_sweep(home / "four.yaml")} == {4}
+    assert call("submit", "--array", "four.yaml", "--ranks-per-node", "2").status == 0
+    assert [spec["ranks_per_node"] for spec in fake.specs] == [2] * 6
+
+
 def test_values_go_where_they_are_named(home: Path) -> None:
     path = home / "tune.toml"
     path.write_text(

@@ -28,9 +28,8 @@ def main() -> None:
     while time.monotonic() < heard + GIVE_UP_S:
         try:
             with connect(url, additional_headers=headers, proxy=None, compression=None, close_timeout=0.1) as channel:
-                join = messages.Join(
-                    os.environ[variables.NODE], "127.0.0.1", f"{os.getpid()}-{time.time_ns()}", pid=os.getpid()
-                )
+                name, slots = f"{os.getpid()}-{time.time_ns()}", int(os.environ.get(variables.SLOTS, "0"))
+                join = messages.Join(os.environ[variables.NODE], "127.0.0.1", name, pid=os.getpid(), slots=slots)
                 channel.send(codec.encode(join))
                 for frame in channel:
                     heard = time.monotonic()

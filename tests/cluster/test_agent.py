@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,18 @@ def test_it_joins_with_the_secret_and_beats() -> None:
             assert len(join.agent) == 32
             assert controller.heard[0] is join
             assert controller.connections == 1
+
+    asyncio.run(scene())
+
+
+def test_it_says_how_many_ranks_its_pool_gave_the_node() -> None:
+    async def scene() -> None:
+        async with FakeController() as controller:
+            agent = Agent(replace(resolved(controller), slots=3), os.environ, preload=())
+            running = asyncio.create_task(agent.run())
+            assert (await controller.hears(Join)).slots == 3
+            agent.leave("the test is over")
+            await asyncio.wait_for(running, 20)
 
     asyncio.run(scene())
 

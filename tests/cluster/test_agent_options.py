@@ -37,6 +37,17 @@ def test_settings_come_from_options_then_from_the_environment(tmp_path: Path) ->
     assert variables.SECRET not in environment
 
 
+def test_slots_come_from_the_option_then_from_the_environment_which_workers_do_not_see() -> None:
+    given = {variables.URL: "http://h:1", variables.SECRET: "s"}
+    environment = {**given, variables.SLOTS: "4"}
+    assert resolve(AgentOptions(), environment).slots == 4
+    assert variables.SLOTS not in environment
+    assert resolve(AgentOptions(slots="2"), {**given, variables.SLOTS: "4"}).slots == 2
+    assert (
+        resolve(AgentOptions(), dict(given)).slots == resolve(AgentOptions(), {**given, variables.SLOTS: ""}).slots == 0
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "environment", "message"),
     [
@@ -48,6 +59,15 @@ def test_settings_come_from_options_then_from_the_environment(tmp_path: Path) ->
         (AgentOptions("http://h:port"), {variables.SECRET: "s"}, "`--url` must be such as"),
         (AgentOptions("http://"), {variables.SECRET: "s"}, "`--url` must be such as"),
         (AgentOptions("http://h", "a\nb"), {variables.SECRET: "s"}, "`--node` must be a name"),
+        *(
+            (
+                AgentOptions("http://h", slots=wrong),
+                {variables.SECRET: "s"},
+                "`--slots` must be a whole number from 1 to 256",
+            )
+            for wrong in ("0", "257", "-1", "two", "", "1.5", "²", "9" * 5000)
+        ),
+        (AgentOptions("http://h"), {variables.SECRET: "s", variables.SLOTS: "x"}, "BFTRAINER_SLOTS must be .* got 'x'"),
         (AgentOptions("http://h", folder=Path("/dev/null/x")), {variables.SECRET: "s"}, "`--folder` must be a folder"),
     ],
 )
@@ -102,5 +122,5 @@ def test_commands_of_pools_see_no_token(tmp_path: Path, monkeypatch: pytest.Monk
     host = SimpleNamespace(agent_environment={variables.SECRET: "theirs"})
     pool = LocalPool(LocalSettings(nodes=1), tmp_path, preload=())
     monkeypatch.setattr(LocalPool, "_to", host)
-    assert variables.TOKEN not in pool._environment("n1")
-    assert pool._environment("n1")[variables.SECRET] == "theirs"
+    assert variables.TOKEN not in pool._environment("node-1")
+    assert pool._environment("node-1")[variables.SECRET] == "theirs"

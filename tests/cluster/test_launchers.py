@@ -16,12 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bftrainer.cluster.controller.head_agent import LOCK, LOG, STRAY_S, HeadAgent
+from bftrainer.cluster.controller.node_ranks import default_ranks
 from bftrainer.cluster.doctor.invariants import history
-from bftrainer.cluster.launchers import HEAD, StateLayout
+from bftrainer.cluster.launchers import HEAD, StateLayout, WorkerSlot
+from bftrainer.cluster.launchers.base import Launch
+from bftrainer.cluster.launchers.elastic import ElasticLauncher
 from bftrainer.cluster.launchers.hosts import FILE, SCRIPT, HostsLauncher
 from bftrainer.cluster.launchers.torchrun import TorchrunLauncher
 from bftrainer.cluster.report.rerun import KINDS, check
-from bftrainer.cluster.wire.messages import Start, Started
+from bftrainer.cluster.spec.trainer import TrainerSpec
+from bftrainer.cluster.wire.messages import Gpu, Join, Start, Started
 from bftrainer.processes import variables
 from support.cluster.bench import Bench
 from support.cluster.launcher_conformance import CASES, Seat
@@ -63,6 +67,45 @@ def test_torchrun_agents_of_one_crew_meet_in_one_store_also_after_a_restart_of_t
     assert {(words(a)["--nnodes"], words(a)["--max-restarts"], a.env["A"], a.speaks) for a in agents} == {
         ("2:4", "0", "b", False)
     }
+
+
+def test_torchrun_starts_as_many_ranks_on_a_node_as_the_node_has(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.slots = {"n1": 4, "n2": 2}
+    bench.submit("3-3", launcher="torchrun")
+    bench.join("n1", "n2", "n3")
+    store, *agents = bench.started
+    assert {words(a)["--local-addr"]: words(a)["--nproc-per-node"] for a in agents} == {"n1": "4", "n2": "2", "n3": "1"}
+    assert {start.ranks for start in (store, *agents)} == {1}  # torchrun itself starts the others
+
+
+def test_torchrun_starts_as_many_ranks_on_every_node_as_its_user_says(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.slots = {"n1": 4}
+    bench.submit("2-2", launcher="torchrun", ranks_per_node=3)
+    bench.join("n1", "n2")
+    assert [words(agent)["--nproc-per-node"] for agent in bench.started[1:]] == ["3", "3"]
+
+
+@pytest.mark.parametrize(("given", "ranks"), [("gpu", 0), (1, 1), (4, 4)])
+def test_agents_choose_the_ranks_of_an_elastic_worker_unless_its_user_did(
+    tmp_path: Path, given: int | str, ranks: int
+) -> None:
+    spec = TrainerSpec(script="train.py", ranks_per_node=given)  # type: ignore[arg-type]
+    start = ElasticLauncher(StateLayout(tmp_path, "id")).start(Launch("t1", "a", spec), WorkerSlot("t1-1", "n1", "n1"))
+    assert start.ranks == ranks
+
+
+@pytest.mark.parametrize(("gpus", "slots", "ranks"), [(0, 0, 1), (4, 0, 4), (4, 2, 2), (0, 3, 3), (1, 8, 8)])
+def test_a_node_has_the_ranks_that_its_pool_says_or_one_per_gpu(gpus: int, slots: int, ranks: int) -> None:
+    assert default_ranks([Gpu(str(number)) for number in range(gpus)], slots) == ranks
+
+
+def test_the_ranks_of_a_node_follow_from_the_gpus_that_its_agent_names(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    with bench.store.transaction():
+        bench.act(bench.cluster.joined(Join("n1", "n1", "a", gpus=(Gpu("0"), Gpu("1"))), bench.now))
+    assert bench.cluster.nodes["n1"].ranks == 2
 
 
 def test_a_torchrun_agent_that_was_killed_is_started_again_and_the_others_go_on(tmp_path: Path) -> None:
@@ -136,10 +179,23 @@ def test_the_list_of_hosts_has_a_slot_for_each_node_and_the_executable_prints_it
     bench.join("n1", "n2")
     assert hosts_of(bench, trainer) == "n1:1\nn2:1\n"
     launcher = HostsLauncher(StateLayout(folder, "id"))
-    launcher.given(bench.cluster.trainers[trainer], ["a", "b", "a"])
+    launcher.given(bench.cluster.trainers[trainer], [("a", 1), ("b", 4), ("a", 2)])
     (start,) = bench.started
     printed = subprocess.run([start.env[SCRIPT]], capture_output=True, text=True, check=True).stdout
-    assert printed == "a:2\nb:1\n" == Path(start.env[FILE]).read_text()
+    assert printed == "a:3\nb:4\n" == Path(start.env[FILE]).read_text()
+
+
+def test_the_list_of_hosts_has_a_slot_for_each_rank_also_after_a_restart_of_the_controller(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.slots = {"n1": 4}
+    trainer, told = bench.submit("2-2", launcher="hosts"), bench.submit("1-1", launcher="hosts", ranks_per_node=3)
+    bench.join("n1", "n2")
+    assert hosts_of(bench, trainer) == "n1:4\nn2:1\n"
+    bench.restart()
+    assert hosts_of(bench, trainer) == "n1:4\nn2:1\n"
+    bench.join("n3")
+    assert hosts_of(bench, told) == "n3:3\n"
+    assert {start.ranks for start in bench.started} == {1}  # the programs on the head
 
 
 def test_a_list_of_hosts_that_cannot_be_written_fails_its_trainer_and_nobody_else(tmp_path: Path) -> None:
@@ -446,6 +502,45 @@ def test_an_ordinary_torch_script_goes_on_through_the_loss_of_a_node_and_of_the_
     numbers = [step for step, _, _ in steps()]
     assert numbers == sorted(set(numbers))
     assert all(weight == pytest.approx(step) for step, _, weight in steps())
+
+
+PLACES = """
+import os, sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "BFTRAINER_NODE")
+with open(sys.argv[1], "a") as places:
+    places.write(" ".join((*(os.environ[name] for name in names), str(int(total)))) + "\\n")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.waits
+def test_an_ordinary_torch_script_has_four_ranks_on_two_nodes_with_two_ranks_each(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PLACES)
+    with Live(tmp_path / "state", "--set", "pool.nodes=2") as live:
+        script = (tmp_path / "train.py", str(tmp_path / "places"))
+        trainer = live.submit(*script, nodes="2-2", launcher="torchrun", ranks_per_node=2)
+        done = live.until_state(trainer, "done", "failed")
+        assert (done["state"], done["failures"]) == ("done", 0), done["log_tail"]
+        assert live.stop() == 0
+    gone(live.pids)
+    places = sorted(line.split() for line in (tmp_path / "places").read_text().splitlines())
+    assert [place[:5] for place in places] == [
+        ["0", "4", "0", "2", "0"],
+        ["1", "4", "1", "2", "0"],
+        ["2", "4", "0", "2", "1"],
+        ["3", "4", "1", "2", "1"],
+    ]
+    assert [place[-1] for place in places] == ["4"] * 4
+    first, second, third, fourth = (place[5] for place in places)
+    assert (first == second, third == fourth) == (True, True)
+    assert {first, third} == {"node-1", "node-2"}
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "hosts"])

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -86,25 +87,53 @@ def test_a_script_that_misbehaves_is_one_clear_error_and_leaves_nothing(
 
 def test_a_script_that_floods_stderr_is_read_all_the_same(tmp_path: Path) -> None:
     path = executable(tmp_path / "discover", "#!/bin/sh\nhead -c 3000000 /dev/zero >&2\necho node-1\n")
-    assert asyncio.run(ask([path], 30.0)) == ("node-1",)
+    assert asyncio.run(ask([path], 30.0)) == {"node-1": 0}
 
 
 def test_a_slow_script_does_not_stop_the_event_loop(tmp_path: Path) -> None:
     path = executable(tmp_path / "discover", "#!/bin/sh\nread line < " + str(tmp_path / "gate") + "\necho node-1\n")
     os.mkfifo(tmp_path / "gate")
 
-    async def play() -> tuple[str, ...]:
+    async def play() -> dict[str, int]:
         asked = asyncio.create_task(ask([path], 30.0))
         await asyncio.to_thread((tmp_path / "gate").write_text, "go\n")  # this waits until the script reads
         return await asked
 
-    assert asyncio.run(play()) == ("node-1",)
+    assert asyncio.run(play()) == {"node-1": 0}
 
 
 def test_names_slots_comments_and_repetitions_are_read() -> None:
-    text = b"# idle now\n\n a1 \nb2:4\nc3:0\nd-4.example.org # rack 7\r\na1\n"
-    assert read_nodes(text) == ("a1", "b2", "d-4.example.org")
-    assert read_nodes(b"") == ()
+    text = b"# idle now\n\n a1 \nb2:4\nc3:0\nd-4.example.org # rack 7\r\na1\ne5:256\n"
+    assert list(read_nodes(text).items()) == [("a1", 0), ("b2", 4), ("d-4.example.org", 0), ("e5", 256)]
+    assert read_nodes(b"") == {}
+
+
+@pytest.mark.parametrize("slots", ["257", "999999999"])
+def test_more_slots_than_a_node_may_have_ranks_are_refused(slots: str) -> None:
+    with pytest.raises(DiscoveryError, match=f"line 2: SLOTS must be a whole number from 1 to 256, but got {slots}"):
+        read_nodes(f"fine\nb2:{slots}\n".encode())
+
+
+def test_slots_reach_the_agent_also_by_the_next_controller_when_the_script_fails(tmp_path: Path) -> None:
+    async def play() -> tuple[FakePoolHost, FakePoolHost]:
+        async with FakePoolHost() as host:
+            pool = script(tmp_path)
+            await pool.open(host)
+            await until(lambda: host.here == {"first", "second"})
+            await pool.close(drain=True)
+            # Of another controller this list is all that is known: its script does not work yet.
+            stored = json.loads(host.memory["script.state"])
+            host.remember("script.state", {**stored, "commands": {}})
+        executable(tmp_path / "discover", "#!/bin/sh\nexit 3\n")
+        async with FakePoolHost(follows=host) as later:
+            failing = ScriptPool(replace(pool.settings, reattach_s=0), tmp_path)
+            await failing.open(later)
+            await until(lambda: later.here == {"first", "second"}, lambda: later.said)
+            await failing.close(drain=True)
+        return host, later
+
+    first, second = asyncio.run(play())
+    assert first.slots == second.slots == {"first": 0, "second": 4}
 
 
 @pytest.mark.parametrize("name", ["-oProxyCommand=x", "a b", "a;b", "../a", "a:x", "a:-1", "é", "x" * 254, ".", "a\0"])
@@ -271,19 +300,19 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_lsf_example_lists_idle_hosts_and_our_own(site: Path) -> None:
-    assert asyncio.run(ask([str(site / "lsf-nodes")], 30.0)) == ("h1", "h3", "h7", "h8")
+    assert tuple(asyncio.run(ask([str(site / "lsf-nodes")], 30.0))) == ("h1", "h3", "h7", "h8")
 
 
 def test_the_lsf_example_knows_a_full_machine_from_a_failure(site: Path) -> None:
     executable(site / "bin" / "bslots", "#!/bin/sh\necho 'No backfill window exists at this time' >&2\nexit 255\n")
-    assert asyncio.run(ask([str(site / "lsf-nodes")], 30.0)) == ("h7", "h8")
+    assert tuple(asyncio.run(ask([str(site / "lsf-nodes")], 30.0))) == ("h7", "h8")
     executable(site / "bin" / "bslots", "#!/bin/sh\necho 'LSF is down' >&2\nexit 255\n")
     with pytest.raises(DiscoveryError, match="LSF is down"):
         asyncio.run(ask([str(site / "lsf-nodes")], 30.0))
 
 
 def test_the_pbs_example_lists_idle_nodes_and_our_own(site: Path) -> None:
-    assert asyncio.run(ask([str(site / "pbs-nodes")], 30.0)) == ("n1", "n2")
+    assert tuple(asyncio.run(ask([str(site / "pbs-nodes")], 30.0))) == ("n1", "n2")
     executable(site / "bin" / "pbsnodes", "#!/bin/sh\nexit 1\n")
     with pytest.raises(DiscoveryError, match="exit status 1"):
         asyncio.run(ask([str(site / "pbs-nodes")], 30.0))

@@ -61,6 +61,14 @@ def test_least_and_most_nodes_can_be_given_apart() -> None:
         ({"script": "-m not a module"}, "script must be `-m` and the name of a module"),
         ({"script": "a.py", "name": "-x"}, "name must be 1 to 64 letters"),
         ({"script": "a\ud800.py"}, "script must be the path of a script"),
+        *(
+            (
+                {"script": "a.py", "ranks_per_node": wrong},
+                f"from 1 to 256, or gpu for one per GPU of the node, but got {wrong!r}",
+            )
+            for wrong in (0, 257, -1, "0", "two", "", "GPU", "1.5", 1.5, True, None, [2], "9" * 50)
+        ),
+        ({"script": "a.py", "env": {"BFTRAINER_LOCAL_RANK": "0"}}, "BFTRAINER_LOCAL_RANK is set by BFTrainer itself"),
         ({"script": "a.py", "work": 0}, "work must be a whole number of samples above 0, but got 0"),
         ({"script": "a.py", "curve": {"nodes": [1], "rate": [1]}}, "curve: unknown key 'rate': did you mean 'rates'?"),
         ({"script": "a.py", "curve": {"nodes": [2, 1], "rates": [1, 2]}}, "curve: nodes must rise"),
@@ -70,6 +78,27 @@ def test_least_and_most_nodes_can_be_given_apart() -> None:
 )
 def test_whatever_is_wrong_is_one_clear_line(given: Any, said: str) -> None:
     assert said in problem(given)
+
+
+@pytest.mark.parametrize(("given", "ranks"), [(1, 1), ("2", 2), (" 8 ", 8), (256, 256), ("gpu", "gpu")])
+def test_ranks_per_node_are_a_number_also_as_text_or_gpu(given: Any, ranks: int | str) -> None:
+    spec = parse_spec({"script": "a.py", "ranks_per_node": given})
+    assert spec.ranks_per_node == ranks
+    assert parse_spec(spec.as_json()) == spec
+    assert spec.ranks_on(4) == (4 if ranks == "gpu" else ranks)
+
+
+def test_a_controller_that_knows_no_ranks_takes_a_spec_that_names_none() -> None:
+    assert "ranks_per_node" not in parse_spec({"script": "a.py", "ranks_per_node": "gpu"}).as_json()
+
+
+def test_ranks_per_node_stand_in_files_of_both_kinds(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "defaults: {ranks_per_node: 4}\ntrainers:\n  - script: a.py\n  - {script: b.py, ranks_per_node: gpu}\n"
+    )
+    assert [spec.ranks_per_node for spec in load_spec(tmp_path / "a.yaml")] == [4, "gpu"]
+    (tmp_path / "b.toml").write_text('script = "a.py"\nranks_per_node = 2\n')
+    assert [spec.ranks_per_node for spec in load_spec(tmp_path / "b.toml")] == [2]
 
 
 def test_a_spec_survives_its_way_to_the_controller_unchanged() -> None:

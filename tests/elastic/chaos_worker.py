@@ -73,5 +73,5 @@ for _ in run.epochs(epochs):
     log.write(json.dumps({"held": held(), "world": run.world, "rank": run.rank, "epoch": True}) + "\n")
 torch.save(
     {"model": model.state_dict(), "scheduler": scheduler.state_dict(), "lr": optimizer.param_groups[0]["lr"]},
-    folder / f"final-{os.environ.get('BFTRAINER_WORKER', 'alone')}.pt",
+    folder / f"final-{os.environ.get('BFTRAINER_WORKER', 'alone')}-{os.getpid()}.pt",
 )

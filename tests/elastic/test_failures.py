@@ -316,8 +316,9 @@ def test_a_worker_without_its_manager_ends(tmp_path: Path) -> None:
         await trains(job, 2)
         pids.extend(job.pid(node) for node in job.nodes)
         for worker in job._workers.running:  # the connection breaks, the processes are not told
-            assert worker.writer is not None
-            worker.writer.close()
+            (rank,) = worker.ranks
+            assert rank.writer is not None
+            rank.writer.close()
         await job.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 30, "their end")
         (tmp_path / "end").touch()
 

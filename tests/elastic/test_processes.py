@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bftrainer.errors import InputError
 from bftrainer.processes.launch import ColdLauncher, Command, Process, ProcessLauncher
-from bftrainer.processes.warm import WarmLauncher
+from bftrainer.processes.warm import WarmLauncher, WarmProcess
 from support.processes import is_alive
 from support.waiting import until
 
@@ -252,7 +253,7 @@ print(os.sched_getscheduler(0) == os.SCHED_OTHER)
 MANAGER = """
 import asyncio, os, sys
 from bftrainer.processes.launch import ColdLauncher, Command
-from bftrainer.processes.warm import WarmLauncher
+from bftrainer.processes.warm import WarmLauncher, WarmProcess
 
 async def main(kind, script):
     launcher = WarmLauncher(preload=()) if kind == "warm" else ColdLauncher()
@@ -297,3 +298,25 @@ def test_killing_the_manager_ends_all_it_has_started(run: Run, kind: str, tmp_pa
             run(scene())
         finally:
             manager.kill()
+
+
+CORES = "import os; print(sorted(os.sched_getaffinity(0)))"
+
+
+def test_a_process_runs_on_its_cores_as_far_as_they_exist(run: Run, launcher: ProcessLauncher, tmp_path: Path) -> None:
+    ours = sorted(os.sched_getaffinity(0))
+
+    async def printed(cores: tuple[int, ...]) -> str:
+        (tmp_path / "out").unlink(missing_ok=True)
+        process = await launcher.start(replace(script(tmp_path, CORES), cores=cores))
+        assert isinstance(process, WarmProcess) == isinstance(launcher, WarmLauncher)
+        assert await status(process) == 0
+        return said(tmp_path).strip()
+
+    async def scene() -> None:
+        assert await printed((ours[-1],)) == str(ours[-1:])
+        assert await printed((ours[0], 1000)) == str(ours[:1])
+        assert await printed((1000,)) == await printed((-1,)) == await printed(()) == str(ours)
+
+    run(scene())
+    assert sorted(os.sched_getaffinity(0)) == ours

@@ -96,6 +96,14 @@ def test_what_follows_the_script_is_the_script_s_own() -> None:
     assert main.parse_args(["--nodes", "3", "train.py"]).start == 3
 
 
+def test_ranks_per_node_are_those_of_the_coordinator_or_of_torchruns_agents(tmp_path: Path) -> None:
+    options = main.parse_args(["--ranks-per-node", "4", "train.py"])
+    assert main._settings(options, tmp_path).ranks_per_node == 4
+    assert main._settings(main.parse_args(["train.py"]), tmp_path).ranks_per_node == 1
+    options = main.parse_args(["--ranks-per-node", "4", "--launcher", "torchrun", "train.py"])
+    assert (options.ranks_per_node, main._settings(options, tmp_path).ranks_per_node) == (4, 1)
+
+
 @pytest.mark.parametrize(
     ("args", "problem"),
     [
@@ -106,6 +114,9 @@ def test_what_follows_the_script_is_the_script_s_own() -> None:
         (["--launcher", "torchrun", "--silence", "2"], "`--silence` must be at least 3, but got 2"),
         (["--grace", "-1"], "`--grace` must be 0 or more, but got -1"),
         (["--threads", "0"], "`--threads` must be 1 or more, but got 0"),
+        (["--ranks-per-node", "0"], "`--ranks-per-node` must be a whole number from 1 to 256, but got 0"),
+        (["--ranks-per-node", "257"], "`--ranks-per-node` must be .* but got 257"),
+        (["--ranks-per-node", "gpu"], "argument --ranks-per-node: invalid int value: 'gpu'"),
         (["--start", "many"], "invalid int value: 'many'"),
         (["--nonsense"], "unrecognized arguments|required"),
     ],
@@ -438,17 +449,18 @@ def test_torchrun_s_agents_get_the_script_and_nothing_of_ours(tmp_path: Path) ->
         async def close(self) -> None: ...
 
     store: Any = SimpleNamespace(endpoint="h:5")
-    launcher = TorchrunProcessLauncher(Recorder(), store, nodes=(2, 3), silence_s=7)
-    env = {protocol.CHANNEL: "c", protocol.WORKER: "w", protocol.HOST: "h", protocol.SNAPSHOTS: "s"}
+    launcher = TorchrunProcessLauncher(Recorder(), store, nodes=(2, 3), silence_s=7, ranks=4)
+    ours = {protocol.CHANNEL, protocol.WORKER, protocol.HOST, protocol.LOCAL_RANK, protocol.LOCAL_WORLD}
+    env = {**dict.fromkeys(ours, "x"), protocol.SNAPSHOTS: "s"}
     with pytest.raises(BFTrainerError, match="seen"):
         asyncio.run(launcher.start(Command(("t.py", "x"), env, str(tmp_path), "node-1.log")))
     (command,) = seen
     assert command.argv[-2:] == ("t.py", "x")
     assert "--rdzv-endpoint=h:5" in command.argv
-    assert "--nnodes=2:3" in command.argv
+    assert {"--nnodes=2:3", "--nproc-per-node=4"} <= set(command.argv)
     assert any("keep_alive_max_attempt=7" in word for word in command.argv)
     assert (command.cwd, command.output) == (str(tmp_path), "node-1.log")
-    assert not {protocol.CHANNEL, protocol.WORKER, protocol.HOST} & command.env.keys()
+    assert not ours & command.env.keys()
     assert command.env[protocol.SNAPSHOTS] == "s"
 
 

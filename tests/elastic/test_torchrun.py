@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -149,16 +150,16 @@ def test_a_loopback_address_is_said_to_gloo_and_others_are_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "nodes", "silence_s", "message"),
+    ("wrong", "message"),
     [
-        (["t.py"], (0, 2), 5, "`nodes` must be .* but got 0, 2"),
-        (["t.py"], (3, 2), 5, "`nodes` must be .* but got 3, 2"),
-        (["t.py"], (1, 2), 2, "`silence_s` must be at least 3, but got 2"),
-        ([], (1, 2), 5, "`script_argv` must name a script"),
+        ({"nodes": (0, 2)}, "`nodes` must be .* but got 0, 2"),
+        ({"nodes": (3, 2)}, "`nodes` must be .* but got 3, 2"),
+        ({"silence_s": 2}, "`silence_s` must be at least 3, but got 2"),
+        ({"ranks": 0}, "`ranks` must be 1 or more, but got 0"),
+        ({"script_argv": []}, "`script_argv` must name a script"),
     ],
 )
-def test_what_torchrun_could_not_run_is_an_input_error(
-    script: list[str], nodes: tuple[int, int], silence_s: int, message: str
-) -> None:
+def test_what_torchrun_could_not_run_is_an_input_error(wrong: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"script_argv": ["t.py"], "nodes": (1, 2), "node": "n", "endpoint": "h:1", "run_id": "r"}
     with pytest.raises(InputError, match=message):
-        agent_command(script, nodes=nodes, node="n", endpoint="h:1", run_id="r", env={}, cwd="/", silence_s=silence_s)
+        agent_command(**{**given, "env": {}, "cwd": "/", **wrong})

@@ -14,7 +14,7 @@ import pytest
 from bftrainer.elastic import protocol
 from bftrainer.elastic.manager import processes
 from bftrainer.elastic.manager.processes import WorkerEvent, WorkerProcesses
-from bftrainer.elastic.protocol import Done, Failed, Generation, Go, Hello, Left, Message, Ready
+from bftrainer.elastic.protocol import Done, Failed, Generation, Go, Hello, Left, Message, Ready, Taken
 from bftrainer.errors import InputError
 
 
@@ -81,11 +81,21 @@ class Managed:
         await self.workers.start("w", launched(), speaks=speaks).is_up.wait()
         return process
 
-    async def connect(self, *messages: Message) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def start_ranks(self, ranks: int) -> list[MadeUp]:
+        """Start a worker with several processes that run at once."""
+        made_up = [MadeUp() for _ in range(ranks)]
+
+        async def launched(process: MadeUp) -> MadeUp:
+            return process
+
+        await self.workers.start("w", *map(launched, made_up)).is_up.wait()
+        return made_up
+
+    async def connect(self, *messages: Message, rank: int = 0) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect as the worker, and say hello and more."""
         reader, writer = await asyncio.open_unix_connection(self.channel)
         self.writers.append(writer)
-        for message in (Hello("w", 4711), *messages):
+        for message in (Hello("w", 4711, local_rank=rank), *messages):
             writer.write(protocol.encode(message))
         return reader, writer
 
@@ -244,9 +254,9 @@ def test_one_that_had_started_when_it_was_stopped_is_killed() -> None:
             return process
 
         worker = manager.workers.start("w", launched(), speaks=False)
-        while not worker.starting.done():
+        while not worker.ranks[0].starting.done():
             await asyncio.sleep(0)
-        assert worker.process is None  # the launcher has answered, and nobody has looked at it
+        assert worker.processes == ()  # the launcher has answered, and nobody has looked at it
         manager.workers.stop("w")
         await manager.until("ProcessStarted", "ProcessEnded")
         assert process.signals == [SIGKILL]
@@ -326,5 +336,130 @@ def test_the_end_of_all_ends_those_that_are_started_again_too() -> None:
         await asyncio.wait_for(manager.workers.close(), 20)
         assert manager.workers.running == ()
         assert manager.kinds[:2] == ["ProcessStarted", "ProcessEnded"]
+
+    play(scene)
+
+
+def test_a_worker_with_several_ranks_is_ready_when_all_are_and_each_rank_gets_every_message() -> None:
+    async def scene(manager: Managed) -> None:
+        await manager.start_ranks(2)
+        readers = [(await manager.connect(Ready(), rank=rank))[0] for rank in (1, 0)]
+        await manager.until("ProcessStarted", "Hello", "Ready")
+        manager.workers.say("w", protocol.as_json(Generation(1, ("w",))))
+        async with asyncio.timeout(20):
+            assert [protocol.decode(await reader.readline()) for reader in readers] == [Generation(1, ("w",))] * 2
+
+    play(scene)
+
+
+def test_a_rank_that_crashes_takes_its_siblings_with_it_and_its_status_counts() -> None:
+    async def scene(manager: Managed) -> None:
+        first, second, third = await manager.start_ranks(3)
+        for rank in range(3):
+            await manager.connect(Ready(), rank=rank)
+        await manager.until("ProcessStarted", "Hello", "Ready")
+        second.end(7)
+        for writer in manager.writers:
+            writer.close()
+        await manager.until("ProcessStarted", "Hello", "Ready", "ProcessEnded")
+        last = manager.events[-1]
+        assert isinstance(last, processes.ProcessEnded)
+        assert (last.status, last.worker.culprit_rank) == (7, 1)
+        assert first.signals == third.signals == [SIGKILL]
+
+    play(scene)
+
+
+def test_a_rank_that_is_done_does_not_end_its_siblings() -> None:
+    async def scene(manager: Managed) -> None:
+        first, second = await manager.start_ranks(2)
+        (_, one), (_, other) = [await manager.connect(Ready(), rank=rank) for rank in range(2)]
+        await manager.until("ProcessStarted", "Hello", "Ready")
+        one.write(protocol.encode(Done(5)))
+        one.close()
+        first.end(0)
+        await asyncio.sleep(0.05)
+        other.write(protocol.encode(Done(5)))
+        other.close()
+        second.end(0)
+        await manager.until("ProcessStarted", "Hello", "Ready", "Done", "ProcessEnded")
+        last = manager.events[-1]
+        assert isinstance(last, processes.ProcessEnded)
+        assert (last.status, first.signals, second.signals) == (0, [], [])
+
+    play(scene)
+
+
+def test_a_rank_that_ends_because_its_node_is_taken_leaves_its_siblings_the_time_to_save() -> None:
+    async def scene(manager: Managed) -> None:
+        first, second = await manager.start_ranks(2)
+        channels = [await manager.connect(Ready(), rank=rank) for rank in range(2)]
+        await manager.until("ProcessStarted", "Hello", "Ready")
+        manager.workers.say("w", protocol.as_json(Taken(5.0)))
+        async with asyncio.timeout(20):
+            assert [protocol.decode(await reader.readline()) for reader, _ in channels] == [Taken(5.0)] * 2
+        channels[1][1].close()
+        second.end(143)
+        worker = manager.workers["w"]
+        async with asyncio.timeout(20):
+            while worker.ranks[1].status is None:
+                await asyncio.sleep(0.01)
+            await asyncio.wait([channel for rank in worker.ranks[1:] if (channel := rank.channel) is not None])
+        await asyncio.sleep(0.05)
+        assert first.signals == []  # it is saving
+        channels[0][1].close()
+        first.end(143)
+        await manager.until("ProcessStarted", "Hello", "Ready", "ProcessEnded")
+        last = manager.events[-1]
+        assert isinstance(last, processes.ProcessEnded)
+        assert (last.status, first.signals) == (143, [])
+
+    play(scene)
+
+
+def test_a_silent_rank_ends_the_whole_worker() -> None:
+    async def scene(manager: Managed) -> None:
+        first, second = await manager.start_ranks(2)
+        manager.workers.silence_s = 0.2
+        watch = asyncio.create_task(manager.workers.keep_watch())
+        _, speaking = await manager.connect(Ready(), rank=0)
+        await manager.connect(Ready(), rank=1)
+        async with asyncio.timeout(20):
+            while "WorkerSilent" not in manager.kinds:
+                speaking.write(protocol.encode(Ready()))
+                await asyncio.sleep(0.02)
+        watch.cancel()
+        assert first.signals == second.signals == [SIGKILL]
+
+    play(scene)
+
+
+def test_a_worker_of_which_one_rank_cannot_be_started_is_not_started() -> None:
+    async def scene(manager: Managed) -> None:
+        process = MadeUp()
+
+        async def launched() -> MadeUp:
+            return process
+
+        async def refused() -> MadeUp:
+            raise InputError("there is no folder")
+
+        worker = manager.workers.start("w", launched(), refused())
+        await worker.is_up.wait()
+        (event,) = manager.events
+        assert isinstance(event, processes.ProcessNotStarted)
+        assert str(event.problem) == "there is no folder"
+        assert process.signals == [SIGKILL]
+
+    play(scene)
+
+
+def test_a_rank_that_the_worker_does_not_have_is_sent_away() -> None:
+    async def scene(manager: Managed) -> None:
+        await manager.start_ranks(2)
+        reader, _ = await manager.connect(rank=2)
+        async with asyncio.timeout(20):
+            assert await reader.read() == b""
+        await manager.until("ProcessStarted")
 
     play(scene)

@@ -113,7 +113,7 @@ def names(trials: list[Any]) -> list[str]:
 
 def test_trials_are_trained_and_told(world: World, script: Path) -> None:
     study = new_study(study_name="my study!", pruner=optuna.pruners.NopPruner())
-    summary = search(world, study, script, n_trials=7, max_parallel=3, args=["--epochs", 3], weight=2)
+    summary = search(world, study, script, n_trials=7, max_parallel=3, args=["--epochs", 3], weight=2, ranks_per_node=2)
     assert names(study.trials) == ["COMPLETE"] * 7
     assert world.most_at_once == 3
     for trial in study.trials:
@@ -127,6 +127,7 @@ def test_trials_are_trained_and_told(world: World, script: Path) -> None:
     assert first["args"] == ["--epochs", "3", "--lr", str(study.trials[0].params["lr"])]
     assert first["params"] == {"lr": str(study.trials[0].params["lr"])}
     assert (first["script"], first["weight"], first["max_nodes"]) == (str(script), 2, 2)
+    assert {spec["ranks_per_node"] for spec in world.fake.specs} == {2}
     assert (summary.complete, summary.pruned, summary.failed) == (7, 0, 0)
     assert summary.node_seconds == 7 * 300
     assert "7 trials complete" in str(summary)

@@ -24,6 +24,11 @@
 #   LAB_PARAMETERS SlurmctldParameters                                       LAB_ACCOUNTING 1: slurmdbd with MariaDB
 #   LAB_TOPOLOGY   lines of topology.conf: a tree of switches                LAB_NAMESPACES 1: a network per node
 #   LAB_MAIN, LAB_SCAVENGER  the lines of the partitions after their names   LAB_EXTRA      more lines of slurm.conf
+#   LAB_GRES       Gres of each node in order, - for none: "gpu:4 gpu:a100:2,gpu:v100:1 -"
+#
+# GPUs of LAB_GRES are links to /dev/null, LAB_DIR/devices/NODE/gpu0 and so on. Slurm hands them out and sets
+# SLURM_GPUS_ON_NODE, SLURM_JOB_GPUS, CUDA_VISIBLE_DEVICES and its like as for real ones. (With plain files as devices it
+# sets SLURM_GPUS_ON_NODE only; without any, nodes are INVAL. Seen in 22.05.)
 set -euo pipefail
 
 LAB_DIR=${LAB_DIR:-${TMPDIR:-/tmp}/bftrainer-lab}
@@ -45,6 +50,7 @@ LAB_SCAVENGER=${LAB_SCAVENGER:-PriorityTier=1 PreemptMode=$LAB_PREEMPT GraceTime
 LAB_EXTRA=${LAB_EXTRA:-}
 LAB_TOPOLOGY=${LAB_TOPOLOGY:-}
 LAB_NAMESPACES=${LAB_NAMESPACES:-0}
+LAB_GRES=${LAB_GRES:-}
 
 conf=$LAB_DIR/slurm.conf
 run=$LAB_DIR/run
@@ -154,6 +160,43 @@ end_hosts() {
 # n01, n02, …: all names of one length, so that they sort.
 node_names() { seq -f "n%0$( ((count > 99)) && echo 3 || echo 2 )g" 1 "$count"; }
 
+# The lines of nodes $1 = n[01-08] with ports $2, hosts $3 and addresses $4; one line for each node where GRES differ.
+write_nodes() {
+  local hardware="CPUs=$LAB_CPUS RealMemory=$LAB_MEMORY State=UNKNOWN" name gres i=0 address=$4 host=$3
+  if [[ -z $LAB_GRES ]]; then
+    echo "NodeName=$1 NodeHostname=$3 NodeAddr=$4 Port=$2 $hardware"
+    return
+  fi
+  for name in $(node_names); do
+    i=$((i + 1)) gres=$(gres_of $i)
+    if [[ $LAB_NAMESPACES == 1 ]]; then host=$name address=10.77.0.$((10 + i)); fi
+    echo "NodeName=$name NodeHostname=$host NodeAddr=$address Port=$((LAB_PORT + i)) ${gres:+Gres=$gres} $hardware"
+  done
+}
+
+# The GRES of node number $1.
+gres_of() {
+  local words
+  read -ra words <<<"$LAB_GRES"
+  [[ ${words[$1 - 1]:--} == - ]] || echo "${words[$1 - 1]}"
+}
+
+# Lines of gres.conf; makes the devices.
+write_gres() {
+  local name part i=0 first last words
+  for name in $(node_names); do
+    i=$((i + 1)) first=0
+    mkdir -p "$LAB_DIR/devices/$name"
+    for part in $(gres_of $i | tr , ' '); do
+      IFS=: read -ra words <<<"$part"
+      last=$((first + words[-1] - 1))
+      for ((; first <= last; first++)); do ln -sf /dev/null "$LAB_DIR/devices/$name/${words[0]}$first"; done
+      echo "NodeName=$name Name=${words[0]}$( ((${#words[@]} == 3)) && echo " Type=${words[1]}" )" \
+        "File=$LAB_DIR/devices/$name/${words[0]}[$((last - words[-1] + 1))-$last]"
+    done
+  done
+}
+
 write_conf() {
   local first last ports hosts=localhost addresses=127.0.0.1 accounting='AccountingStorageType=accounting_storage/none' nodes
   first=$(node_names | head -n 1) last=$(node_names | tail -n 1)
@@ -203,7 +246,8 @@ ${LAB_TOPOLOGY:+TopologyPlugin=topology/tree}
 JobCompType=jobcomp/filetxt
 JobCompLoc=$log/jobcomp.log
 $accounting
-NodeName=$nodes NodeHostname=$hosts NodeAddr=$addresses Port=$ports CPUs=$LAB_CPUS RealMemory=$LAB_MEMORY State=UNKNOWN
+${LAB_GRES:+GresTypes=gpu}
+$(write_nodes "$nodes" "$ports" "$hosts" "$addresses")
 PartitionName=main Nodes=ALL Default=YES OverSubscribe=EXCLUSIVE DefaultTime=60 MaxTime=INFINITE State=UP $LAB_MAIN
 PartitionName=scavenger Nodes=ALL OverSubscribe=EXCLUSIVE DefaultTime=60 MaxTime=INFINITE State=UP $LAB_SCAVENGER
 $LAB_EXTRA
@@ -232,7 +276,7 @@ END
 }
 
 # How many nodes are up and answer.
-usable() { at head sinfo -h -N -p main -o '%T' 2>/dev/null | grep -vcE 'down|drain|fail|unk|boot|power|\*' || true; }
+usable() { at head sinfo -h -N -p main -o '%T' 2>/dev/null | grep -vcE 'down|drain|fail|inval|unk|boot|power|\*' || true; }
 
 all_run() {
   local name
@@ -301,6 +345,7 @@ up() {
   write_conf >"$conf"
   # slurmd loads a cgroup plugin even where nothing uses one; that of v1 does nothing until it is used.
   echo CgroupPlugin=cgroup/v1 >"$LAB_DIR/cgroup.conf"
+  if [[ -n $LAB_GRES ]]; then write_gres >"$LAB_DIR/gres.conf"; fi
   if [[ -n $LAB_TOPOLOGY ]]; then printf '%s\n' "$LAB_TOPOLOGY" >"$LAB_DIR/topology.conf"; fi
   write_epilog >"$LAB_DIR/epilog.sh"
   chmod 755 "$LAB_DIR/epilog.sh"
@@ -409,5 +454,5 @@ case ${1:-} in
   status) status ;;
   env) echo "export SLURM_CONF=$conf" ;;
   install) prepare ;;
-  *) sed -n '2,27p' "$0"; exit 2 ;;
+  *) sed -n '2,32p' "$0"; exit 2 ;;
 esac

@@ -40,6 +40,8 @@ class TinySlurm:
         self.queue: Sequence[WaitingJob] = ()
         self.pilots: dict[str, Pilot] = {}
         self.submissions: list[tuple[float, str]] = []
+        self.asked_for: dict[str, str] = {}
+        """The GPUs that each node's last pilot asked for."""
         self.cancelled: list[str] = []
         self.questions: Counter[str] = Counter()
         self.asked_s = 0.0
@@ -65,8 +67,9 @@ class TinySlurm:
     def reservations(self) -> dict[str, frozenset[str]]:
         return {"course": frozenset({"c002"})}
 
-    async def submit(self, node: str, *, short: bool) -> int:
+    async def submit(self, node: str, *, short: bool, gpus: str = "") -> int:
         self.clock.now += 0.05
+        self.asked_for[node] = gpus
         self.submissions.append((self.clock.now, node))
         if self.refuses(node):
             raise SlurmCommandError(REFUSED)
@@ -160,6 +163,27 @@ def test_an_account_that_no_node_accepts_is_a_problem_and_seldom_tried(make: Cal
     asyncio.run(scene.rounds(75.0))
     assert len(scene.slurm.pilots) == 20
     assert scene.pool.describe()["problem"] == ""
+
+
+# GPUs.
+
+
+def test_each_pilot_asks_for_the_gpus_of_its_node_also_if_the_node_is_new_or_was_changed(
+    make: Callable[..., Scene],
+) -> None:
+    scene = make(mixed(1, 1))
+    asyncio.run(scene.rounds(5.0))
+    assert scene.slurm.asked_for == {"c000": "", "g000": "gpu:1"}
+    four = NodeKind(frozenset({"main", "scav"}), 8, gres=(("gpu", "a100", 4),))
+    scene.slurm.kinds = {**scene.slurm.kinds, "g001": four}
+    asyncio.run(scene.rounds(16.0))
+    assert scene.slurm.asked_for["g001"] == "gpu:a100:4"
+    assert scene.slurm.questions["layout"] == 2
+    scene.slurm.kinds = {**scene.slurm.kinds, "g000": four}
+    asyncio.run(scene.rounds(300.0))
+    scene.slurm.end("g000")
+    asyncio.run(scene.rounds(16.0))
+    assert scene.slurm.asked_for["g000"] == "gpu:a100:4"
 
 
 # Waiting jobs.

@@ -40,14 +40,22 @@ def test_a_user_is_given_a_qos_an_account_and_what_limits_allow() -> None:
     assert written["server"] == {}, "the controller itself finds the address that nodes reach"
 
 
-def test_what_a_user_is_given_can_be_read_by_the_pool() -> None:
-    gpus = recorded("nodes").replace("Gres=(null)", "Gres=gpu:a100:2(S:0-1),gpu:h100:2,nvme:1")
+def test_what_a_user_is_given_can_be_read_by_the_pool_and_says_nothing_of_gpus() -> None:
     for changes in ({}, {"MaxTime": "00:03:00"}):
-        one = site(nodes=gpus, scavenger=changes)
+        one = site(gres="gpu:a100:2(S:0-1),gpu:h100:2,nvme:1|n[01-04]", scavenger=changes)
         settings = tomllib.loads(render(one, places(one)[0]))["pool"]
-        assert settings["options"] == ["--gres=gpu:4"]
+        assert "options" not in settings
         checked = read_settings(settings.pop("kind"), settings)
-        assert checked.partition == "scavenger"
+        assert (checked.partition, checked.gpus) == ("scavenger", "all")
+
+
+def test_limits_of_gpus_limit_the_pilots_and_those_of_one_job_do_not() -> None:
+    header = "Name|Preempt|PreemptMode|GraceTime|GrpTRES|MaxTRES|MaxTRESPU|MaxWall|UsageFactor"
+    rows = f"{header}\nnormal|scavenger|cluster|00:00:00|||||1\nscavenger||cluster|00:00:00|gres/gpu=26|node=1||||1\n"
+    given = {"qos": rows, "assoc": recorded("assoc")}
+    assert tomllib.loads(render(one := site(gres="gpu:8|n[01-04]", **given), places(one)[0]))["pool"]["max_pilots"] == 3
+    mixed = site(gres="gpu:8|n[01-03]\n(null)|n04", **given)
+    assert "max_pilots" not in tomllib.loads(render(mixed, places(mixed)[0]))["pool"]
 
 
 def test_cancel_is_preferred_to_requeue_and_many_nodes_to_few() -> None:
@@ -106,6 +114,7 @@ def fake_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         f'case "$2" in config) date -u "+Configuration data as of %FT%T"; tail -n +2 {RECORDED}/config.txt ;; '
         f"partition) cat {RECORDED}/partitions.txt ;; node) cat {RECORDED}/nodes.txt ;; *) exit 1 ;; esac",
     )
+    program(folder, "sinfo", "echo '(null)|n[01-04]'")
     program(folder, "sbatch", "echo 'sbatch: Job 1 to start' >&2")
     monkeypatch.setenv("PATH", str(folder), prepend=":")
     return folder

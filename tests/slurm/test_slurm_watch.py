@@ -40,12 +40,12 @@ from bftrainer.cluster.pools.slurm.hardware import (
     NodeKind,
     SiteLayout,
     has_features,
-    read_gres,
     read_layout,
 )
 from bftrainer.cluster.pools.slurm.read import Jobs, Pilot, WaitingJob, new_separator, read_nodes
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings, read_duration
 from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.slurm.gres import read_gres
 from bftrainer.traces.recorder.states import read_sinfo
 from support.cluster.made_pools import executable
 from support.slurm.squeue import HEADER, SEPARATOR, read, table
@@ -476,10 +476,11 @@ def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> No
         write_files(SlurmSettings(partition="p"), tmp_path / "file" / "slurm", {})
 
 
-def test_neither_defaults_of_the_user_nor_secrets_reach_slurms_commands() -> None:
+def test_neither_defaults_of_the_user_nor_secrets_nor_gpus_of_the_controller_reach_slurms_commands() -> None:
     given = {
         **{"SBATCH_PARTITION": "x", "SQUEUE_STATES": "x", "SLURM_JOB_ID": "1", "SLURM_CONF": "/c", "HOME": "/h"},
         **{"BFTRAINER_SECRET": "x", "BFTRAINER_TOKEN": "x", "BFTRAINER_STATE": "/s", "LC_ALL": "de_DE"},
+        **{"CUDA_VISIBLE_DEVICES": "3", "ROCR_VISIBLE_DEVICES": "0"},
     }
     kept = {"SLURM_CONF": "/c", "HOME": "/h", "BFTRAINER_STATE": "/s"}
     assert command_environment(given) == {**kept, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
@@ -526,6 +527,8 @@ def test_a_command_that_misbehaves_is_one_clear_error(
         ({"partition": "p", "max_pending": 0}, "`max_pending` must be 1 or more"),
         ({"partition": "p", "interval_s": 0}, "`interval_s` must be more than 0"),
         ({"partition": "p", "options": ["scavenger"]}, "`options` must be options of sbatch"),
+        ({"partition": "p", "gpus": "2"}, "`gpus` must be all or none, but got '2'"),
+        ({"partition": "p", "gpus": "none", "options": ["-G2"]}, "`gpus` is none, but `options` asks for GPUs (-G2)"),
         ({"partition": "p", "agent": []}, "`agent` must be what Python runs"),
     ],
 )

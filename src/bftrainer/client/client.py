@@ -36,7 +36,8 @@ def describe(
 ) -> TrainerSpec:
     """The checked description of a trainer, with paths made absolute from the current folder. Raises `InputError`.
 
-    `options` are the other keys of a description in a file: weight, env, cwd, python, launcher, curve, work, …
+    `options` are the other keys of a description in a file: weight, env, cwd, python, launcher,
+    ranks_per_node, curve, work, …
     """
     if isinstance(args, str) or not isinstance(args, Sequence):
         raise InputError(f"args must be a list of texts, but got {args!r:.80}")

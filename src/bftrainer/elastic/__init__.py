@@ -31,8 +31,8 @@ def init(
 ) -> Run:
     """Start an elastic training and return its `Run`.
 
-    Call it once, at the top of the training script. It also works without BFTrainer: the script then trains alone, in
-    one process.
+    Call it once, at the top of the training script. The script runs once per rank: one process per GPU of each node, or
+    as many as `--ranks-per-node` says. It also works without BFTrainer: the script then trains alone, in one process.
 
     - `snapshots`: the folder for snapshots of the training state, from which training resumes after all nodes were
       lost. It must be on a file system that all nodes see. Default: the environment variable BFTRAINER_SNAPSHOTS.
@@ -41,7 +41,8 @@ def init(
     - `snapshots_kept`: how many snapshots are kept.
     - `backend`: the communication backend, "gloo" or "nccl". Default: the environment variable BFTRAINER_BACKEND, else
       the one that fits the device.
-    - `device`: the torch device to train on. Default: the GPU if there is one, else the CPU.
+    - `device`: the torch device to train on. Default: the GPU if there is one, else the CPU. On a node with several
+      GPUs there is one rank per GPU, and each rank has its own.
     - `seed`: the seed for the order of the samples.
     """
     try:

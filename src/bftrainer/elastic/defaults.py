@@ -12,3 +12,5 @@ MOST_BROKEN_GROUPS = 3
 """A job fails when its group breaks this many times in a row with no member lost."""
 SNAPSHOT_EVERY_S = 60.0
 """Seconds between snapshots of a script that names no time and runs outside the live system, which sets its own."""
+MOST_RANKS = 256
+"""The most processes of a node."""

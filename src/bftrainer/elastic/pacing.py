@@ -22,45 +22,45 @@ LONGEST_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds per step by world size: linear between the given sizes, constant outside them."""
+    """Seconds per step by number of nodes: linear between the given numbers, constant outside them."""
 
-    worlds: tuple[int, ...]
+    nodes: tuple[int, ...]
     seconds: tuple[float, ...]
 
     @classmethod
     def parse(cls, text: str, where: str = protocol.PACE) -> Pace:
-        """Parse "0.05", the same for every world size, or "1:0.05,2:0.052,8:0.07", by world size."""
+        """Parse "0.05", the same for any number of nodes, or "1:0.05,2:0.052,8:0.07", by number of nodes."""
         points: dict[int, float] = {}
         try:
             if ":" not in text:
                 points[1] = float(text)
             else:
                 for part in text.split(","):
-                    world, _, seconds = part.partition(":")
-                    if int(world) in points:
+                    nodes, _, seconds = part.partition(":")
+                    if int(nodes) in points:
                         raise ValueError
-                    points[int(world)] = float(seconds)
+                    points[int(nodes)] = float(seconds)
         except ValueError:
             points = {}
-        good = all(world >= 1 and math.isfinite(s) and 0 < s <= LONGEST_S for world, s in points.items())
+        good = all(nodes >= 1 and math.isfinite(s) and 0 < s <= LONGEST_S for nodes, s in points.items())
         if not points or not good:
             raise InputError(
-                f"{where} must be the seconds of a step, such as 0.05, or by world size, such as 1:0.05,8:0.07 "
-                f"(each size once, above 0 and at most {LONGEST_S:g} s), but got {text[:100]!r}"
+                f"{where} must be the seconds of a step, such as 0.05, or by number of nodes, such as 1:0.05,8:0.07 "
+                f"(each number once, above 0 and at most {LONGEST_S:g} s), but got {text[:100]!r}"
             )
-        worlds = tuple(sorted(points))
-        return cls(worlds, tuple(points[world] for world in worlds))
+        counts = tuple(sorted(points))
+        return cls(counts, tuple(points[count] for count in counts))
 
-    def step_s(self, world: int) -> float:
-        """Return the seconds per step on `world` nodes."""
-        place = bisect_left(self.worlds, world)
+    def step_s(self, nodes: int) -> float:
+        """Return the seconds per step on `nodes` nodes."""
+        place = bisect_left(self.nodes, nodes)
         if place == 0:
             return self.seconds[0]
-        if place == len(self.worlds):
+        if place == len(self.nodes):
             return self.seconds[-1]
-        low, high = self.worlds[place - 1], self.worlds[place]
+        low, high = self.nodes[place - 1], self.nodes[place]
         before, after = self.seconds[place - 1], self.seconds[place]
-        return before + (after - before) * (world - low) / (high - low)
+        return before + (after - before) * (nodes - low) / (high - low)
 
 
 class Pacer:
@@ -84,9 +84,9 @@ class Pacer:
         """Start timing the first step of a generation now."""
         self._from = time.perf_counter()
 
-    def hold(self, world: int) -> None:
+    def hold(self, nodes: int) -> None:
         """Wait until the present step has taken its duration. The time after the wait counts for the next step."""
-        due, now = self._from + self._pace.step_s(world), time.perf_counter()
+        due, now = self._from + self._pace.step_s(nodes), time.perf_counter()
         if due > now:
             self._wait(due - now)
         self._from = max(due, now)

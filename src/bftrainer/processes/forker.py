@@ -30,7 +30,15 @@ from pathlib import Path
 from typing import Any
 
 from bftrainer.processes import exits, strays, unguided, variables
-from bftrainer.processes.launch import Command, die_with_parent, end_group, go_to_background, open_output, wait_for_end
+from bftrainer.processes.launch import (
+    Command,
+    die_with_parent,
+    end_group,
+    go_to_background,
+    keep_to_cores,
+    open_output,
+    wait_for_end,
+)
 
 
 def main() -> None:
@@ -243,6 +251,8 @@ def _import(module: str) -> str | None:
 
 def _become(command: Command) -> None:
     """Turn this forked process into what a fresh interpreter started by the command would be."""
+    if command.cores:
+        keep_to_cores(command.cores)
     if command.background:
         go_to_background()
     env = dict(command.env)

@@ -41,6 +41,8 @@ class Command:
     python: bool = True
     background: bool = False
     """Start at idle CPU priority, if the process may leave it again by `foreground()`."""
+    cores: tuple[int, ...] = ()
+    """The CPU cores that the process may run on, as far as they exist; empty: those of the caller."""
 
 
 class Process(Protocol):
@@ -151,7 +153,7 @@ def spawn(command: Command, python: str = sys.executable, keep: tuple[int, ...] 
     mark = strays.new_mark()
     try:
         popen = subprocess.Popen(  # noqa: S603 - running what the caller asks for is the purpose
-            dying_with(os.getpid(), argv, command.background),
+            dying_with(os.getpid(), argv, command.background, command.cores),
             env={**command.env, strays.MARK: mark},
             cwd=command.cwd,
             stdin=subprocess.DEVNULL,
@@ -168,12 +170,12 @@ def spawn(command: Command, python: str = sys.executable, keep: tuple[int, ...] 
     return ColdProcess(popen, mark)
 
 
-def dying_with(parent: int, argv: Sequence[str], background: bool = False) -> list[str]:
+def dying_with(parent: int, argv: Sequence[str], background: bool = False, cores: tuple[int, ...] = ()) -> list[str]:
     """Return the command line that runs `argv` so that it dies with its parent; 0 stands for any parent that starts it.
 
     It goes through a second program, because a `preexec_fn` could deadlock in a process with threads.
     """
-    return [sys.executable, "-I", "-S", "-c", _stub(background), str(parent), *argv]
+    return [sys.executable, "-I", "-S", "-c", _stub(background, cores), str(parent), *argv]
 
 
 def open_output(command: Command) -> int | None:
@@ -222,6 +224,13 @@ def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
         os._exit(128 + signum)
 
 
+def keep_to_cores(cores: tuple[int, ...]) -> None:
+    """Let this thread, and what it starts, run only on these CPU cores. Does nothing if none of them may be used."""
+    # A start never fails because of this. Python does not know the call on every system.
+    with suppress(OSError, ValueError, OverflowError, AttributeError):
+        os.sched_setaffinity(0, cores)  # the kernel ignores cores that do not exist, unless there is no other
+
+
 def go_to_background() -> None:
     """Put this thread, and what it starts, at idle CPU priority, unless it could not come back from there."""
 
@@ -258,13 +267,14 @@ def foreground() -> None:
 
 
 @cache
-def _stub(background: bool) -> str:
+def _stub(background: bool, cores: tuple[int, ...]) -> str:
     """Return a program to run between fork and exec.
 
     It is made of the functions above, because importing them takes too long.
     """
     lines = ["import os, signal, sys, threading" if background else "import os, signal, sys"]
     lines += ["from contextlib import suppress", inspect.getsource(die_with_parent)]
+    lines += [inspect.getsource(keep_to_cores), f"keep_to_cores({cores!r})"] if cores else []
     lines += [inspect.getsource(go_to_background), "go_to_background()"] if background else []
     lines += ["die_with_parent(int(sys.argv[1]))", "os.execvp(sys.argv[2], sys.argv[2:])"]
     return "\n".join(lines)

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 
 CHANNEL = "BFTRAINER_CHANNEL"
 """Environment of workers: the Unix socket on which their manager listens."""
+LOCAL_RANK = "BFTRAINER_LOCAL_RANK"
+"""Environment of workers: the number of the process among those of its worker, from 0."""
+LOCAL_WORLD = "BFTRAINER_LOCAL_WORLD"
+"""Environment of workers: how many processes the worker has on its node."""
 URL = "BFTRAINER_URL"
 """Environment: the controller's address, such as http://127.0.0.1:8765."""
 SECRET = "BFTRAINER_SECRET"  # noqa: S105 - the name of a variable, not a secret
@@ -14,6 +18,8 @@ TOKEN = "BFTRAINER_TOKEN"  # noqa: S105 - the same
 """Environment of commands: a user's token. Processes that a controller starts never see the controller's own."""
 NODE = "BFTRAINER_NODE"
 """Environment of agents and workers: the name of the node they are on."""
+SLOTS = "BFTRAINER_SLOTS"
+"""Environment of an agent: how many ranks a worker has on its node by default, as the pool says."""
 CALL_BACK = "BFTRAINER_CALL_BACK"
 """Environment of an agent in a batch job: the file in which it says why it cannot reach its controller."""
 STATE_ID = "BFTRAINER_STATE_ID"

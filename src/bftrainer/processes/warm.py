@@ -188,7 +188,10 @@ class _Parent:
         self._number += 1
         started: asyncio.Future[WarmProcess] = asyncio.get_running_loop().create_future()
         self._starting[self._number] = started
-        self.send(start=self._number, command={**asdict(command), "env": dict(command.env)})
+        fields = {**asdict(command), "env": dict(command.env)}
+        if not command.cores:
+            del fields["cores"]  # the interpreter's own BFTrainer may be of a version without it
+        self.send(start=self._number, command=fields)
         try:
             return await started
         except asyncio.CancelledError:

@@ -29,7 +29,7 @@ from bftrainer.slurm.site import (
     read_accounts,
     read_budgets,
     read_config,
-    read_gpus,
+    read_node_gres,
     read_partitions,
     read_qos,
     read_skew,
@@ -42,11 +42,13 @@ TIMEOUT_S = 10.0
 _MOST_BYTES = 64 << 20
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 """Variables that say which Slurm is meant."""
+_GPU_NODES = re.compile(r"^\s*NodeName=.*\sGres=[^\s#]*\bgpu\b", re.IGNORECASE | re.MULTILINE)
+"""A line of slurm.conf with the GPUs of nodes."""
 _SAMPLE = 16
 """Number of nodes that are examined one by one."""
 _QOS_COLUMNS = (
-    "Name,Preempt,PreemptMode,PreemptExemptTime,GraceTime,GrpTRES,GrpJobs,MaxTRESPU,MaxJobsPU,MaxWall,UsageFactor,"
-    "GrpTRESMins"
+    "Name,Preempt,PreemptMode,PreemptExemptTime,GraceTime,GrpTRES,GrpJobs,MaxTRES,MaxTRESPN,MaxTRESPU,MaxTRESPA,"
+    "MaxJobsPU,MaxWall,UsageFactor,GrpTRESMins"
 )
 
 Ask = Callable[[Sequence[str]], str]
@@ -137,7 +139,8 @@ def gather(
         user=User(name, _groups(), accounts, default_qos, budgets),
         qos=qos,
         addresses=frozenset(re.findall(r"\bNodeAddr=(\S+)", nodes)),
-        gpus=frozenset(map(read_gpus, re.findall(r"\bGres=(\S*)", nodes))),
+        gres=read_node_gres(maybe("sinfo", "-a", "-h", "-o", "%G|%N")),
+        defines_gpus=_defines_gpus(Path(config.get("SLURM_CONF", ""))),
         topology=maybe("scontrol", "show", "topology") if tree else "",
         skew_s=read_skew(shown, now),
         file_system=None if state is None else find_file_system(state, mounts),
@@ -145,12 +148,22 @@ def gather(
     )
 
 
-def try_pilot(partition: str, qos: str = "", account: str = "", limit: str = "0:05:00", ask: Ask = run) -> str | None:
-    """Return why Slurm would refuse a pilot; empty if it would not, None if it does not say. Nothing is submitted."""
+def try_pilot(
+    partition: str,
+    qos: str = "",
+    account: str = "",
+    limit: str = "0:05:00",
+    gpus: Sequence[str] = (),
+    ask: Ask = run,
+) -> str | None:
+    """Return why Slurm would refuse a pilot; empty if it would not, None if it does not say. Nothing is submitted.
+
+    `gpus` are the options with which it asks for GPUs.
+    """
     named = {"--partition": partition, "--qos": qos, "--account": account, "--time": limit}
     options = [f"{option}={value}" for option, value in named.items() if value]
     try:
-        ask(("sbatch", "--test-only", "-N1", "--exclusive", *options, "--wrap", "true"))
+        ask(("sbatch", "--test-only", "-N1", "--exclusive", *options, *gpus, "--wrap", "true"))
     except NoAnswerError:
         return None
     except SlurmError as problem:
@@ -175,6 +188,13 @@ def find_file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> Fi
         if inside and (best is None or len(mount) >= len(best.mount)):
             best = FileSystem(str(path), fields[2], mount)
     return best
+
+
+def _defines_gpus(conf: Path) -> bool:
+    try:
+        return _GPU_NODES.search(conf.read_text(errors="replace")) is not None
+    except OSError:  # no such file here, or not for this user
+        return False
 
 
 def _user() -> str:

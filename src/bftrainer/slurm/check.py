@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from bftrainer.errors import InputError
 from bftrainer.slurm.charging import charging
 from bftrainer.slurm.findings import Harvest, Level, SiteFinding, listed, preempts_by, slurm_conf, time_of
+from bftrainer.slurm.gpus import PilotRequest, gpu_findings
 from bftrainer.slurm.preemption import ending, taking_back
 from bftrainer.slurm.site import Partition, Qos, Site, seconds
 from bftrainer.util.suggest import unknown
@@ -62,16 +63,26 @@ def _likeliest(names: set[str]) -> str:
     return ""
 
 
-def examine(site: Site, harvest: Harvest, refusal: str | None = None, limit_s: float = PILOT_S) -> list[SiteFinding]:
+def examine(
+    site: Site,
+    harvest: Harvest,
+    refusal: str | None = None,
+    limit_s: float = PILOT_S,
+    request: PilotRequest | None = None,
+) -> list[SiteFinding]:
     """Return all findings. `refusal` is why Slurm refused a trial pilot, empty if it did not.
 
-    `limit_s` is the time limit of pilots.
+    `limit_s` is the time limit of pilots, `request` what they ask for of GPUs.
     """
     findings = [*taking_back(site, harvest), *ending(site, harvest)]
     if harvest.partition is None:
         findings.append(_no_partition(site))
     else:
-        findings += [*_admission(site, harvest.partition, harvest.qos), *_pilot(refusal), *charging(site, harvest)]
+        findings += [
+            *_admission(site, harvest.partition, harvest.qos),
+            *gpu_findings(site, harvest, request or PilotRequest()),
+        ]
+        findings += [*_pilot(refusal), *charging(site, harvest)]
         findings.append(_reservations(limit_s))
     findings += [*_scheduling(site), *_scripts(site), *_surroundings(site)]
     findings += [SiteFinding("asked", "warning", f"no answer: {line}", "this was not checked")
@@ -165,9 +176,6 @@ def _admission(site: Site, partition: Partition, qos: Qos | None) -> Iterator[Si
         if bounds:
             why = "no more pilots run than that: set pool.max_pilots accordingly"
             yield SiteFinding("limits", "warning", f"QOS {one.name} has limits ({bounds})", why)
-    gpus = listed(f"--gres={some}" for some in site.gpus if some)
-    if gpus:
-        yield SiteFinding("gpus", "ok", f"nodes have GPUs: pilots must ask for them with pool.options ({gpus})")
     jobs = _number(site.config.get("MaxJobCount", "10000"))
     if jobs < 2 * len(partition.nodes):
         why = "a pilot for each node would leave too few for main jobs: submissions fail when there are too many"

@@ -107,8 +107,10 @@ class Site:
     """None: they could not be asked for."""
     addresses: frozenset[str] = frozenset()
     """Addresses of a sample of the nodes; a single one means one machine that simulates a cluster."""
-    gpus: frozenset[str] = frozenset()
-    """GPUs of each node of that sample, as `--gres` takes them, such as `gpu:4`; empty for a node without."""
+    gres: Mapping[str, str] = field(default_factory=dict)
+    """Generic resources of each node, such as `gpu:a100:4(S:0-1)`; empty if they could not be asked for."""
+    defines_gpus: bool = False
+    """Whether slurm.conf gives a node GPUs, if this user can read it. Slurm shows none if GresTypes lacks them."""
     topology: str = ""
     """Lines of `scontrol show topology`, if there is a tree of switches."""
     skew_s: float | None = None
@@ -252,10 +254,16 @@ def modes(text: str) -> frozenset[str]:
     return frozenset(word for word in text.upper().split(",") if word)
 
 
-def read_gpus(gres: str) -> str:
-    """Return the GPUs among a node's generic resources: `gpu:a100:4(S:0-1),nvme:1` has `gpu:4`."""
-    counts = [int(count) for count in re.findall(r"\bgpu(?::[^:,()]+)?:(\d+)", gres)]
-    return f"gpu:{sum(counts)}" if counts else ""
+def read_node_gres(text: str) -> Mapping[str, str]:
+    """Parse the generic resources of each node, from lines of `sinfo -o '%G|%N'`."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        gres, _, nodes = line.rpartition("|")
+        try:
+            found |= dict.fromkeys(expand(nodes.strip()), _plain(gres.strip()))
+        except ValueError as problem:
+            raise SlurmError(f"sinfo: cannot read the nodes of {line[:80]!r}: {problem}") from None
+    return MappingProxyType(found)
 
 
 def _plain(value: str) -> str:

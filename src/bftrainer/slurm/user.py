@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from bftrainer.errors import BFTrainerError
 from bftrainer.slurm.check import PILOT_S, clock_text, examine, refused
 from bftrainer.slurm.findings import Harvest, SiteFinding, listed, preempts_by
+from bftrainer.slurm.gpus import kinds
+from bftrainer.slurm.gres import gpu_count
 from bftrainer.slurm.preemption import preempt_mode
 from bftrainer.slurm.site import Partition, Qos, Site, seconds
 
@@ -22,6 +24,8 @@ SHORT_S = 300.0
 LEAST_S = 120.0
 """Seconds. A pilot that may run no longer than this is of no use."""
 
+_OF_ONE_JOB = ("MaxWall", "MaxTRES", "MaxTRESPN")
+"""Limits of each single job, in the names of sacctmgr."""
 _CANCELS, _REQUEUES = "CANCEL", "REQUEUE"
 
 
@@ -148,8 +152,6 @@ def render(site: Site, place: PartitionChoice) -> str:
     lines.append(f'time_limit = "{clock_text(most_s)}"')
     if most_s < SHORT_S:
         lines.append('time_min = ""')
-    if len(site.gpus) == 1 and "" not in site.gpus:
-        lines.append(f'options = ["--gres={min(site.gpus)}"]  # a pilot has only the GPUs that it requests')
     pilots = _most_pilots(site, place)
     if pilots is not None:
         lines.append(f"max_pilots = {pilots}  # the most that may run at once")
@@ -170,10 +172,16 @@ def _limits_s(partition: Partition, qos: Qos | None) -> Iterator[float]:
 
 def _most_pilots(site: Site, place: PartitionChoice) -> int | None:
     """Return how many single-node jobs the limits of the QOS let run at once."""
+    gpus = min((gpu_count(gres) for gres in kinds(site, place.partition)), default=0)
     counts: list[int] = []
     for one in (place.qos, (site.qos or {}).get(place.partition.keys.get("QoS", ""))):
         for key, value in one.limits.items() if one else ():
+            if key in _OF_ONE_JOB:
+                continue
             match = re.search(r"(?:^|,)node=(\d+)", value) if "TRES" in key else re.fullmatch(r"(\d+)", value)
-            if match and key != "MaxWall":
+            if match:
                 counts.append(int(match[1]))
+            match = re.search(r"(?:^|,)gres/gpu=(\d+)", value)
+            if match and gpus and int(match[1]) >= gpus:
+                counts.append(int(match[1]) // gpus)
     return min(counts, default=None)

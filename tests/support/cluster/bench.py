@@ -63,7 +63,7 @@ class InName:
         """See `Launcher`."""
         return Start(place.worker, live.id, ("train.py",), {}, "/", background=place.background)
 
-    def given(self, live: ActiveTrainer, hosts: Sequence[str]) -> None:
+    def given(self, live: ActiveTrainer, hosts: Sequence[tuple[str, int]]) -> None:
         """See `Launcher`."""
 
     def said(self, tail: str) -> str:
@@ -90,6 +90,8 @@ class Bench:
         self.agents: dict[str, str] = {}
         self.cut: set[str] = set()
         """Nodes whose agents are not connected: messages from and to them are lost."""
+        self.slots: dict[str, int] = {}
+        """What the pool says of nodes' ranks, for those that join from now on."""
         self.dismissed: list[str] = []
         self.started: list[Start] = []
         self.effects = Effects()
@@ -172,7 +174,8 @@ class Bench:
         )  # fmt: skip
         with self.store.transaction():
             gpus = tuple(Gpu(str(i), "cuda", "NVIDIA A100", 81920) for i in range(self.gpus.get(node, 0)))
-            self.act(self.cluster.joined(Join(node, node, self.agents[node], statuses, gpus=gpus), self.now))
+            join = Join(node, node, self.agents[node], statuses, gpus=gpus, slots=self.slots.get(node, 0))
+            self.act(self.cluster.joined(join, self.now))
 
     def disconnect(self, *nodes: str) -> None:
         """The connections of agents break; the agents and their workers go on."""

@@ -37,6 +37,8 @@ class FakePoolHost:
         self.said: list[tuple[str, ...]] = []
         """What the pool said: (`available`, node), (`leaving`, node, grace), (`gone`, node, reason), (`note`, what)."""
         self.joins: list[str] = []
+        self.slots: dict[str, int] = {}
+        """What agents said of the ranks of their nodes."""
         self.demand = 1000
         """How many nodes trainers could use."""
         self.used: frozenset[str] = frozenset()
@@ -68,6 +70,7 @@ class FakePoolHost:
         join = codec.decode(await connection.recv())
         assert isinstance(join, messages.Join)
         self.joins.append(join.node)
+        self.slots[join.node] = join.slots
         self.agents[join.node], self.pids[join.node] = connection, join.pid
         await connection.send(codec.encode(messages.Welcome()))
         await connection.wait_closed()

@@ -52,6 +52,7 @@ def site(
         "scontrol show config": shown,
         "scontrol show partition": "\n".join([*partitions, given.get("partition", "")]),
         "scontrol show node": given.get("nodes", recorded("nodes")),
+        "sinfo -a -h": given.get("gres", "(null)|n[01-04]"),
         "scontrol show topology": given.get("topology", ""),
         "sacctmgr show qos": qos or "",
         "sacctmgr -nP show": assoc,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,7 @@ from bftrainer.util.files import replace_file
 
 if TYPE_CHECKING:
     from bftrainer.slurm.findings import SiteFinding
+    from bftrainer.slurm.gpus import PilotRequest
 
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 _ORDER = ("error", "warning", "ok")
@@ -44,16 +46,16 @@ def check(
     from bftrainer.slurm.site import seconds
     from bftrainer.slurm.user import account_for
 
-    folder, given = _configured(state)
+    folder, given, request = _configured(state)
     site = gather(folder)
     harvest = choose(site, partition or given.get("partition", ""), qos or given.get("qos", ""))
     refusal = None
     if harvest.partition is not None:
         wanted = harvest.qos.name if harvest.qos else qos or given.get("qos", "")
         account = given.get("account") or account_for(site, harvest.partition, harvest.qos)
-        refusal = try_pilot(harvest.partition.name, wanted, account)
+        refusal = try_pilot(harvest.partition.name, wanted, account, gpus=request.words(site, harvest.partition))
     limit_s = seconds(given["time_limit"]) if "time_limit" in given else PILOT_S
-    findings = examine(site, harvest, refusal, limit_s)
+    findings = examine(site, harvest, refusal, limit_s, request)
     errors, warnings = (sum(finding.level == level for finding in findings) for level in ("error", "warning"))
     lines = slurm_conf(findings)
     if as_json:
@@ -94,16 +96,18 @@ def setup_user(
     bftrainer serve --config FILE
     """
     from bftrainer.slurm.ask import gather, try_pilot
+    from bftrainer.slurm.gpus import PilotRequest
     from bftrainer.slurm.user import places, render
 
-    folder, _ = _configured(state)
+    folder, _, _ = _configured(state)
     if output is not None and output.exists():
         raise InputError(f"{output}: already exists; name a new file with -o")
     site = gather(folder)
     found = places(site, partition)
     refusals: list[str] = []
     for place in found:
-        refusal = try_pilot(place.partition.name, place.qos.name if place.qos else "", place.account)
+        gpus = PilotRequest().words(site, place.partition)
+        refusal = try_pilot(place.partition.name, place.qos.name if place.qos else "", place.account, gpus=gpus)
         if not refusal:
             break
         refusals.append(f"{place.partition.name}: {refusal}")
@@ -119,15 +123,17 @@ def setup_user(
     say(f"{output}: written; start with `bftrainer serve --config {output}`")
 
 
-def _configured(state: Path | None) -> tuple[Path, dict[str, str]]:
-    """The state folder, and the configuration's settings for pilots, if its pool is Slurm's."""
+def _configured(state: Path | None) -> tuple[Path, dict[str, str], PilotRequest]:
+    """The state folder, and the configuration's settings for pilots and their GPUs, if its pool is Slurm's."""
     from bftrainer.cluster.config.load import load_config
+    from bftrainer.slurm.gpus import PilotRequest
 
     config = load_config(overrides={"server.state": state})
     given = config.pool.settings if config.pool.kind == "slurm" else {}
-    return config.state, {
-        key: str(given[key]) for key in ("partition", "qos", "account", "time_limit") if given.get(key)
-    }
+    options = given.get("options", ())
+    words = shlex.split(options) if isinstance(options, str) else [str(word) for word in options]
+    named = {key: str(given[key]) for key in ("partition", "qos", "account", "time_limit") if given.get(key)}
+    return config.state, named, PilotRequest(str(given.get("gpus", "all")), tuple(words))
 
 
 def _show(findings: list[SiteFinding], lines: list[str]) -> None:

@@ -39,6 +39,13 @@ def agent(
             "secret's file, else the system's.",
         ),
     ] = None,
+    slots: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="Processes of a worker on this node by default; default: $BFTRAINER_SLOTS, else one per GPU.",
+        ),
+    ] = None,
     environment_from_stdin: Annotated[
         bool,
         typer.Option(
@@ -55,7 +62,7 @@ def agent(
 
     if environment_from_stdin:
         read_environment(sys.stdin, os.environ)
-    run_agent(resolve(AgentOptions(url, node, host, secret_file, folder, ca), os.environ))
+    run_agent(resolve(AgentOptions(url, node, host, secret_file, folder, ca, slots), os.environ))
 
 
 def register(app: typer.Typer) -> None:

@@ -78,6 +78,14 @@ def submit(
         str | None,
         typer.Option(metavar="elastic|torchrun|hosts", help="How the script is started and told about its peers."),
     ] = None,
+    ranks_per_node: Annotated[
+        str | None,
+        typer.Option(metavar="N|gpu", help="Processes on each node; default: gpu, one per GPU of the node."),
+    ] = None,
+    log_all_ranks: Annotated[
+        bool | None,
+        typer.Option("--log-all-ranks", help="Collect the output of all processes, not only of the first per node."),
+    ] = None,
     curve: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Scaling curve, .csv or .json as `profile` writes it.")
     ] = None,
@@ -107,6 +115,7 @@ def submit(
     given: dict[str, Any] = {"nodes": nodes, "name": name, "weight": weight, "env": env or None, "cwd": cwd}
     given |= {"python": python, "launcher": launcher, "curve": curve, "up_s": up_s, "down_s": down_s}
     given |= {"work": work, "model": model, "max_restarts": max_restarts, "group": group}
+    given |= {"ranks_per_node": ranks_per_node, "log_all_ranks": log_all_ranks}
     said = {key: value for key, value in given.items() if value is not None}
     with live_packages():
         from bftrainer.cluster.spec.files import check_here, load_spec

@@ -33,7 +33,8 @@ def profile_command(
             metavar="S|N:S,…", help="Stretch each step to S seconds, so that fake nodes scale as real ones do."
         ),
     ] = None,
-    threads: Annotated[int, typer.Option(metavar="T", min=1, help="Threads per worker.")] = 1,
+    ranks_per_node: Annotated[int, typer.Option(metavar="N", help="Processes on each node.")] = 1,
+    threads: Annotated[int, typer.Option(metavar="T", min=1, help="Threads per process.")] = 1,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -46,10 +47,11 @@ def profile_command(
     import asyncio
 
     from bftrainer.elastic.pacing import Pace
-    from bftrainer.profiling import parse_sizes, profile
+    from bftrainer.profiling import check_ranks, parse_sizes, profile
     from bftrainer.traces.files import check_writable
 
     sizes = parse_sizes(nodes)
+    check_ranks(ranks_per_node, sizes)
     if not 0 < seconds < 1e6:
         raise InputError(f"`--seconds` must be a number of seconds above 0, but got {seconds:g}")
     if pace is not None:
@@ -62,12 +64,20 @@ def profile_command(
         check_writable(output)
     command = (str(script), *(args or ()))
     found = asyncio.run(
-        profile(command, sizes, seconds=seconds, pace=pace, threads=threads, progress=_tell(len(sizes)))
+        profile(
+            command,
+            sizes,
+            seconds=seconds,
+            pace=pace,
+            threads=threads,
+            ranks_per_node=ranks_per_node,
+            progress=_tell(len(sizes)),
+        )
     )
     if output is not None:
         _write(found, script.stem, output)
     if as_json:
-        print_json(_figures(found, script, seconds, pace))
+        print_json(_figures(found, script, seconds, pace) | {"ranks_per_node": ranks_per_node})
     else:
         _show(found, output)
 

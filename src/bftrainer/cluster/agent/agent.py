@@ -18,11 +18,13 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from bftrainer.cluster.agent.call_back import CallBack, call_back_of
 from bftrainer.cluster.agent.folder import private_folder
+from bftrainer.cluster.agent.hardware import NodeHardware, find_hardware
 from bftrainer.cluster.agent.link import ControllerLink
 from bftrainer.cluster.agent.options import AgentOptions, ResolvedAgent, read_environment, resolve
 from bftrainer.cluster.agent.signals import Signals, exit_soon
@@ -35,6 +37,7 @@ from bftrainer.cluster.wire.messages import (
     FromAgent,
     FromController,
     Going,
+    GpuUse,
     Heard,
     Join,
     Logged,
@@ -48,9 +51,11 @@ from bftrainer.elastic.manager.processes import LOOPBACK
 from bftrainer.errors import BFTrainerError
 from bftrainer.processes import variables
 from bftrainer.processes.forker import fork_forker
+from bftrainer.processes.gpu_use import GpuUseReader
 from bftrainer.processes.warm import PRELOAD
 
 LOOK_AT_LOGS_S = 0.2
+READ_GPUS_S = 10.0
 GOODBYE_S = 0.2
 """How long the agent waits for the network to send its last messages to the controller."""
 
@@ -92,6 +97,8 @@ class Agent:
         self._reason = ""
         self._beat_s = BEAT_S
         self._workers: AgentWorkers
+        self._hardware = NodeHardware()
+        self._gpu_use: tuple[GpuUse, ...] = ()  # since the last heartbeat
         self.saving_s = 0.0
         """When this agent leaves, how long workers may take to save state that only they have."""
 
@@ -116,7 +123,9 @@ class Agent:
                 inherited=self._inherited,
             )
             async with self._workers:
-                work = (self._link.keep(), self._keep_beating(), self._keep_sending_logs())
+                self._hardware = await asyncio.to_thread(find_hardware, self._environment, self._settings.slots)
+                self._workers.prepare(self._hardware)
+                work = (self._link.keep(), self._keep_beating(), self._keep_sending_logs(), self._keep_reading_gpus())
                 watch = self._workers.processes.keep_watch()
                 tasks = [asyncio.create_task(each) for each in (*work, watch, self._leaving.wait())]
                 try:
@@ -157,13 +166,25 @@ class Agent:
 
     def _joining(self) -> Join:
         workers = self._workers.table.workers
-        return Join(self._settings.node, self._settings.host, self.name, workers, os.getpid())
+        node, hardware = self._settings, self._hardware
+        gpus = hardware.as_message()
+        return Join(node.node, node.host, self.name, workers, os.getpid(), gpus=gpus, slots=hardware.slots)
 
     async def _keep_beating(self) -> None:
         while True:
             await asyncio.sleep(self._beat_s)
             if self._link.welcome and not self._link.crowded:
-                self._link.send(self._workers.table.beat())
+                use, self._gpu_use = self._gpu_use, ()
+                self._link.send(replace(self._workers.table.beat(), gpus=use))
+
+    async def _keep_reading_gpus(self) -> None:
+        """Read the use of the node's GPUs now and then; the next heartbeat has it."""
+        reader = GpuUseReader(self._hardware.gpus)
+        while self._hardware.gpus:
+            await asyncio.sleep(READ_GPUS_S)
+            readings = await asyncio.to_thread(reader.read)
+            self._gpu_use = tuple(GpuUse(each.id, each.percent, each.memory_mb) for each in readings)
+        await asyncio.Event().wait()  # a node without GPUs has nothing to read
 
     async def _keep_sending_logs(self) -> None:
         while True:
@@ -274,7 +295,7 @@ def main(argv: Sequence[str] | None = None, preload: tuple[str, ...] = PRELOAD) 
 
 def _settings(argv: Sequence[str] | None) -> ResolvedAgent:
     parser = argparse.ArgumentParser(prog="python -m bftrainer.cluster.agent", description="The agent of one node.")
-    for name in ("url", "node", "host"):
+    for name in ("url", "node", "host", "slots"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--secret-file", type=Path)
     parser.add_argument("--folder", type=Path)

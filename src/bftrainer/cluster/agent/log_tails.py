@@ -18,6 +18,7 @@ from bftrainer.processes.log_tail import MOST_LOG_BYTES, LogTail
 @dataclass(slots=True)
 class _Followed:
     tail: LogTail
+    sent: bool = True
     ended: bool = False
     forgotten: bool = False
     under_way: bool = False
@@ -30,11 +31,14 @@ class LogTails:
         self._most_bytes = most_bytes
         self._followed: dict[str, _Followed] = {}
 
-    def follow(self, worker: str, path: Path) -> None:
-        """Start to follow the file that a new worker prints to. An old file of that name is removed."""
+    def follow(self, worker: str, path: Path, *, sent: bool = True) -> None:
+        """Start to follow the file that a new worker prints to. An old file of that name is removed.
+
+        If it is not `sent`, it is only kept short, and its end is known when the worker has ended.
+        """
         with suppress(OSError):
             path.unlink(missing_ok=True)
-        self._followed[worker] = _Followed(LogTail(path, self._most_bytes))
+        self._followed[worker] = _Followed(LogTail(path, self._most_bytes), sent)
 
     def ended(self, worker: str, characters: int) -> str:
         """Record that a worker will print no more, and return the last characters of its output."""
@@ -77,7 +81,8 @@ class LogTails:
         messages = []
         for worker in list(self._followed) if only is None else [only]:
             followed = self._followed.get(worker)
-            piece = followed.tail.next(now, followed.ended) if followed and not followed.under_way else None
+            may_send = followed is not None and followed.sent and not followed.under_way
+            piece = followed.tail.next(now, followed.ended) if followed and may_send else None
             if followed and piece:
                 followed.under_way = True
                 messages.append(Log(worker, piece.offset, piece.text, piece.size))
@@ -85,6 +90,6 @@ class LogTails:
 
     def _tidy(self, worker: str) -> None:
         followed = self._followed[worker]
-        if followed.forgotten and followed.ended and followed.tail.finished:
+        if followed.forgotten and followed.ended and (followed.tail.finished or not followed.sent):
             followed.tail.remove()
             del self._followed[worker]

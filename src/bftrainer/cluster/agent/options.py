@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from bftrainer.cluster.wire import messages, tls
 from bftrainer.cluster.wire.authority import OWN_AUTHORITY
+from bftrainer.elastic.defaults import MOST_RANKS
 from bftrainer.errors import InputError
 from bftrainer.processes import variables
 from bftrainer.util.net import is_loopback
@@ -31,6 +32,7 @@ class AgentOptions:
     secret_file: Path | None = None
     folder: Path | None = None
     ca: Path | None = None
+    slots: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class ResolvedAgent:
     """The folder for the workers' output; None: a private folder that is removed at the end."""
     authority: str = ""
     """A file of certificates to verify the controller with; empty: the system's."""
+    slots: int = 0
+    """How many ranks a worker has here by default; 0: one per GPU, or one if there is none."""
 
     @property
     def on_loopback(self) -> bool:
@@ -78,10 +82,11 @@ def resolve(options: AgentOptions, environment: MutableMapping[str, str]) -> Res
     if not node.isprintable() or len(node) > 255 or node != node.strip():
         raise InputError(f"`--node` must be a name of at most 255 printable characters, but got {node[:300]!r}")
     host = options.host or ("127.0.0.1" if loopback else socket.gethostname())
+    slots = _slots(options.slots, environment)
     folder = options.folder.absolute() if options.folder is not None else None
     if folder is not None:
         _make_private(folder)
-    return ResolvedAgent(url, node, host, secret, folder, _authority(options, environment))
+    return ResolvedAgent(url, node, host, secret, folder, _authority(options, environment), slots)
 
 
 def read_environment(lines: Iterable[str], environment: MutableMapping[str, str]) -> None:
@@ -94,6 +99,17 @@ def read_environment(lines: Iterable[str], environment: MutableMapping[str, str]
         if not (equals and name.isidentifier()) or "\0" in value:
             raise InputError("standard input must have lines NAME=value and then an empty line, but one differs")
         environment[name] = value
+
+
+def _slots(option: str | None, environment: MutableMapping[str, str]) -> int:
+    """Return the number of ranks that was given, or 0. Workers do not see the variable: it is about this agent."""
+    given = environment.pop(variables.SLOTS, "")
+    name, text = ("`--slots`", option) if option is not None else (variables.SLOTS, given)
+    if option is None and not given:
+        return 0
+    if not (text.isascii() and text.isdecimal() and len(text) < 10) or not 1 <= int(text) <= MOST_RANKS:
+        raise InputError(f"{name} must be a whole number from 1 to {MOST_RANKS}, but got {text[:100]!r}")
+    return int(text)
 
 
 def _authority(options: AgentOptions, environment: Mapping[str, str]) -> str:

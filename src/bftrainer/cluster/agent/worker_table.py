@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from bftrainer.cluster.wire.messages import Beat, Ended, Started, WorkerStatus
+from bftrainer.cluster.wire.messages import Beat, Ended, RankStatus, Started, WorkerStatus
 from bftrainer.elastic.protocol import Arrived, Broken, Done, Failed, Formed, FromWorker, Left, Ready
 
 MOST_TRACEBACK = 20_000
@@ -43,10 +43,10 @@ class WorkerTable:
         """Add a worker that is being started."""
         self._workers[worker] = WorkerStatus(worker, trainer, speaks=speaks)
 
-    def started(self, worker: str, pid: int, warning: str = "") -> Started:
+    def started(self, worker: str, ranks: tuple[RankStatus, ...], warning: str = "") -> Started:
         """Record that a worker runs. `warning` tells its user about an unexpected setup."""
-        self._note(worker, pid=pid)
-        return Started(worker, pid, warning)
+        self._note(worker, pid=ranks[0].pid, ranks=ranks)
+        return Started(worker, ranks[0].pid, warning, ranks)
 
     def ended(self, worker: str, status: int, tail: str = "", error: str = "", *, spoke: bool = True) -> Ended:
         """Record that a worker has ended, or could not be started (`error` says why).
@@ -62,7 +62,7 @@ class WorkerTable:
         known = self._workers[worker]
         if known.status is not None:
             return Ended(worker, known.status, known.tail, self._errors[worker], known.spoke)
-        return Started(worker, known.pid) if known.pid else None
+        return Started(worker, known.pid, ranks=known.ranks) if known.pid else None
 
     def forget(self, worker: str) -> bool:
         """Remove a worker whose end the controller has stored. Returns False for one that has not ended."""

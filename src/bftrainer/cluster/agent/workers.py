@@ -20,9 +20,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bftrainer.cluster.agent.hardware import NodeHardware
 from bftrainer.cluster.agent.log_tails import LogTails
 from bftrainer.cluster.agent.worker_table import MOST_TRACEBACK, WorkerTable
-from bftrainer.cluster.wire.messages import FromAgent, Heard, Start
+from bftrainer.cluster.wire.messages import FromAgent, Heard, RankStatus, Start
 from bftrainer.elastic import protocol
 from bftrainer.elastic.manager.processes import (
     ChannelFailed,
@@ -30,6 +31,7 @@ from bftrainer.elastic.manager.processes import (
     ProcessNotStarted,
     ProcessStarted,
     WorkerEvent,
+    WorkerProcess,
     WorkerProcesses,
     WorkerSaid,
     WorkerSilent,
@@ -38,6 +40,7 @@ from bftrainer.elastic.manager.processes import (
 from bftrainer.elastic.protocol import Done, Failed, FromWorker, Hello, Left, Report, Taken
 from bftrainer.errors import InputError
 from bftrainer.processes.launch import Command, Process
+from bftrainer.processes.rank_places import RankPlace
 from bftrainer.processes.warm import WarmLauncher
 from bftrainer.util.text import one_line
 
@@ -45,15 +48,21 @@ TAIL = 4000
 """How many characters of a worker's last output are sent with the message that it has ended."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
+
+def log_name(worker: str, rank: int) -> str:
+    """Return the name of the output of one of a worker's processes: the worker's own name for the first."""
+    return f"{worker}.{rank}" if rank else worker
+
+
 _log = logging.getLogger(__name__)
 
 
 class AgentWorkers:
     """All workers of a node. Call its methods only in the thread of the running event loop.
 
-    Workers connect to the socket `channel` and print to files in `folder`. A worker's environment is `environment`,
-    overridden by the variables of its start order, overridden by `always`. `inherited` is the warm parent that this
-    process has forked, if there is one.
+    Workers connect to the socket `channel` and print to files in `folder`. The environment of a worker's process is
+    `environment`, overridden by the variables of its rank and of its start order, overridden by `always`. `inherited`
+    is the warm parent that this process has forked, if there is one.
     """
 
     def __init__(
@@ -77,16 +86,25 @@ class AgentWorkers:
         self._tell = tell
         self._preload = preload
         self._inherited = inherited
+        self._hardware = NodeHardware()
+        self._places: dict[str, tuple[RankPlace, ...]] = {}  # of the ranks of each worker
         self._warnings: dict[str, str] = {}  # for the users of workers that are being started
         self._programs = WarmLauncher(preload=())  # it also ends processes that programs have started: see `exec.py`
         self._scripts: dict[str, WarmLauncher] = {}
 
     async def __aenter__(self) -> AgentWorkers:
         await self.processes.open()
-        # The imports take longest, so a joining node starts them before it gets any work.
         self._scripts[sys.executable] = WarmLauncher(preload=self._preload)
-        self._scripts[sys.executable].prepare(self._whole({}), self._inherited)
         return self
+
+    def prepare(self, hardware: NodeHardware) -> None:
+        """Get ready for workers on this node's hardware.
+
+        The imports take longest, so a joining node starts them before it gets any work.
+        """
+        self._hardware = hardware
+        threads = {} if self._inherited else hardware.threads(self._environment)  # the inherited parent has imported
+        self._scripts[sys.executable].prepare(self._whole({}, threads), self._inherited)
 
     async def __aexit__(self, *_: object) -> None:
         self.processes.kill_all()
@@ -101,7 +119,11 @@ class AgentWorkers:
             self._tell_again(message.worker)
             return
         self.table.begin(message.worker, message.trainer, message.speaks)
-        self.processes.start(message.worker, self._launch(message), speaks=message.speaks)
+        # A program that does not speak has no ranks that we know: it may start them itself, as torchrun does.
+        ranks = (message.ranks or self._hardware.ranks) if message.speaks else 1
+        places = self._places[message.worker] = self._hardware.places(ranks, self._environment)
+        starting = (self._launch(message, rank, place) for rank, place in enumerate(places))
+        self.processes.start(message.worker, *starting, speaks=message.speaks)
 
     def stop(self, name: str, grace_s: float) -> None:
         """End a worker: at once, or at the latest after `grace_s` seconds, in which it may end by itself."""
@@ -119,7 +141,8 @@ class AgentWorkers:
     def forget(self, name: str) -> None:
         """Forget a worker whose end the controller has stored."""
         if self.table.forget(name):
-            self.logs.forget(name)
+            for rank in range(len(self._places.pop(name, ()))):
+                self.logs.forget(log_name(name, rank))
 
     async def taken(self, within_s: float) -> None:
         """End all workers within `within_s` seconds, because the node is taken.
@@ -128,9 +151,9 @@ class AgentWorkers:
         """
         saving = set[asyncio.Task[int]]()
         for worker in self.processes.running:
-            if within_s > 0 and worker.process is not None and worker.writer is not None:
+            if within_s > 0 and worker.connected:
                 self.processes.say(worker.name, protocol.as_json(Taken(within_s)))
-                saving.add(asyncio.create_task(worker.process.wait()))
+                saving.update(asyncio.create_task(process.wait()) for process in worker.processes)
             else:
                 self.processes.stop(worker.name)
         if saving:
@@ -139,11 +162,13 @@ class AgentWorkers:
 
     # Processes.
 
-    async def _launch(self, message: Start) -> Process:
+    async def _launch(self, message: Start, rank: int, place: RankPlace) -> Process:
         if not _NAME.fullmatch(message.worker):
             raise InputError(f"the name of a worker must match {_NAME.pattern}, but got {message.worker!r}")
-        command = self._command(message)
-        self.logs.follow(message.worker, self._folder / f"{message.worker}.log")
+        name = log_name(message.worker, rank)
+        log = self._folder / f"{name}.log"
+        command = self._command(message, place, log)
+        self.logs.follow(name, log, sent=rank == 0 or message.log_all_ranks)
         if message.program:
             return await self._programs.start(command)
         python = message.python or self._submitted(message) or sys.executable
@@ -170,7 +195,7 @@ class AgentWorkers:
         )
         return ""
 
-    def _command(self, message: Start) -> Command:
+    def _command(self, message: Start, place: RankPlace, log: Path) -> Command:
         argv, cwd = message.argv, message.cwd or os.getcwd()  # noqa: PTH109
         texts: tuple[object, ...] = (*argv, *message.env, *message.env.values(), cwd)  # JSON values can have any type
         for text in texts:
@@ -181,26 +206,27 @@ class AgentWorkers:
             raise InputError(f"cannot start {message.worker}: its command or a variable's name is empty or has a `=`")
         if not Path(cwd).is_dir():
             raise InputError(f"cannot start {' '.join(argv)}: there is no folder {cwd}")
-        environment = self._whole(message.env)
+        environment = self._whole(message.env, place.environment)
         if message.speaks:
             environment |= self.processes.channel_of(message.worker)
         if message.program:
             if shutil.which(Path(cwd, argv[0]) if os.sep in argv[0] else argv[0], path=environment.get("PATH")) is None:
                 raise InputError(f"cannot start {' '.join(argv)}: there is no program {argv[0]}")
             argv = ("-m", "bftrainer.cluster.agent.exec", *argv)
-        log = self._folder / f"{message.worker}.log"
-        return Command(argv, environment, cwd, str(log), background=message.background)
+        return Command(argv, environment, cwd, str(log), background=message.background, cores=place.cores)
 
-    def _whole(self, own: Mapping[str, str]) -> dict[str, str]:
-        """Return a worker's environment: the node's, overridden by its `own`, overridden by what every worker gets."""
-        return worker_environment(self._environment, own, self._always)
+    def _whole(self, own: Mapping[str, str], of_rank: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of a process: the node's, then that of its rank, its `own`, and what all get."""
+        return worker_environment(self._environment, of_rank, own, self._always)
 
     # Events.
 
     def _happened(self, event: WorkerEvent) -> None:
         match event:
-            case ProcessStarted(worker, process):
-                self._tell(self.table.started(worker.name, process.pid, self._warnings.pop(worker.name, "")))
+            case ProcessStarted(worker):
+                places = zip(worker.processes, self._places[worker.name], strict=True)
+                ranks = tuple(RankStatus(process.pid, place.device) for process, place in places)
+                self._tell(self.table.started(worker.name, ranks, self._warnings.pop(worker.name, "")))
             case WorkerSaid(worker, message, line):
                 self._hear(worker.name, message, line)
             case WorkerSilent(worker, silent_s):
@@ -208,17 +234,20 @@ class AgentWorkers:
             case ChannelFailed(unnamed, problem):
                 _log.warning("channel of %s: %s", unnamed.name if unnamed else "a worker", problem)
             case ProcessNotStarted(worker, None):
-                self._ended(worker.name, -signal.SIGKILL, spoke=worker.spoke)
+                self._ended(worker, -signal.SIGKILL)
             case ProcessNotStarted(worker, problem):
                 error = one_line(problem)
                 _log.warning("%s could not be started: %s", worker.name, error)
-                self._ended(worker.name, -1, error, spoke=worker.spoke)
+                self._ended(worker, -1, error)
             case ProcessEnded(worker, status):
-                self._ended(worker.name, status, spoke=worker.spoke)
+                self._ended(worker, status)
 
-    def _ended(self, name: str, status: int, error: str = "", *, spoke: bool) -> None:
+    def _ended(self, worker: WorkerProcess, status: int, error: str = "") -> None:
+        name = worker.name
         self._warnings.pop(name, None)
-        self._tell(self.table.ended(name, status, self.logs.ended(name, TAIL), error, spoke=spoke))
+        tails = [self.logs.ended(log_name(name, rank), TAIL) for rank in range(len(worker.ranks))]
+        tail = tails[worker.culprit_rank]
+        self._tell(self.table.ended(name, status, tail, error, spoke=worker.spoke))
 
     def _hear(self, name: str, message: FromWorker, line: bytes) -> None:
         if isinstance(message, Hello):

@@ -97,7 +97,8 @@ class JobRunner:
         if live.given is nodes or self._settings.dry_run:
             return
         live.given = nodes
-        hosts = [self._nodes[node].host for node in nodes if node in self._nodes]
+        known = [self._nodes[node] for node in nodes if node in self._nodes]
+        hosts = [(node.host, live.spec.ranks_on(node.ranks)) for node in known]
         effects.files.append((live.id, partial(live.launcher.given, live.launch, hosts)))
 
     def _message(self, live: ActiveTrainer, intent: Intent, now: float) -> FromController:
@@ -109,7 +110,8 @@ class JobRunner:
                     node.worker = worker
                 self._store.put_worker(worker, trainer=live.id, node=name, agent=node.agent, started=now)
                 self._store.log(now, events.WorkerStarted(live.id, name, worker))
-                slot = WorkerSlot(worker, name, node.host, intent.head, intent.background, intent.settled)
+                ranks = live.spec.ranks_on(node.ranks)
+                slot = WorkerSlot(worker, name, node.host, intent.head, intent.background, intent.settled, ranks)
                 return live.launcher.start(live.launch, slot)
             case StopWorker(worker, _, grace_s):
                 return Stop(worker, grace_s)

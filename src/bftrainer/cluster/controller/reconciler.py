@@ -65,7 +65,9 @@ class Reconciler:
             node = None
         if node is not None:  # the same agent, after a restart of the controller or a broken connection
             self.planner.see_gpus(node, len(join.gpus), now)
-            node.rejoined(join, now)
+            if node.rejoined(join, now):
+                for live in self._concerned(node):
+                    live.given = None  # its launcher gets the node again, with the number of ranks
             touched = self._reattach(node, join.workers, now, effects)
             if node.leave_by is not None:
                 touched += self._leave(node, node.leave_by)

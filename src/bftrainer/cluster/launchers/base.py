@@ -66,6 +66,8 @@ class WorkerSlot:
     """Other workers of the trainer train meanwhile."""
     settled: bool = False
     """The program has run for a while before, so a failure now may be retried on the node itself."""
+    ranks: int = 1
+    """How many ranks the trainer has on the node."""
 
 
 class Launcher(Protocol):
@@ -78,8 +80,8 @@ class Launcher(Protocol):
     def start(self, launch: Launch, place: WorkerSlot) -> Start:
         """Return the message that starts a worker, on a node or on the head."""
 
-    def given(self, launch: Launch, hosts: Sequence[str]) -> None:
-        """Record that the trainer now has nodes at these addresses.
+    def given(self, launch: Launch, hosts: Sequence[tuple[str, int]]) -> None:
+        """Record that the trainer now has nodes at these addresses, each with this number of ranks.
 
         Called at every change before anything is started, and after a restart. An `OSError` fails the trainer.
         """

@@ -23,9 +23,17 @@ class ElasticLauncher:
         """See `base.Launcher`."""
         spec, env = launch.spec, self._home.environment(launch)
         arguments = (place.worker, launch.id, spec.argv, env, spec.cwd, spec.python)
-        return Start(*arguments, background=place.background, submitted_python=spec.submitted_python)
+        # For 0 the agent takes the node's default: it knows best what the node has.
+        ranks = 0 if spec.ranks_per_node == "gpu" else spec.ranks_per_node
+        return Start(
+            *arguments,
+            background=place.background,
+            submitted_python=spec.submitted_python,
+            ranks=ranks,
+            log_all_ranks=spec.log_all_ranks,
+        )
 
-    def given(self, launch: Launch, hosts: Sequence[str]) -> None:
+    def given(self, launch: Launch, hosts: Sequence[tuple[str, int]]) -> None:
         """See `base.Launcher`. The roster tells the workers about their peers."""
         self._home.prepare(launch.id)
 

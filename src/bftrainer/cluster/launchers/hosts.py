@@ -2,7 +2,7 @@
 
 `horovodrun --host-discovery-script` is an example. The user's program runs once, on the head, and itself starts its
 processes on the nodes. A file lists the trainer's nodes and is replaced whenever they change. An executable beside the
-file prints it: one line `HOST:SLOTS` per host, with one slot per node.
+file prints it: one line `HOST:SLOTS` per host, with one slot per rank of its nodes.
 """
 
 from __future__ import annotations
@@ -38,14 +38,16 @@ class HostsLauncher:
         env = {**self._home.environment(launch), SCRIPT: str(folder / "hosts"), FILE: str(folder / "hosts.txt")}
         program = spec.module is None and not spec.python and _is_program(Path(spec.cwd, spec.script))
         arguments = (place.worker, launch.id, spec.argv, env, spec.cwd, spec.python)
-        return Start(*arguments, program=program, speaks=False, submitted_python=spec.submitted_python)
+        return Start(*arguments, program=program, speaks=False, submitted_python=spec.submitted_python, ranks=1)
 
-    def given(self, launch: Launch, hosts: Sequence[str]) -> None:
+    def given(self, launch: Launch, hosts: Sequence[tuple[str, int]]) -> None:
         """See `base.Launcher`."""
         self._home.prepare(launch.id)
         folder = self._home.folder(launch.id)
-        lines = [f"{host}:{slots}\n" for host, slots in Counter(hosts).items()]
-        replace_file(folder / "hosts.txt", "".join(lines))
+        slots: Counter[str] = Counter()  # virtual nodes share one address
+        for host, ranks in hosts:
+            slots[host] += ranks
+        replace_file(folder / "hosts.txt", "".join(f"{host}:{number}\n" for host, number in slots.items()))
         text = f"#!/bin/sh\nexec cat {shlex.quote(str(folder / 'hosts.txt'))}\n"
         script = folder / "hosts"
         if not script.exists():

@@ -1,8 +1,9 @@
 """The torchrun launcher runs unmodified TorchElastic scripts.
 
 It starts one torchrun agent per node and their rendezvous store on the head, because the store must not be on a node
-that can be taken. The store gets a free port each time it is started. The port is kept, so that a restarted controller
-can send new agents there. The agents form groups and restart the script by themselves; the script must save and resume.
+that can be taken. Each agent is one process and itself starts the ranks of its node. The store gets a free port each
+time it is started. The port is kept, so that a restarted controller can send new agents there. The agents form groups
+and restart the script by themselves; the script must save and resume.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class TorchrunLauncher:
         self._keep(f"torchrun.{launch.id}", port)
         argv = ("-m", "bftrainer.elastic.local.torchrun", "--store", f"{self._host}:{port}")
         # The store is not the user's program: it runs under our interpreter and needs no variables.
-        return Start(place.worker, launch.id, argv, cwd=str(self._home.state), speaks=False)
+        return Start(place.worker, launch.id, argv, cwd=str(self._home.state), speaks=False, ranks=1)
 
     def _agent(self, launch: Launch, place: WorkerSlot) -> Start:
         spec = launch.spec
@@ -64,6 +65,7 @@ class TorchrunLauncher:
             node=place.host,
             endpoint=f"{host}:{self._kept(f'torchrun.{launch.id}')}",
             run_id=place.head,
+            ranks=place.ranks,
             env=self._home.environment(launch),
             cwd=spec.cwd,
         )
@@ -78,9 +80,9 @@ class TorchrunLauncher:
         if python:
             limits[sys.executable] = python
         argv = tuple(limits.get(word, word) for word in command.argv)
-        return Start(place.worker, launch.id, argv, command.env, spec.cwd, python, speaks=False)
+        return Start(place.worker, launch.id, argv, command.env, spec.cwd, python, speaks=False, ranks=1)
 
-    def given(self, launch: Launch, hosts: Sequence[str]) -> None:
+    def given(self, launch: Launch, hosts: Sequence[tuple[str, int]]) -> None:
         """See `base.Launcher`. The torchrun agents find each other by themselves."""
         self._home.prepare(launch.id)
 

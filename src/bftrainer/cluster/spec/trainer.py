@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from bftrainer.core.curve import Curve
 from bftrainer.elastic import protocol
+from bftrainer.elastic.defaults import MOST_RANKS
 from bftrainer.errors import InputError
 from bftrainer.processes import variables
 from bftrainer.util.suggest import unknown
@@ -27,7 +28,6 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """The pattern of a trainer's name."""
 _LIKE_AN_ID = re.compile(r"t[0-9]+")
 MOST_NODES = 100_000
-MOST_RANKS = 256
 MOST_ENV_BYTES = MOST_ARG_BYTES = 100_000
 """Linux refuses to start a program beyond about 128 kB."""
 DEFAULT_MAX_NODES = 64
@@ -36,7 +36,13 @@ MOST_PARAMS, MOST_PARAM_BYTES = 100, 10_000
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _RANGE = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
-_OURS = frozenset({protocol.CHANNEL, protocol.WORKER, protocol.HOST, variables.NODE, variables.URL, variables.SECRET})
+_SHORT_NUMBER = re.compile(r"\s*[0-9]{1,9}\s*")
+_OURS = frozenset(
+    {
+        *(protocol.CHANNEL, protocol.WORKER, protocol.HOST, protocol.LOCAL_RANK, protocol.LOCAL_WORLD),
+        *(variables.NODE, variables.URL, variables.SECRET),
+    }
+)
 """Variables by which agents and workers find each other. Users may not set them."""
 
 _RULES: Mapping[str, str] = MappingProxyType(
@@ -58,6 +64,7 @@ _RULES: Mapping[str, str] = MappingProxyType(
         "work": "a whole number of samples above 0",
         "model": "a label of at most 200 characters",
         "max_restarts": "a whole number, 0 or more",
+        "log_all_ranks": "true or false",
         "ranks_per_node": f"a whole number from 1 to {MOST_RANKS}, or gpu for one per GPU of the node",
         "group": "a name as a trainer's, or empty",
         "params": "a mapping of at most 100 names to texts",
@@ -108,6 +115,8 @@ class TrainerSpec(BaseModel):
     """How often a script that failed by itself is restarted before the trainer has failed; preemptions do not count."""
     ranks_per_node: Annotated[int, Field(ge=1, le=MOST_RANKS)] | Literal["gpu"] = "gpu"
     """How many processes it runs on each node; `gpu`: one per GPU of the node, or one if there is none."""
+    log_all_ranks: bool = Field(False, strict=True)
+    """Whether the output of all processes is collected, and not only that of the first one on each node."""
     group: str = ""
     """The sweep or study that it belongs to. Trainers of one group are shown together."""
     params: dict[str, str] = Field(default_factory=dict)
@@ -132,6 +141,15 @@ class TrainerSpec(BaseModel):
         if isinstance(given, Mapping):
             return {key: _as_text(value) for key, value in given.items()}
         return tuple(_as_text(value) for value in given) if isinstance(given, list | tuple) else given
+
+    @field_validator("ranks_per_node", mode="before")
+    @classmethod
+    def _a_number_of_ranks(cls, given: Any) -> Any:
+        """Convert a text such as `2`, as command lines and YAML files have it, to a number."""
+        number = int(given) if isinstance(given, str) and _SHORT_NUMBER.fullmatch(given) else given
+        if number == "gpu" or (type(number) is int and 1 <= number <= MOST_RANKS):
+            return number
+        raise ValueError(f"ranks_per_node must be {_RULES['ranks_per_node']}, but got {_short(given)}")
 
     @field_validator("name")
     @classmethod
@@ -238,6 +256,8 @@ class TrainerSpec(BaseModel):
             del values["submitted_python"]  # controllers of version 0.1.0 do not know it
         if self.ranks_per_node == "gpu":
             del values["ranks_per_node"]  # likewise
+        if not self.log_all_ranks:
+            del values["log_all_ranks"]
         return values
 
 

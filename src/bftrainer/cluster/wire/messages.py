@@ -112,8 +112,6 @@ class WorkerStatus:
     """It has connected to its agent's channel. Set for ended workers only; older agents do not send it."""
     ranks: Ranks = ()
     """Its processes, one per rank. Older agents do not send them."""
-    addresses: tuple[LenientText, ...] = ()
-    """The address of each of its ranks, for a worker that has several."""
 
 
 # Messages from the agent.
@@ -236,6 +234,8 @@ class Start:
     """The interpreter to use where it exists and can be run. Older agents use their own."""
     ranks: NaturalNumber = 0
     """How many processes it has; 0: the node's default, see `Join.slots`. Older agents start one."""
+    log_all_ranks: Flag = False
+    """The output of all ranks is sent, not only that of the first one on the node."""
 
 
 @dataclass(frozen=True, slots=True)

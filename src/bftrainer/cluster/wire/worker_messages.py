@@ -19,6 +19,7 @@ from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from bftrainer.cluster.wire.checks import MOST_WHOLE, NaturalNumber, Whole, first_problem
 from bftrainer.elastic import protocol
+from bftrainer.elastic.defaults import MOST_RANKS
 from bftrainer.elastic.metrics import MOST as MOST_METRICS
 from bftrainer.util.text import text
 
@@ -27,8 +28,6 @@ LEAST, MOST = 1e-9, 1e15
 MOST_S = 1e9
 """The longest time in a message, in seconds: no change of members takes longer."""
 MOST_NODES = 1 << 20
-MOST_RANKS = 256
-"""The most ranks of one worker."""
 MOST_SIZES = 1000
 """The most world sizes with a rate in one report."""
 

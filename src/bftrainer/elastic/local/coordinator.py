@@ -1,7 +1,7 @@
 """Coordinator of one local elastic job: runs virtual nodes, which can be added, removed and killed.
 
-It is used stand-alone (`main.py`), in tests and in benchmarks. Each node is one worker process. `WorkerProcesses` runs
-the workers, as on each node of a cluster. The coordinator carries out what the `Roster` decides.
+It is used stand-alone (`main.py`), in tests and in benchmarks. Each node is one worker, with one process per rank.
+`WorkerProcesses` runs the workers, as on each node of a cluster. The coordinator carries out what the `Roster` decides.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ from typing import Any, Literal
 
 from bftrainer.elastic import defaults, protocol
 from bftrainer.elastic.breaks import Breaks
+from bftrainer.elastic.local.node import VirtualNode
 from bftrainer.elastic.manager import processes
 from bftrainer.elastic.manager.processes import WorkerProcess, WorkerProcesses
 from bftrainer.elastic.manager.workers import ManagedWorkers, was_killed
 from bftrainer.elastic.protocol import Done, Failed, Formed, FromWorker, Report
 from bftrainer.elastic.roster import Roster
 from bftrainer.errors import InputError
-from bftrainer.processes.launch import Command, Process, ProcessLauncher
+from bftrainer.processes.cpu_cores import node_cores
+from bftrainer.processes.launch import Command, ProcessLauncher
 from bftrainer.processes.log_tail import LogTail
+from bftrainer.processes.rank_places import rank_places
 from bftrainer.processes.unguided import NEVER_CALLED
 from bftrainer.util.text import last_line
 
@@ -61,23 +64,6 @@ class Happening:
     message: FromWorker | None = None
 
 
-@dataclass(slots=True)
-class _Node:
-    id: str
-    process: Process
-    leave_by: float | None = None
-    finish_by: float | None = None
-    joined: bool = False
-    failed: bool = False  # it reported an exception before it joined
-    killed: bool = False
-    over: bool = False  # it reported that it left or is done
-    report: Report | None = None
-
-    def kill(self) -> None:
-        self.killed = True
-        self.process.kill_group()
-
-
 @dataclass(frozen=True, slots=True)
 class CoordinatorSettings:
     """Time limits of the coordinator, and settings for its workers."""
@@ -95,7 +81,9 @@ class CoordinatorSettings:
     background_start: bool = True
     """Start newcomers at low CPU priority, so that they do not slow the workers that train."""
     threads: int | None = 1
-    """Threads of each worker: virtual nodes share the machine's cores. None: the library's default."""
+    """Threads of each process: virtual nodes share the machine's cores. None: the library's default."""
+    ranks_per_node: int = 1
+    """Processes of each node."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -125,8 +113,8 @@ class Coordinator:
         self._script = tuple(script)
         self._launcher = launcher
         self._watch = watch
-        self._nodes: dict[str, _Node] = {}
-        self._logs: dict[str, Path] = {}
+        self._nodes: dict[str, VirtualNode] = {}
+        self._logs: dict[str, tuple[Path, ...]] = {}  # of the ranks of each node
         self._began = time.monotonic()
         self._workers: WorkerProcesses
         self._tasks: set[asyncio.Task[None]] = set()
@@ -168,19 +156,19 @@ class Coordinator:
         """Return a worker's last report."""
         return self._nodes[node].report if node in self._nodes else None
 
-    def pid(self, node: str) -> int:
-        """Return the process id of a worker."""
-        return self._find(node).process.pid
+    def pid(self, node: str, rank: int = 0) -> int:
+        """Return the id of one of a worker's processes."""
+        return self._find(node).process(rank).pid
 
-    def log(self, node: str) -> str:
-        """Return what a worker has printed, even if the worker is gone."""
-        path = self._logs.get(node)
-        return path.read_text(errors="replace") if path is not None and path.exists() else ""
+    def log(self, node: str, rank: int = 0) -> str:
+        """Return what one of a worker's processes has printed, even if the worker is gone."""
+        paths = self._logs.get(node, ())
+        return paths[rank].read_text(errors="replace") if paths and paths[rank].exists() else ""
 
     @property
     def logs(self) -> Mapping[str, Path]:
-        """The log files of the workers, by node."""
-        return dict(self._logs)
+        """The log files of the nodes' first processes, by node."""
+        return {node: paths[0] for node, paths in self._logs.items()}
 
     async def add(self, count: int = 1) -> tuple[str, ...]:
         """Add nodes; their workers join when they are ready."""
@@ -195,11 +183,12 @@ class Coordinator:
         self._let_leave(self._find(node))
         self._settle()
 
-    def signal(self, node: str, signum: int) -> None:
-        """Send a signal to a node's worker: SIGKILL removes the node without notice, SIGSTOP makes it hang."""
-        process = self._find(node).process
-        send = process.kill_group if signum == signal.SIGKILL else process.signal
-        send(signum)
+    def signal(self, node: str, signum: int, rank: int | None = None) -> None:
+        """Send a signal to a node's worker: SIGKILL removes the node without notice, SIGSTOP makes it hang.
+
+        With `rank` only that one of its processes gets the signal.
+        """
+        self._find(node).signal(signum, rank)
 
     async def wait(self) -> Outcome:
         """Wait for the end of the job."""
@@ -237,7 +226,7 @@ class Coordinator:
         if self._own_folder:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _let_leave(self, node: _Node) -> None:
+    def _let_leave(self, node: VirtualNode) -> None:
         """Let a worker leave at a step boundary. One that is not ready has nothing to hand over and is killed."""
         if self.roster.is_ready(node.id):
             node.leave_by = time.monotonic() + self.settings.grace_s
@@ -247,7 +236,7 @@ class Coordinator:
 
     # Workers.
 
-    def _find(self, node: str) -> _Node:
+    def _find(self, node: str) -> VirtualNode:
         if node not in self._nodes:
             raise InputError(f"there is no node {node!r}; there are {', '.join(self._nodes) or 'none'}")
         return self._nodes[node]
@@ -259,9 +248,10 @@ class Coordinator:
         except asyncio.CancelledError:
             self._workers.stop(worker.name)
             raise
-        if worker.starting.cancelled():
-            raise InputError("the job is over")
-        worker.starting.result()  # raises the error of one that could not be started
+        for rank in worker.ranks:
+            if rank.starting.cancelled():
+                raise InputError("the job is over")
+            rank.starting.result()  # raises the error of one that could not be started
         return worker.name
 
     def _start(self, name: str) -> WorkerProcess:
@@ -270,16 +260,20 @@ class Coordinator:
         if self.settings.threads is not None:
             environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(self.settings.threads)
         background = self.settings.background_start and bool(self.members)
-        self._logs[name] = self.folder / f"{name}.log"
-        output = str(self._logs[name])
-        command = Command(self._script, environment, os.getcwd(), output, background=background)  # noqa: PTH109
+        ranks = self.settings.ranks_per_node
+        self._logs[name] = tuple(self.folder / f"{name}{f'.{rank}' if rank else ''}.log" for rank in range(ranks))
         self.roster.start(name)
-        return self._workers.start(name, self._launcher.start(command), speaks=self.settings.speaks)
+        places = rank_places(ranks, (), node_cores(), environment)  # virtual nodes share the cores and GPUs
+        commands = [
+            Command(self._script, {**environment, **place.environment}, os.getcwd(), str(log), background=background)  # noqa: PTH109
+            for place, log in zip(places, self._logs[name], strict=True)
+        ]
+        return self._workers.start(name, *map(self._launcher.start, commands), speaks=self.settings.speaks)
 
     def _happened(self, event: processes.WorkerEvent) -> None:
         match event:
-            case processes.ProcessStarted(worker, process):
-                self._nodes[worker.name] = _Node(worker.name, process)
+            case processes.ProcessStarted(worker):
+                self._nodes[worker.name] = VirtualNode(worker.name, worker)
                 self._tell(worker.name, "started")
             case processes.ProcessNotStarted(worker):
                 self.roster.lost(worker.name)
@@ -295,7 +289,7 @@ class Coordinator:
             case processes.ProcessEnded(worker, status):
                 self._ended(self._nodes.pop(worker.name), status, spoke=worker.spoke)
 
-    def _ended(self, node: _Node, status: int, *, spoke: bool) -> None:
+    def _ended(self, node: VirtualNode, status: int, *, spoke: bool) -> None:
         expected = self._managed.gone(node, left=node.over)
         self._tell(node.id, f"ended with status {status}")
         if not expected and not self._outcome.done():
@@ -304,7 +298,7 @@ class Coordinator:
         if self._done and not self._nodes:
             self._end(Outcome("done"))
 
-    def _judge(self, node: _Node, status: int, *, spoke: bool) -> None:
+    def _judge(self, node: VirtualNode, status: int, *, spoke: bool) -> None:
         """Decide what the unexpected end of a worker means for the job."""
         if status == protocol.RESTART:
             if not self._done:
@@ -316,19 +310,23 @@ class Coordinator:
         elif status == 0:
             self._finish()
         elif not was_killed(status):
-            tail = LogTail(self._logs[node.id]).end(_LOG_TAIL)
+            tail = self._tail(node)
             ended = f"ended with status {status}" if status > 0 else f"was ended by {signal.Signals(-status).name}"
             last = last_line(tail) if status > 0 else ""
             self._failed(node, f"{node.id} {ended}{': ' + last if last else ''}", tail)
 
-    def _failed(self, node: _Node, error: str, traceback: str) -> None:
+    def _tail(self, node: VirtualNode) -> str:
+        """Return the end of the output of the process that ended a worker, or of its first one."""
+        return LogTail(self._logs[node.id][node.worker.culprit_rank]).end(_LOG_TAIL)
+
+    def _failed(self, node: VirtualNode, error: str, traceback: str) -> None:
         """Handle the failure of a worker. If it has not joined and others train, its node failed, not the job."""
         if self._managed.train_without(node):
             self._tell(node.id, f"{FAILED_ALONE}{error}")
         else:
             self._fail(error, traceback)
 
-    def _hear(self, node: _Node, message: object) -> None:
+    def _hear(self, node: VirtualNode, message: object) -> None:
         now, grace_s = time.monotonic(), self.settings.grace_s
         if verdict := self._managed.heard(node, message, now, grace_s):
             self._fail(verdict, "")
@@ -363,7 +361,7 @@ class Coordinator:
                 if node.finish_by is not None and now > node.finish_by:
                     limit = f"within {self.settings.finish_grace_s:g} s after it"
                     error = f"{node.id}: training was complete, but the script did not end {limit}"
-                    self._fail(error, LogTail(self._logs[node.id]).end(_LOG_TAIL))
+                    self._fail(error, self._tail(node))
 
     def _finish(self) -> None:
         """Complete the training. Workers that have not joined are ended; the others end by themselves."""

@@ -51,6 +51,7 @@ class RunOptions:
     silence_s: float
     grace_s: float
     threads: int
+    ranks_per_node: int
     warm: bool
     torchrun: bool
     quiet: bool
@@ -80,7 +81,8 @@ def parse_args(argv: Sequence[str]) -> RunOptions:
         metavar="S",
         help="seconds for a worker to leave (default: %(default)g)",
     )
-    add("--threads", type=int, default=1, metavar="T", help="threads of each worker (default: 1)")
+    add("--threads", type=int, default=1, metavar="T", help="threads of each process (default: 1)")
+    add("--ranks-per-node", type=int, default=1, metavar="N", help="processes of each node (default: 1)")
     add("--no-warm", action="store_true", help="start each worker as a new process, not from one with torch loaded")
     launchers = ("bftrainer", "torchrun")
     add("--launcher", choices=launchers, default=launchers[0], help="torchrun: for scripts that know only TorchElastic")
@@ -100,6 +102,9 @@ def parse_args(argv: Sequence[str]) -> RunOptions:
         raise InputError(f"`--grace` must be 0 or more, but got {given.grace:g}")
     if given.threads < 1:
         raise InputError(f"`--threads` must be 1 or more, but got {given.threads}")
+    if not 1 <= given.ranks_per_node <= defaults.MOST_RANKS:
+        rule = f"must be a whole number from 1 to {defaults.MOST_RANKS}"
+        raise InputError(f"`--ranks-per-node` {rule}, but got {given.ranks_per_node}")
     return RunOptions(
         script=(given.script, *given.args),
         nodes=nodes,
@@ -110,6 +115,7 @@ def parse_args(argv: Sequence[str]) -> RunOptions:
         silence_s=silence_s,
         grace_s=given.grace,
         threads=given.threads,
+        ranks_per_node=given.ranks_per_node,
         warm=not given.no_warm,
         torchrun=torchrun,
         quiet=given.quiet,
@@ -137,7 +143,13 @@ async def _launcher(options: RunOptions, stack: contextlib.AsyncExitStack) -> Pr
     if options.torchrun:
         store = await StoreHost.start()
         stack.push_async_callback(store.close)
-        launcher = TorchrunProcessLauncher(launcher, store, nodes=options.nodes, silence_s=int(options.silence_s))
+        launcher = TorchrunProcessLauncher(
+            launcher,
+            store,
+            nodes=options.nodes,
+            silence_s=int(options.silence_s),
+            ranks=options.ranks_per_node,
+        )
     stack.push_async_callback(launcher.close)
     return launcher
 
@@ -213,6 +225,7 @@ def _settings(options: RunOptions, output: Path) -> CoordinatorSettings:
         silence_s=options.silence_s,
         grace_s=options.grace_s,
         threads=options.threads,
+        ranks_per_node=1 if options.torchrun else options.ranks_per_node,  # an agent of torchrun starts its own ranks
         speaks=not options.torchrun,
         environment=environment,
     )

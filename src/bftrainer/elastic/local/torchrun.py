@@ -46,6 +46,7 @@ def agent_command(
     node: str,
     endpoint: str,
     run_id: str,
+    ranks: int = 1,
     env: Mapping[str, str],
     cwd: str,
     output: str | None = None,
@@ -53,8 +54,9 @@ def agent_command(
 ) -> Command:
     """Return the command of the torchrun agent for one node.
 
-    Its one worker runs the Python script (or `-m` and a module) `script_argv`. `nodes` are the fewest and the most
-    nodes of the run, `node` is this node's address, `endpoint` the store's. Settings beyond `RENDEZVOUS`:
+    Its workers, `ranks` of them, run the Python script (or `-m` and a module) `script_argv`. `nodes` are the fewest and
+    the most nodes of the run, `node` is this node's address, `endpoint` the store's. Nodes may have different numbers
+    of ranks: torchrun adds them up. Settings beyond `RENDEZVOUS`:
 
     - `silence_s`, as `keep_alive_max_attempt` (3 × 5 s by default): an agent that is silent for this long counts as
       dead. After a kill no worker makes a step before that, nor after a graceful end: an agent told to end does not say
@@ -63,21 +65,23 @@ def agent_command(
       fewest nodes are more than half of the most.
     - `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`: in each round rank 0 opens a store for the workers and announces its
       address. Without it the store of the first round is used for ever, even when its node is gone.
-    - `--monitor-interval=0.1` (5 s in old versions): seconds between an agent's checks of its worker.
+    - `--monitor-interval=0.1` (5 s in old versions): seconds between an agent's checks of its workers.
     - `--local-addr`: the address by which the others reach rank 0, instead of the host's own name for itself.
     - `GLOO_SOCKET_IFNAME=lo` for a loopback address, where gloo would resolve the host's name to another address.
-    - The worker dies with its agent; torchrun itself lets it live on in its own session.
+    - The workers die with their agent; torchrun itself lets them live on in their own sessions.
     """
     fewest, most = nodes
     if not 1 <= fewest <= most:
         raise InputError(f"`nodes` must be 1 <= fewest <= most, but got {fewest}, {most}")
+    if ranks < 1:
+        raise InputError(f"`ranks` must be 1 or more, but got {ranks}")
     if silence_s < 3:
         raise InputError(f"`silence_s` must be at least 3, but got {silence_s}")
     if not script_argv:
         raise InputError("`script_argv` must name a script, but got nothing")
     rendezvous = {**RENDEZVOUS, "keep_alive_max_attempt": silence_s // RENDEZVOUS["keep_alive_interval"]}
     argv = (
-        *("-m", "torch.distributed.run", f"--nnodes={fewest}:{most}", "--nproc-per-node=1"),
+        *("-m", "torch.distributed.run", f"--nnodes={fewest}:{most}", f"--nproc-per-node={ranks}"),
         *("--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={run_id}"),
         "--rdzv-conf=" + ",".join(f"{name}={value}" for name, value in rendezvous.items()),
         *(f"--max-restarts={RESTARTS}", "--monitor-interval=0.1", f"--local-addr={node}"),
@@ -132,21 +136,25 @@ class StoreHost:
 class TorchrunProcessLauncher:
     """Starts a torchrun agent that runs the script, instead of the script itself. See `ProcessLauncher`."""
 
-    def __init__(self, inner: ProcessLauncher, store: StoreHost, *, nodes: tuple[int, int], silence_s: int) -> None:
+    def __init__(
+        self, inner: ProcessLauncher, store: StoreHost, *, nodes: tuple[int, int], silence_s: int, ranks: int = 1
+    ) -> None:
         self._inner = inner
+        self._ranks = ranks
         self._store = store
         self._nodes = nodes
         self._silence_s = silence_s
 
     async def start(self, command: Command) -> Process:
         """See `ProcessLauncher`."""
-        own = (protocol.CHANNEL, protocol.WORKER, protocol.HOST)
+        own = (protocol.CHANNEL, protocol.WORKER, protocol.HOST, protocol.LOCAL_RANK, protocol.LOCAL_WORLD)
         agent = agent_command(
             command.argv,
             nodes=self._nodes,
             node="127.0.0.1",
             endpoint=self._store.endpoint,
             run_id="bftrainer",
+            ranks=self._ranks,
             env={name: value for name, value in command.env.items() if name not in own},
             cwd=command.cwd,
             output=command.output,

@@ -1,8 +1,9 @@
 """Worker processes of one manager: starts them, holds their channels, notices silence, and ends them.
 
 The coordinator of a local job and the agent of each cluster node use it. The manager calls `start`, `stop` and `say`.
-Workers connect to a Unix socket and speak `elastic.protocol`. Everything that happens to a worker goes out as a
-`WorkerEvent`. All messages of a worker go out before the event that it has ended.
+A worker has one process per rank; they start and end together and speak with one voice (`ranks.py`). Each connects to a
+Unix socket and speaks `elastic.protocol`. Everything that happens to a worker goes out as a `WorkerEvent`. All messages
+of a worker go out before the event that it has ended.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bftrainer.elastic import defaults, protocol
+from bftrainer.elastic.manager.ranks import MergedVoice
 from bftrainer.elastic.protocol import (
     Done,
     Failed,
@@ -43,39 +45,90 @@ _LAST_WORDS_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
-class WorkerProcess:
-    """One worker, from the order to start it to its end."""
+class RankProcess:
+    """One process of a worker."""
 
-    name: str
-    speaks: bool
-    """It connects to the channel; otherwise only its exit status is known."""
     starting: asyncio.Task[Process]
-    is_up: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it runs, or could not be started. No message of the worker goes out before."""
     process: Process | None = None
     writer: asyncio.StreamWriter | None = None
     heard_at: float | None = None
     """When its last message came; None before the first one."""
     over: bool = False
     """It has sent its last message: left, done or failed."""
+    failed: bool = False
     channel: asyncio.Task[None] | None = None
+    status: int | None = None
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether it has ended after it had said that it left or was done, so that its siblings can go on."""
+        return self.over and not self.failed
+
+
+@dataclass(slots=True, eq=False)
+class WorkerProcess:
+    """One worker with its processes, from the order to start them to their end."""
+
+    name: str
+    speaks: bool
+    """It connects to the channel; otherwise only its exit status is known."""
+    ranks: tuple[RankProcess, ...]
+    voice: MergedVoice
+    is_up: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when all processes run, or one could not be started. No message of the worker goes out before."""
     generation: int = 0
-    generation_line: bytes = b""  # the newest, sent again to a worker that connects late
+    generation_line: bytes = b""  # the newest, sent again to a process that connects late
     killing: asyncio.TimerHandle | None = None
     unwanted: bool = False  # the order to stop it came before it had started
+    taken: bool = False
+    """Its node is taken: its processes end one by one, because one of them may have to save the state first."""
+    culprit: RankProcess | None = None
+    """The first process that ended too early. The others were ended because of it."""
+
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        """Its processes that were started, in the order of ranks."""
+        return tuple(rank.process for rank in self.ranks if rank.process is not None)
+
+    @property
+    def connected(self) -> bool:
+        """Whether all processes have a channel."""
+        return all(rank.writer is not None for rank in self.ranks)
 
     @property
     def spoke(self) -> bool:
         """Whether it has connected to the channel, or does not need to."""
-        return self.heard_at is not None or not self.speaks
+        spoke = (self.culprit or self.ranks[0]).heard_at is not None
+        return spoke or not self.speaks
+
+    @property
+    def status(self) -> int:
+        """Its exit status: that of the process that ended too early, else the first one that is not 0."""
+        if self.culprit is not None and self.culprit.status is not None:
+            return self.culprit.status
+        return next((rank.status for rank in self.ranks if rank.status), 0)
+
+    @property
+    def culprit_rank(self) -> int:
+        """The number of the process that ended too early; 0 if none did."""
+        return self.ranks.index(self.culprit) if self.culprit is not None else 0
+
+    def signal(self, signum: int) -> None:
+        """Signal all its processes."""
+        for process in self.processes:
+            process.signal(signum)
+
+    def kill(self) -> None:
+        """Kill its processes and all that they have started."""
+        for process in self.processes:
+            process.kill_group()
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessStarted:
-    """The process of a worker runs."""
+    """All processes of a worker run."""
 
     worker: WorkerProcess
-    process: Process
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +151,7 @@ class WorkerSaid:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSilent:
-    """A worker has been silent for too long: it is stopped, or stuck. It is being killed."""
+    """A process of a worker has been silent for too long: it is stopped, or stuck. The worker is being killed."""
 
     worker: WorkerProcess
     silent_s: float
@@ -114,7 +167,7 @@ class ChannelFailed:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnded:
-    """A worker and all processes that it started have ended. `status` is negative for a signal."""
+    """All processes of a worker, and all that they started, have ended. `status` is negative for a signal."""
 
     worker: WorkerProcess
     status: int
@@ -181,9 +234,10 @@ class WorkerProcesses:
         """Return the variables by which a worker finds its channel."""
         return {protocol.CHANNEL: str(self._channel), protocol.WORKER: name}
 
-    def start(self, name: str, launching: Coroutine[Any, Any, Process], *, speaks: bool = True) -> WorkerProcess:
-        """Start a worker. `launching` returns its process; the events tell how it went."""
-        worker = self._workers[name] = WorkerProcess(name, speaks, asyncio.create_task(launching))
+    def start(self, name: str, *launching: Coroutine[Any, Any, Process], speaks: bool = True) -> WorkerProcess:
+        """Start a worker. Each `launching` returns the process of one rank; the events tell how it went."""
+        ranks = tuple(RankProcess(asyncio.create_task(each)) for each in launching)
+        worker = self._workers[name] = WorkerProcess(name, speaks, ranks, MergedVoice(len(ranks)))
         run = asyncio.create_task(self._run(worker))
         self._runs.add(run)
         run.add_done_callback(self._runs.discard)
@@ -194,20 +248,21 @@ class WorkerProcesses:
         worker = self._workers.get(name)
         if worker is None:
             return
-        if worker.process is None:
+        if not worker.is_up.is_set():
             worker.unwanted = True
-            worker.starting.cancel()
+            for rank in worker.ranks:
+                rank.starting.cancel()
         elif grace_s <= 0:
-            worker.process.kill_group()
+            worker.kill()
         else:
             loop = asyncio.get_running_loop()
             if worker.killing is None:
-                worker.process.signal(signal.SIGTERM)
+                worker.signal(signal.SIGTERM)
             elif worker.killing.when() > loop.time() + grace_s:
                 worker.killing.cancel()
             else:
                 return
-            worker.killing = loop.call_later(grace_s, worker.process.kill_group)
+            worker.killing = loop.call_later(grace_s, worker.kill)
 
     def kill_all(self) -> None:
         """End all workers now."""
@@ -215,7 +270,7 @@ class WorkerProcesses:
             self.stop(name)
 
     def say(self, name: str, message: Mapping[str, Any]) -> None:
-        """Send a message to a worker. A worker that is not connected yet later gets the newest generation only."""
+        """Send a message to all processes of a worker. One that connects later gets the newest generation only."""
         line = json.dumps(dict(message)).encode() + b"\n"
         decoded = protocol.decode(line)
         worker = self._workers.get(name)
@@ -223,87 +278,119 @@ class WorkerProcesses:
             return
         if isinstance(decoded, Generation) and decoded.id >= worker.generation:
             worker.generation, worker.generation_line = decoded.id, line
-        if worker.writer is not None and not worker.writer.is_closing():
-            worker.writer.write(line)
+        worker.taken = worker.taken or isinstance(decoded, Taken)
+        for rank in worker.ranks:
+            if rank.writer is not None and not rank.writer.is_closing():
+                rank.writer.write(line)
 
     async def keep_watch(self) -> None:
-        """Kill workers that connected and have then been silent."""
+        """Kill workers of which a process connected and has then been silent."""
         while True:
             before = time.monotonic()
             await asyncio.sleep(min(0.25, self.silence_s / 4))
             now = time.monotonic()
             stalled = now - before > STALLED_S
             for worker in self.running:
-                if worker.process is None or worker.heard_at is None or worker.over:
+                if not worker.is_up.is_set():
                     continue
-                silent_s = now - worker.heard_at
-                if stalled:
-                    worker.heard_at = now  # its messages since then are still to be read
-                elif silent_s > self.silence_s:
-                    worker.process.kill_group()
-                    worker.heard_at = now
+                heard = [rank for rank in worker.ranks if rank.heard_at is not None and not rank.over]
+                silent_s = max((now - rank.heard_at for rank in heard if rank.heard_at is not None), default=0.0)
+                late = silent_s > self.silence_s and not stalled
+                if late:
+                    worker.kill()
                     self._tell(WorkerSilent(worker, silent_s))
+                for rank in heard if late or stalled else ():
+                    rank.heard_at = now  # after a stall the messages since then are still to be read
 
     async def _run(self, worker: WorkerProcess) -> None:
-        problem: Exception | None = None
-        try:
-            await asyncio.wait([worker.starting])
-            worker.process = worker.starting.result()
-        except asyncio.CancelledError:
-            if not worker.starting.cancelled():
-                raise
-        except Exception as error:  # the manager must be told of any problem
-            problem = error
-        if worker.process is None:
+        problem = await self._started(worker)
+        if len(worker.processes) < len(worker.ranks):
+            worker.kill()
+            await asyncio.gather(*(process.wait() for process in worker.processes))
             del self._workers[worker.name]
             self._tell(ProcessNotStarted(worker, problem))
             worker.is_up.set()
             return
         if worker.unwanted:  # it had started before it could be cancelled
-            worker.process.kill_group()
-        self._tell(ProcessStarted(worker, worker.process))
+            worker.kill()
+        self._tell(ProcessStarted(worker))
         worker.is_up.set()
-        status = await worker.process.wait()
-        await self._hear_out(worker)
+        await asyncio.gather(*(self._ended(worker, rank) for rank in worker.ranks))
         if worker.killing is not None:
             worker.killing.cancel()
         del self._workers[worker.name]
-        self._tell(ProcessEnded(worker, status))
+        self._tell(ProcessEnded(worker, worker.status))
 
-    async def _hear_out(self, worker: WorkerProcess) -> None:
-        """Wait for the last messages of a worker whose process has ended."""
-        if worker.speaks and worker.channel is None:
+    async def _started(self, worker: WorkerProcess) -> Exception | None:
+        """Wait until all processes of a worker are started, or could not be. Return the first problem."""
+        problem: Exception | None = None
+        await asyncio.wait([rank.starting for rank in worker.ranks])
+        for rank in worker.ranks:
+            try:
+                rank.process = rank.starting.result()
+            except asyncio.CancelledError:
+                pass  # it was stopped before it had started
+            except Exception as error:  # the manager must be told of any problem
+                problem = problem or error
+        return problem
+
+    async def _ended(self, worker: WorkerProcess, rank: RankProcess) -> None:
+        """Wait for the end of a process. If it ends too early, its siblings are of no use and are ended.
+
+        A node that is taken is different: the manager ends its processes when their time is over.
+        """
+        assert rank.process is not None
+        rank.status = await rank.process.wait()
+        await self._hear_out(worker, rank)
+        if not rank.ended_well and worker.culprit is None and not worker.taken:
+            worker.culprit = rank
+            for sibling in worker.ranks:
+                if sibling.status is None and sibling.process is not None:
+                    sibling.process.kill_group()
+
+    async def _hear_out(self, worker: WorkerProcess, rank: RankProcess) -> None:
+        """Wait for the last messages of a process that has ended."""
+        if worker.speaks and rank.channel is None:
             await asyncio.sleep(_ACCEPT_S)  # its connection may be waiting to be accepted
-        if worker.channel is not None:
-            await asyncio.wait([worker.channel], timeout=_LAST_WORDS_S)
+        if rank.channel is not None:
+            await asyncio.wait([rank.channel], timeout=_LAST_WORDS_S)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._connections[task] = writer
         worker: WorkerProcess | None = None
+        rank: RankProcess | None = None
+        number = 0
         try:
             while line := await reader.readline():
                 message = protocol.decode(line)
                 if isinstance(message, Hello):
-                    worker = self._workers.get(message.worker)
-                    if worker is None:
+                    worker, number = self._workers.get(message.worker), message.local_rank
+                    if worker is None or not 0 <= number < len(worker.ranks):
                         break
-                    worker.channel = task
+                    rank = worker.ranks[number]
+                    rank.channel = task
                     await worker.is_up.wait()  # the worker may be faster than its launcher's answer
-                    worker.writer = writer
+                    rank.writer = writer
                     writer.write(worker.generation_line)
-                if worker is None or self._workers.get(worker.name) is not worker:
+                if worker is None or rank is None or self._workers.get(worker.name) is not worker:
                     break
-                worker.heard_at = time.monotonic()
-                worker.over = worker.over or isinstance(message, Left | Done | Failed)
+                rank.heard_at = time.monotonic()
+                rank.over = rank.over or isinstance(message, Left | Done | Failed)
+                rank.failed = rank.failed or isinstance(message, Failed)
                 if message is not None and not isinstance(message, Generation | Go | Taken):
-                    self._tell(WorkerSaid(worker, message, line))
+                    self._pass_on(worker, number, message, line)
         except (OSError, ValueError, TypeError, ProtocolError) as problem:  # ValueError: the line is too long
             self._tell(ChannelFailed(worker, problem))
         finally:
             del self._connections[task]
-            if worker is not None and worker.writer is writer:
-                worker.writer = None
+            if rank is not None and rank.writer is writer:
+                rank.writer = None
             with contextlib.suppress(OSError):
                 writer.close()
+
+    def _pass_on(self, worker: WorkerProcess, rank: int, message: FromWorker, line: bytes) -> None:
+        merged = worker.voice.merge(rank, message)
+        if merged is not None:
+            self._tell(WorkerSaid(worker, merged, line if merged is message else protocol.encode(merged)))

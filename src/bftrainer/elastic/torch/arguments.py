@@ -51,9 +51,12 @@ def function(name: str, value: object) -> Any:
 
 
 def existing_device(device: object) -> torch.device:
-    """Return the torch device to train on, which must exist here. Default: the GPU if there is one, else the CPU."""
+    """Return the torch device to train on, which must exist here. Default: the GPU if there is one, else the CPU.
+
+    The ranks of one node take different GPUs, unless `device` has a number.
+    """
     if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return _gpu_of_rank() if torch.cuda.is_available() else torch.device("cpu")
     try:
         found = torch.device(device)  # type: ignore[call-overload]
     except (RuntimeError, TypeError):
@@ -68,6 +71,8 @@ def existing_device(device: object) -> torch.device:
             raise InputError(
                 f"`device` is {str(found)!r}, but torch finds {there} here; omit it to use the available device"
             )
+        if found == torch.device("cuda"):  # without a number
+            return _gpu_of_rank()
     elif found.type != "cpu":
         try:
             torch.empty(1, device=found)
@@ -75,6 +80,19 @@ def existing_device(device: object) -> torch.device:
             reason = str(problem).partition("\n")[0]
             raise InputError(f"`device` is {str(found)!r}, which torch cannot use here: {reason}") from None
     return found
+
+
+def _gpu_of_rank() -> torch.device:
+    """Return the GPU of this rank, and make it torch's current one.
+
+    A manager shows each rank one GPU, its own. If the ranks of a node see several, each takes one by its number.
+    """
+    count, ranks = torch.cuda.device_count(), int(os.environ.get(protocol.LOCAL_WORLD) or 1)
+    if count < 2 or ranks < 2 or not os.environ.get(protocol.CHANNEL):
+        return torch.device("cuda")
+    own = torch.device("cuda", int(os.environ.get(protocol.LOCAL_RANK) or 0) % count)
+    torch.cuda.set_device(own)  # NCCL and the script's own `.cuda()` must not use the GPU of another rank
+    return own
 
 
 def known_backend(backend: object, device: torch.device) -> str | None:

@@ -21,7 +21,7 @@ _END_OF_BATCHES = "the end of the batches"
 
 
 class TrainingLoop:
-    """Loops of one worker over epochs, batches and steps."""
+    """Loops of one rank over epochs, batches and steps."""
 
     def __init__(self, member: TrainingMember, batch: PresentBatch, reports: ProgressReports) -> None:
         self._member = member
@@ -34,7 +34,7 @@ class TrainingLoop:
 
     @property
     def is_over(self) -> bool:
-        """Whether this worker's part in the training has ended."""
+        """Whether this rank's part in the training has ended."""
         return self._finished or self._member.left
 
     def epochs(self, count: int) -> Iterator[int]:

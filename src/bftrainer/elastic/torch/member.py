@@ -1,4 +1,4 @@
-"""Training member: this worker's state, its group of peers, and the way from one group to the next.
+"""Training member: this rank's state, its group of peers, and the way from one group to the next.
 
 A member joins when training begins. Between two batches, when all of the script's code for a step has run, it re-forms
 its group if all ranks know of a new generation; newcomers then receive the state. When a peer is lost, the group is
@@ -39,7 +39,7 @@ from bftrainer.errors import InputError
 
 
 class TrainingMember:
-    """This worker as a member of the training. `state` is its training state, `peers` the group it is in."""
+    """This rank as a member of the training. `state` is its training state, `peers` the group it is in."""
 
     def __init__(self, device: torch.device, backend: str | None, snapshots: Snapshots | None) -> None:
         self.device = device
@@ -58,7 +58,7 @@ class TrainingMember:
         self.together = Together(self.state, self.peers, self.recover_inside)
         self.joined = False
         self.left = False
-        """Whether this worker ended at a step boundary because it is not in the next generation."""
+        """Whether this rank ended at a step boundary because its node is not in the next generation."""
         self.agreed = False
         """Whether all ranks know of a new generation, so that the group can be re-formed at this step boundary."""
         self.fresh = False
@@ -82,13 +82,33 @@ class TrainingMember:
 
     @property
     def rank(self) -> int:
-        """This worker's number in the present generation, from 0."""
+        """This rank's number in the present generation, from 0."""
         return self.peers.rank
 
     @property
     def world(self) -> int:
-        """Number of workers that train at present."""
+        """Number of ranks that train at present."""
         return self.peers.world
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's number among those on its node, from 0."""
+        return self.peers.local_rank
+
+    @property
+    def local_world(self) -> int:
+        """Number of ranks on this node."""
+        return self.peers.local_world
+
+    @property
+    def node_rank(self) -> int:
+        """This node's number in the present generation, from 0."""
+        return self.peers.node_rank
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes that train at present."""
+        return self.peers.nodes
 
     @property
     def progress(self) -> Progress:
@@ -219,11 +239,11 @@ class TrainingMember:
             self.gradients.follow()  # the received state may train other parameters
         self.gradients.group_is(alone=assignment.world == 1, check=self.peers.check_whole, wait=self.peers.wait)
         pause_s = time.perf_counter() - paused_at
-        generation, world = assignment.generation, assignment.world
-        self.meter.formed(generation, world)
+        generation, nodes = assignment.generation, assignment.nodes
+        self.meter.formed(generation, nodes)
         if self.pacer is not None:
             self.pacer.begin()
-        membership.send(Formed(generation, world, round(pause_s, 6), round(form_s, 6), round(sync_s, 6)))
+        membership.send(Formed(generation, nodes, round(pause_s, 6), round(form_s, 6), round(sync_s, 6)))
 
     def _sync(self, assignment: Assignment) -> None:
         self.last_save.at_rest = False
@@ -234,12 +254,12 @@ class TrainingMember:
             self.buffers.commit()
 
     def _leave(self, generation: Generation) -> NoReturn:
-        """End this worker at a step boundary."""
+        """End this rank at a step boundary."""
         assert self.membership is not None
         self.last_save.end_if_taken()
         former = self._assignment.members if self._assignment is not None else ()
-        if self.state.has_state and not set(generation.members) & set(former):
-            self.state.save()  # no rank that has the state stays
+        if self.state.has_state and self.local_rank == 0 and not set(generation.members) & set(former):
+            self.state.save()  # no node that has the state stays; one rank per node saves
         self.left = True
         self.loaders.close()
         self.membership.leave(self.progress.step)
@@ -262,8 +282,10 @@ class TrainingMember:
         self.state.save_within(seconds)
 
     def _is_one_of_many(self) -> bool:
-        """Return whether the group seems complete and another rank is the main rank, which then saves."""
+        """Return whether another rank saves: the first one on this node, or the main rank of a complete group."""
         assert self.membership is not None
+        if self.local_rank > 0:
+            return True
         return self.rank > 0 and not self._forming and not self.membership.cut
 
     def _send(self, message: Message) -> None:

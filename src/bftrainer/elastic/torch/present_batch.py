@@ -182,7 +182,7 @@ class PresentBatch:
         member, buffers = self._member, self._member.buffers
         together = member.world > 1
         if member.pacer is not None:
-            member.pacer.hold(member.world)
+            member.pacer.hold(member.nodes)
         riders = self._riders.riders(count, loss, knows=member.peers.knows_of_newer, device=member.device)
         if together and buffers:
             share = sum(micro.weight for micro in step.micros) if step.micros else 1.0 / member.world

@@ -1,4 +1,4 @@
-"""Training rate by world size, measured while a job trains, and the total number of samples.
+"""Training rate by number of nodes, measured while a job trains, and the total number of samples.
 
 The training loop only updates counters at each step (`Meter.stepped`). The reporting thread computes the rates.
 """
@@ -22,20 +22,20 @@ class Mark:
     """Progress at one moment."""
 
     generation: int
-    world: int
+    nodes: int
     steps: int
     samples: int
     at: float
 
 
 class Meter:
-    """Samples per second of the whole job by world size: the median over windows of about a second."""
+    """Samples per second of the whole job by number of nodes: the median over windows of about a second."""
 
     def __init__(self) -> None:
         self.steps = 0
         self.samples = 0
         self.generation = 0
-        self.world = 1
+        self.nodes = 1
         self.last_at = time.perf_counter()
         self._formed_at_step = 0
         self._start: Mark | None = None
@@ -47,16 +47,16 @@ class Meter:
         self.steps += 1
         self.last_at = time.perf_counter()
 
-    def formed(self, generation: int, world: int) -> None:
+    def formed(self, generation: int, nodes: int) -> None:
         """Record that a new generation trains."""
         self._formed_at_step = self.steps
-        self.world = world
+        self.nodes = nodes
         self.generation = generation
         self.last_at = time.perf_counter()
 
     def look(self) -> None:
         """Close a window if it holds enough steps. It is called about once a second, from another thread."""
-        now = Mark(self.generation, self.world, self.steps, self.samples, self.last_at)
+        now = Mark(self.generation, self.nodes, self.steps, self.samples, self.last_at)
         start = self._start
         if start is None or start.generation != now.generation:
             warm = now.steps >= self._formed_at_step + WARM_UP_STEPS
@@ -64,16 +64,16 @@ class Meter:
             return
         if now.steps - start.steps >= _LEAST_STEPS and now.at - start.at >= _LEAST_S:
             rate = (now.samples - start.samples) / (now.at - start.at)
-            self._windows.setdefault(now.world, deque(maxlen=_WINDOWS)).append(rate)
+            self._windows.setdefault(now.nodes, deque(maxlen=_WINDOWS)).append(rate)
             self._start = now
 
     def rates(self) -> dict[int, float]:
-        """Return the measured rates, in samples per second by world size."""
-        return {world: statistics.median(windows) for world, windows in sorted(self._windows.items())}
+        """Return the measured rates, in samples per second by number of nodes."""
+        return {nodes: statistics.median(windows) for nodes, windows in sorted(self._windows.items())}
 
     def windows(self) -> int:
-        """Return the number of windows measured at the present world size."""
-        return len(self._windows.get(self.world, ()))
+        """Return the number of windows measured at the present number of nodes."""
+        return len(self._windows.get(self.nodes, ()))
 
 
 @dataclass(frozen=True, slots=True)

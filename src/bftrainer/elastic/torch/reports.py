@@ -1,4 +1,4 @@
-"""Progress reports of one worker: what its manager is told about steps, rates, metrics and snapshots."""
+"""Progress reports of one rank: what its manager is told about steps, rates, metrics and snapshots."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class ProgressReports:
             step=progress.step,
             epoch=progress.epoch,
             samples=progress.samples,
-            world=meter.world if state.has_state else 0,
-            rates={str(world): round(rate, 3) for world, rate in meter.rates().items()},
+            world=meter.nodes if state.has_state else 0,
+            rates={str(nodes): round(rate, 3) for nodes, rate in meter.rates().items()},
             metrics=metrics,
             metrics_at=metrics_at,
             snapshot_step=state.snapshot_step,

@@ -1,6 +1,6 @@
 """PyTorch `Run`: the object that `bftrainer.elastic.init()` returns and a training script uses.
 
-It is the interface of four parts: the worker as a member of the training (`member.py`), the loops that the script runs
+It is the interface of four parts: the rank as a member of the training (`member.py`), the loops that the script runs
 in (`loop.py`), the batch it computes and the steps for it (`present_batch.py`), and what is reported (`reports.py`).
 """
 
@@ -38,7 +38,7 @@ _ENDING_S = 25.0
 
 
 class Run:
-    """One worker's handle on an elastic training. Made by `init`.
+    """One rank's handle on an elastic training. Made by `init`.
 
     Register the model and the optimizer with `register`, loop over `epochs` and `batches`, and call `step` after each
     backward pass. `step` replaces `optimizer.step()` and `optimizer.zero_grad()`. Do not wrap the model in
@@ -85,13 +85,33 @@ class Run:
 
     @property
     def rank(self) -> int:
-        """This worker's number in the present generation, from 0. It may change when nodes come or go."""
+        """This rank's number among all ranks, from 0. It may change when nodes come or go."""
         return self._member.rank
 
     @property
     def world(self) -> int:
-        """Number of workers that train at present. It changes when nodes come or go."""
+        """Number of ranks that train at present, on all nodes. It changes when nodes come or go."""
         return self._member.world
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's number among the ranks on its node, from 0. It never changes."""
+        return self._member.local_rank
+
+    @property
+    def local_world(self) -> int:
+        """Number of ranks on this rank's node. Other nodes may have another number."""
+        return self._member.local_world
+
+    @property
+    def node_rank(self) -> int:
+        """Number of this rank's node among all nodes, from 0. It may change when nodes come or go."""
+        return self._member.node_rank
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes that train at present."""
+        return self._member.nodes
 
     @property
     def generation(self) -> int:
@@ -100,7 +120,7 @@ class Run:
 
     @property
     def is_main(self) -> bool:
-        """Whether this worker is rank 0, which prints and saves. Another worker may become rank 0 later."""
+        """Whether this is rank 0, which prints and saves. Another one may become rank 0 later."""
         return self.rank == 0
 
     @property
@@ -169,7 +189,7 @@ class Run:
         - `lr_scaling`: how the learning rate changes with the global batch: "linear", "sqrt", "none", or a function of
           the ratio of the global batch to `lr_base_batch`.
         - `lr_warmup_steps`: the number of steps over which a rise of the learning rate is spread.
-        - `lr_base_batch`: the global batch that the learning rate was chosen for. Default: the batch of one node.
+        - `lr_base_batch`: the global batch that the learning rate was chosen for. Default: the batch of one rank.
         - `clip_norm`: the norm to which the summed gradient is clipped.
         - `scheduler_every`: "step" or "epoch" steps the registered LR schedulers that often. Without it the script
           steps them.
@@ -200,7 +220,7 @@ class Run:
     def epochs(self, count: int) -> Iterator[int]:
         """Iterate over the epochs that are still to be trained, out of `count`.
 
-        A worker that joins later, or a run that resumes from a snapshot, begins in the epoch that is in progress.
+        A rank that joins later, or a run that resumes from a snapshot, begins in the epoch that is in progress.
         """
         return self._loop.epochs(whole_number("count", count, 0))
 
@@ -221,8 +241,8 @@ class Run:
         unless `dataset` is a DataLoader.
 
         - `dataset`: a map-style dataset, or a torch DataLoader of one. A DataLoader's settings apply unless given here.
-        - `batch_size`: samples per node and step.
-        - `global_batch`: samples per step over all nodes. They are split over the nodes.
+        - `batch_size`: samples per rank and step.
+        - `global_batch`: samples per step over all ranks. They are split over the ranks.
         - `max_batch`: the largest batch for one backward pass. A larger share comes in several batches whose gradients
           are accumulated; call `run.step` after each of them as usual.
         - `shuffle`: whether the samples are shuffled. Default: True.
@@ -327,6 +347,6 @@ class Run:
         try:
             self.finish()
         except SystemExit:
-            return  # this worker is no longer a member, which the manager knows
+            return  # this node is no longer a member, which the manager knows
         except Exception as problem:
             sys.excepthook(type(problem), problem, problem.__traceback__)

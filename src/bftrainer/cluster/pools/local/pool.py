@@ -24,6 +24,8 @@ from bftrainer.cluster.pools.local.host import PRELOAD, HostLink
 from bftrainer.elastic import protocol
 from bftrainer.errors import InputError
 from bftrainer.processes import variables
+from bftrainer.processes.gpus import GpuDevice, find_gpus
+from bftrainer.processes.rank_places import device_variables, own_gpus
 
 AGENT = ("-m", "bftrainer.cluster.agent")
 MOST_NODES = 10_000
@@ -114,6 +116,7 @@ class LocalPool:
         self._wake = asyncio.Event()
         self._paused = False
         self._wanted: set[str] = set()
+        self._gpus: tuple[GpuDevice, ...] = ()
         self._done_s = 0.0
         """Time of the schedule up to which it was carried out."""
         self._zero = 0.0
@@ -126,6 +129,7 @@ class LocalPool:
     async def open(self, host: PoolHost) -> None:
         """See `base.Pool`."""
         self._host_link.open(host)
+        self._gpus = await asyncio.to_thread(find_gpus, os.environ)
         self._find_origin()
         self._done_s = self._now_s()
         self._wanted = set(self._schedule.present(self._done_s))
@@ -254,7 +258,9 @@ class LocalPool:
             env |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self.settings.threads))
         if self.settings.pace:
             env[protocol.PACE] = self.settings.pace
-        return env
+        # The virtual nodes share this machine's GPUs: each counts its part as its own.
+        nodes = self._schedule.nodes
+        return env | device_variables(own_gpus(nodes.index(node), len(nodes), self._gpus), env)
 
     # The host.
 

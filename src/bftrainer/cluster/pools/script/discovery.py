@@ -1,7 +1,7 @@
 """Node discovery runs a user's executable, with limits, and reads the names that it prints.
 
 The `script` pool calls `ask`. The format is that of Elastic Horovod's host discovery: one `name` or `name:slots` per
-line. Every problem is a `DiscoveryError` that says what is wrong.
+line. The slots of a node are its default number of ranks. Every problem is a `DiscoveryError` that says what is wrong.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from bftrainer.cluster.pools.keeper import NODE_NAME
+from bftrainer.elastic.defaults import MOST_RANKS
 from bftrainer.errors import BFTrainerError
 from bftrainer.processes.run import CommandError, run_async
 
@@ -21,8 +22,8 @@ class DiscoveryError(BFTrainerError):
     """The executable could not be run, or its output is no list of nodes."""
 
 
-async def ask(argv: Sequence[str], timeout_s: float) -> tuple[str, ...]:
-    """Return the nodes that the executable prints, in order."""
+async def ask(argv: Sequence[str], timeout_s: float) -> dict[str, int]:
+    """Return the nodes that the executable prints, in order, with their slots (see `read_nodes`)."""
     return read_nodes(await run(argv, timeout_s))
 
 
@@ -38,10 +39,10 @@ async def run(argv: Sequence[str], timeout_s: float, env: Mapping[str, str] | No
     return result.out
 
 
-def read_nodes(output: bytes) -> tuple[str, ...]:
-    """Return the nodes in the output of a host discovery script.
+def read_nodes(output: bytes) -> dict[str, int]:
+    """Return the nodes in the output of a host discovery script, with their slots; 0: none were printed.
 
-    Nodes without a slot are left out; one bad line makes the whole output invalid.
+    Nodes printed with 0 slots are left out; one bad line makes the whole output invalid.
     """
     try:
         lines = output.decode().split("\n")
@@ -49,7 +50,7 @@ def read_nodes(output: bytes) -> tuple[str, ...]:
         raise DiscoveryError("what it prints is not text") from None
     if len(lines) > MOST_LINES:
         raise DiscoveryError(f"it prints more than {MOST_LINES} lines")
-    nodes: dict[str, None] = {}
+    nodes: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()
         if not text:
@@ -57,6 +58,9 @@ def read_nodes(output: bytes) -> tuple[str, ...]:
         match = _LINE.fullmatch(text)
         if match is None:
             raise DiscoveryError(f"line {number} must be NAME or NAME:SLOTS, but got {text[:60]!r}")
-        if match[2] is None or int(match[2]) >= 1:
-            nodes[match[1]] = None
-    return tuple(nodes)
+        slots = int(match[2] or 0)
+        if slots > MOST_RANKS:
+            raise DiscoveryError(f"line {number}: SLOTS must be a whole number from 1 to {MOST_RANKS}, but got {slots}")
+        if match[2] is None or slots >= 1:
+            nodes[match[1]] = slots
+    return nodes

@@ -53,8 +53,8 @@ class ScriptSettings:
         default=START,
         metadata={
             "doc": "starts the agent of {node} and runs as long as it does; gets BFTRAINER_URL, BFTRAINER_SECRET, "
-            "BFTRAINER_NODE and, with TLS, BFTRAINER_CA in its environment, and as lines NAME=value up to an empty one "
-            "on stdin"
+            "BFTRAINER_NODE and, where there are any, BFTRAINER_SLOTS and BFTRAINER_CA in its environment, and as "
+            "lines NAME=value up to an empty one on stdin"
         },
     )
     interval_s: float = field(default=10.0, metadata={"doc": "how often the executable is run"})
@@ -108,7 +108,8 @@ class ScriptPool:
         self._host_link = PoolHostLink()
         self._commands: dict[str, RunningCommand] = {}
         self._terminated: set[str] = set()
-        self._listed: tuple[str, ...] = ()
+        self._listed: dict[str, int] = {}
+        """The listed nodes with their slots; 0: none were printed."""
         self._asked = False
         self._failures = 0
         self._problem = ""
@@ -194,9 +195,9 @@ class ScriptPool:
             wait = max(self.settings.interval_s, wait)
             await asyncio.sleep(max(0.0, began + wait - time.monotonic()))
 
-    def _list(self, listed: tuple[str, ...]) -> None:
+    def _list(self, listed: dict[str, int]) -> None:
         vanished = set(self._listed) - set(listed)
-        self._changed |= listed != self._listed
+        self._changed |= list(listed.items()) != list(self._listed.items())
         self._listed = listed
         if self._to.observing:
             return
@@ -265,6 +266,8 @@ class ScriptPool:
 
     def _start(self, node: str) -> None:
         given = {**self._to.agent_environment, variables.NODE: node}
+        if self._listed.get(node):
+            given[variables.SLOTS] = str(self._listed[node])
         block = "".join(f"{name}={value}\n" for name, value in given.items()) + "\n"
         argv = [word.replace("{node}", node) for word in self.settings.start]
         self._changed = True
@@ -329,13 +332,15 @@ class ScriptPool:
         commands: dict[str, list[Any]] = {node: [0, ""] for node in starting}
         commands |= {node: [command.pid, command.birth] for node, command in self._commands.items()}
         known = {"listed": list(self._listed), "commands": commands, "agents": self._host_link.agents_mark}
-        self._to.remember(_MEMORY, known)
+        slots = {node: number for node, number in self._listed.items() if number}
+        self._to.remember(_MEMORY, {**known, "slots": slots})
         self._changed = False
 
     def _recall(self) -> None:
         match self._to.recall(_MEMORY):
-            case {"listed": list(listed), "commands": dict(commands), "agents": str(mark)}:
-                self._listed = tuple(str(node) for node in listed)
+            case {"listed": list(listed), "commands": dict(commands), "agents": str(mark), **rest}:
+                slots: Any = rest.get("slots") or {}  # version 0.1.0 did not store them
+                self._listed = {str(node): int(slots.get(node, 0)) for node in listed}
                 now = time.monotonic()
                 # Otherwise the agents connect to another address, or with another secret, and never come back.
                 come_back = mark == self._host_link.agents_mark

@@ -35,6 +35,7 @@ from bftrainer.cluster.pools.slurm.reservations import ReservationWatch, read_re
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes import variables
+from bftrainer.slurm.gres import gres_options
 from bftrainer.traces.recorder.record import SINFO
 from bftrainer.util.files import replace_file
 
@@ -49,6 +50,13 @@ _AT_ONCE = 500
 _OURS = ("SBATCH_", "SLURM_", "SQUEUE_", "SINFO_", "SCANCEL_", "SALLOC_", "SRUN_")
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
 _SECRET = (variables.SECRET, variables.TOKEN)
+_HIDING = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""Variables that hide all GPUs if they are empty."""
+_OTHER_DEVICES = ("HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
+_DEVICES = (*_HIDING, *_OTHER_DEVICES)
+"""Variables that say which GPUs a process may use. Slurm sets them for a pilot; those of the controller mean others."""
+_COUNTS = ("SLURM_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
+"""Variables with which Slurm says how many GPUs a job has."""
 
 _Read = TypeVar("_Read")
 
@@ -101,13 +109,13 @@ class Slurm:
         words = ("squeue", "-a", *ours, "--states=all", "-O", job_format(separator))
         return await self._ask(words, lambda text: read_jobs(text, self.name, os.getuid(), separator))
 
-    async def submit(self, node: str, *, short: bool) -> int:
-        """Submit the pilot of a node and return its job id.
+    async def submit(self, node: str, *, short: bool, gpus: str = "") -> int:
+        """Submit the pilot of a node and return its job id. `gpus` has the GPUs of the node, such as `gpu:a100:4`.
 
         Even after a `SlurmCommandError` it may have been submitted.
         """
         settings = self._settings
-        argv = submission(settings, self._folder, node, self.name, self.mark, short=short)
+        argv = submission(settings, self._folder, node, self.name, self.mark, short=short, gpus=gpus)
         return await self._ask(argv, lambda text: int(text.strip().partition(";")[0]))
 
     async def cancel(self, jobs: Sequence[int], *, only_waiting: bool = False) -> None:
@@ -180,27 +188,31 @@ async def node_addresses(settings: SlurmSettings) -> dict[str, str]:
 
 
 def command_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of Slurm commands, and so of pilots, without Slurm defaults and secrets.
+    """Return the environment of Slurm commands, and so of pilots, without Slurm defaults, secrets and GPUs.
 
-    The defaults are those of the user. A controller that runs in a job itself must not pass on that job's variables.
+    The defaults are those of the user. A controller that runs in a job itself must not pass on that job's variables,
+    nor its GPUs.
     """
     kept = {
         name: value
         for name, value in environment.items()
-        if name in _KEPT or not (name.startswith(_OURS) or name in _SECRET)
+        if name in _KEPT or not (name.startswith(_OURS) or name in _SECRET or name in _DEVICES)
     }
     return kept | {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
 
 
 def submission(
-    settings: SlurmSettings, folder: Path, node: str, name: str, mark: str, *, short: bool = False
+    settings: SlurmSettings, folder: Path, node: str, name: str, mark: str, *, short: bool = False, gpus: str = ""
 ) -> tuple[str, ...]:
     """Return the command that submits the pilot of a node.
 
-    The time of a `short` pilot may be cut down to fit before the next planned job.
+    The time of a `short` pilot may be cut down to fit before the next planned job. `gpus` has the GPUs of the node.
+    `--gres` works with every plugin that selects nodes, `--gpus-per-node` with one of them. `--exclusive` alone gives a
+    job all GPUs since Slurm 20.11, but sites may refuse jobs on GPU nodes that do not ask for GPUs.
     """
     state_id = name.removeprefix(PREFIX)
     optional = (("account", settings.account), ("qos", settings.qos), ("constraint", settings.constraint))
+    asks = bool(gpus) and settings.gpus == "all" and not gres_options(settings.options)
     return (
         "sbatch",
         "--parsable",
@@ -216,6 +228,7 @@ def submission(
         "--no-requeue",
         "--exclusive",
         "--mem=0",
+        *((f"--gres={gpus}",) if asks else ()),
         f"--job-name={name}",
         f"--comment=bftrainer:{state_id}:{node}:{mark}",
         f"--chdir={folder}",
@@ -229,16 +242,22 @@ def submission(
 def pilot_script(settings: SlurmSettings, folder: Path) -> str:
     """Return the script of a pilot. It becomes the agent: a shell in between would have to forward the signal.
 
-    All users may read it, so it only contains the path of the secret.
+    All users may read it, so it only contains the path of the secret. The agent finds its GPUs in the variables that
+    Slurm sets. Without GPUs it is told that there are none: Slurm gives a job with a whole node all GPUs of the node.
     """
-    command = shlex.join((settings.python or sys.executable, *settings.agent))
-    return (
-        "#!/bin/sh\n"
-        f". {shlex.quote(str(folder / ENVIRONMENT_FILE))}\n"
-        f'export {variables.NODE}="$SLURMD_NODENAME"\n'
-        f'export {variables.CALL_BACK}={shlex.quote(str(folder / callbacks.FOLDER))}/"$SLURMD_NODENAME"\n'
-        f"exec {command}\n"
-    )
+    lines = [
+        "#!/bin/sh",
+        f". {shlex.quote(str(folder / ENVIRONMENT_FILE))}",
+        f'export {variables.NODE}="$SLURMD_NODENAME"',
+        f'export {variables.CALL_BACK}={shlex.quote(str(folder / callbacks.FOLDER))}/"$SLURMD_NODENAME"',
+    ]
+    if settings.gpus == "none":
+        lines += [
+            f"unset {' '.join((*_COUNTS, *_OTHER_DEVICES))}",
+            f"export {' '.join(f'{name}=' for name in _HIDING)}",
+        ]
+    lines.append(f"exec {shlex.join((settings.python or sys.executable, *settings.agent))}")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def write_files(settings: SlurmSettings, folder: Path, agent_environment: Mapping[str, str]) -> None:

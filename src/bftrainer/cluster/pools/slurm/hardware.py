@@ -12,18 +12,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from bftrainer.core.hostlist import expand
+from bftrainer.slurm.gres import UNKNOWN, Gres, gpu_request, read_whole_gres
 
 LAYOUT_FORMAT = "%R|%c|%m|%G|%f|%N"
 _COMPLEX = re.compile(r"[^\w.+@:/&|-]")
 """Characters of constraints that this module does not evaluate: brackets, counts, negations."""
-_COUNT = re.compile(r"(\d+)([KMGTP]?)", re.ASCII)
-_NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
-_PLACE = re.compile(r"\([^)]*\)")
-_SCALE = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024**5}
-_UNKNOWN = ("", "N/A", "(null)", "None")
-
-Gres = tuple[tuple[str, str, int], ...]
-"""Generic resources: name, type (empty: any) and count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +53,11 @@ class NodeKind:
             and (_COMPLEX.search(request.constraint) is not None or has_features(self.features, request.constraint))
         )
 
+    @property
+    def gpus(self) -> str:
+        """The value of `--gres` that asks for all its GPUs; empty if it has none."""
+        return gpu_request(self.gres or ())
+
 
 @dataclass(frozen=True, slots=True)
 class SiteLayout:
@@ -76,28 +74,6 @@ def has_features(features: frozenset[str], constraint: str) -> bool:
     return any(set(each.split("&")) <= features for each in constraint.split("|")) if constraint else True
 
 
-def read_gres(text: str) -> Gres:
-    """Return the generic resources of a request such as `gres:gpu:a100:2`, or of a node such as `gpu:3090:4`.
-
-    Unknown forms are left out.
-    """
-    if text in _UNKNOWN:
-        return ()
-    parts = (_one_gres(part) for part in _PLACE.sub("", text).split(","))
-    return tuple(part for part in parts if part is not None)
-
-
-def _one_gres(text: str) -> tuple[str, str, int] | None:
-    """Return the name, the type and the count of one resource; None if it has another form."""
-    words = [
-        word for word in re.split("[:=]", text.removeprefix("gres:").removeprefix("gres/")) if word != "no_consume"
-    ]
-    counted = _COUNT.fullmatch(words[-1]) if len(words) > 1 else None
-    count = int(counted[1]) * _SCALE[counted[2]] if counted is not None else 1
-    name, *kind = words[:-1] if counted is not None else words
-    return (name, kind[0] if kind else "", count) if _NAME.fullmatch(name) and len(kind) <= 1 else None
-
-
 def read_layout(text: str) -> SiteLayout:
     """Parse the output of `sinfo --exact` with `LAYOUT_FORMAT`: one line per partition and kind of node."""
     hardware: dict[str, tuple[int, int, str, str]] = {}
@@ -109,7 +85,7 @@ def read_layout(text: str) -> SiteLayout:
             raise ValueError(f"no partition in {line[:80]!r}")
         partition, cpus, memory, gres, features, nodes = cells
         names.add(partition)
-        for node in expand(nodes) if nodes not in _UNKNOWN else ():
+        for node in expand(nodes) if nodes not in UNKNOWN else ():
             hardware[node] = (_least(cpus), _least(memory), gres, features)
             partitions.setdefault(node, set()).add(partition)
     if not names:
@@ -126,19 +102,13 @@ def _kinds(
         where = frozenset(partitions[node])
         key = (where, cpus, memory_mb, gres, features)
         if key not in kinds:
-            kinds[key] = NodeKind(where, cpus, memory_mb, _gres_of_node(gres), _split(features))
+            kinds[key] = NodeKind(where, cpus, memory_mb, read_whole_gres(gres), _split(features))
         of_node[node] = kinds[key]
     return of_node
 
 
-def _gres_of_node(text: str) -> Gres | None:
-    """Return the generic resources of a node; None if a part of them cannot be read."""
-    known = read_gres(text)
-    return known if text in _UNKNOWN or len(known) == len(_PLACE.sub("", text).split(",")) else None
-
-
 def _split(features: str) -> frozenset[str]:
-    return frozenset() if features in _UNKNOWN else frozenset(features.split(","))
+    return frozenset() if features in UNKNOWN else frozenset(features.split(","))
 
 
 def _least(text: str) -> int:

@@ -37,7 +37,7 @@ from bftrainer.processes import variables
 FOLDER = "slurm"
 _GLANCE_S = 0.1
 _LAYOUT_S = 300.0
-"""How often the kinds of nodes are read while jobs wait: they change when an administrator changes them."""
+"""How often the kinds of nodes are read at most: they change when an administrator changes them."""
 _DRAIN_S = 30.0
 _STATE_ID = "slurm.id"
 
@@ -253,6 +253,8 @@ class SlurmPool:
             await self._give_back()
         free = [node for node in self._view.free if node not in self._ledger.pilots]
         chosen = () if self._paused else decide.choose(free, plan.leave, self.settings.reserve)
+        if chosen:
+            await self._read_layout(chosen)
         seen = (self._view.free, states, plan, self._wanted)
         self._timer.answered(asked_until, seen, hungry=self._wanted > len(states))
         return plan.again, await self._act(self._settle(chosen, may_start=not self._paused))
@@ -282,9 +284,9 @@ class SlurmPool:
         if not free and not ledger.pilots:
             self._left_to_others = 0
             return YieldPlan()
+        if jobs.waiting:
+            await self._read_layout()
         now = time.monotonic()
-        if jobs.waiting and now - self._layout_at > _LAYOUT_S:
-            self._layout, self._layout_at = await self._at.layout(), now
         self._layout = replace(self._layout, reservations=self._at.reservations())
         soon_s = read_duration(self.settings.time_min or self.settings.time_limit)
         view, pilots, layout, used = self._view, dict(ledger.pilots), self._layout, self._to.used
@@ -297,6 +299,12 @@ class SlurmPool:
         await self._cancel(ledger.give_up(plan.give, now))
         self._left_to_others = len(plan.leave)
         return plan
+
+    async def _read_layout(self, needed: Sequence[str] = ()) -> None:
+        """Read the kinds of nodes, if that was long ago or the kind of a node in `needed` is not known."""
+        now = time.monotonic()
+        if now - self._layout_at > _LAYOUT_S or any(node not in self._layout.kinds for node in needed):
+            self._layout, self._layout_at = await self._at.layout(), now
 
     async def _give_back(self) -> None:
         """Give back pilots that no trainer can use."""
@@ -359,9 +367,10 @@ class SlurmPool:
         """Submit the pilot of a node. Returns whether it was accepted."""
         now = time.monotonic()
         short = self._ledger.short.is_short(node, now) or not self._view.nodes[node].free()  # planned for another job
+        kind = self._layout.kinds.get(node)
         self._ledger.submitting(node, now + 4 * self.settings.command_timeout_s)
         try:
-            job = await self._at.submit(node, short=short)
+            job = await self._at.submit(node, short=short, gpus=kind.gpus if kind is not None else "")
         except SlurmCommandError as problem:
             now, text = time.monotonic(), str(problem)
             self._ledger.refused(node, now, 0.0 if decide.is_refusal(text) else 2 * self.settings.command_timeout_s)

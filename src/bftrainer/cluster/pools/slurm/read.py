@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from bftrainer.cluster.pools.keeper import NODE_NAME
-from bftrainer.cluster.pools.slurm.hardware import Gres, JobRequest, read_gres
+from bftrainer.cluster.pools.slurm.hardware import JobRequest
 from bftrainer.cluster.pools.slurm.settings import read_duration
 from bftrainer.core.hostlist import expand
+from bftrainer.slurm.gres import UNKNOWN, Gres, read_gres
 from bftrainer.traces.recorder.states import is_idle, sinfo_rows
 from bftrainer.util.text import natural
 
@@ -55,8 +56,7 @@ _TASKS = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 _STATE_WORD = re.compile(r"[A-Z_]+")
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)")
 _MEGABYTES = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
-_UNKNOWN = ("", "N/A", "(null)", "None")
-_NO_TIME = ("UNLIMITED", "NOT_SET", "INVALID", *_UNKNOWN)
+_NO_TIME = ("UNLIMITED", "NOT_SET", "INVALID", *UNKNOWN)
 
 
 class _JobRow(NamedTuple):
@@ -230,18 +230,18 @@ def _pilot(job: _JobRow) -> Pilot | None:
         node,
         _STATES.get(job.state, "ended"),
         None if left in _NO_TIME else read_duration(left.lstrip("-")),
-        "" if reason in _UNKNOWN else reason,
+        "" if reason in UNKNOWN else reason,
         parts[3] if len(parts) == 4 and parts[0] == "bftrainer" else "",
-        job.preempted not in _UNKNOWN,
+        job.preempted not in UNKNOWN,
         job.state,
     )
 
 
 def _waits_for_nodes(job: _JobRow) -> bool:
     """Return whether a pending job would start if it had nodes."""
-    if job.dependency not in _UNKNOWN:  # Slurm lists those that are not fulfilled
+    if job.dependency not in UNKNOWN:  # Slurm lists those that are not fulfilled
         return False
-    return job.reason in _MAY_START or (job.reason.startswith(_NODE_NOT_AVAILABLE) and job.required not in _UNKNOWN)
+    return job.reason in _MAY_START or (job.reason.startswith(_NODE_NOT_AVAILABLE) and job.required not in UNKNOWN)
 
 
 def _waiting(job: _JobRow) -> WaitingJob:
@@ -250,11 +250,11 @@ def _waiting(job: _JobRow) -> WaitingJob:
     constraint, reservation, start = job.feature, job.reservation, job.start
     request = JobRequest(
         frozenset(job.partition.split(",")),
-        "" if constraint in _UNKNOWN else constraint,
+        "" if constraint in UNKNOWN else constraint,
         (*read_gres(job.per_node), *_one_of_each(job.per_job), *_one_of_each(job.per_task)),
         _memory_mb(job.memory),
         _whole(job.min_cpus),
-        "" if reservation in _UNKNOWN else reservation,
+        "" if reservation in UNKNOWN else reservation,
     )
     return WaitingJob(
         job.array_id,
@@ -310,7 +310,7 @@ def _limit_s(text: str) -> float | None:
 
 
 def _nodes(text: str) -> frozenset[str]:
-    return frozenset() if text in _UNKNOWN else frozenset(expand(text))
+    return frozenset() if text in UNKNOWN else frozenset(expand(text))
 
 
 def _is_planned(word: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 from bftrainer.core.hostlist import expand
 from bftrainer.errors import InputError
+from bftrainer.slurm.gres import gres_options, names_gpus
 
 AGENT = ("-m", "bftrainer.cluster.agent")
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@:/-]*")
@@ -49,7 +50,8 @@ class SlurmSettings:
     grace_s: float = _key(20.0, "how long a worker then has to leave at a step boundary")
     join_s: float = _key(180.0, "a pilot is cancelled if its agent has not joined after this time")
     watch_partition: tuple[str, ...] = _key((), "partitions whose waiting jobs go first; empty: all of them")
-    options: tuple[str, ...] = _key((), "more options for sbatch, such as --gres=gpu:4")
+    gpus: str = _key("all", "all: a pilot asks for all GPUs of its node, unless options do; none: it uses no GPU")
+    options: tuple[str, ...] = _key((), "more options for sbatch, such as --licenses=lustre")
     python: str = _key("", "the Python that runs agents, on the nodes; empty: the one that runs the controller")
     agent: tuple[str, ...] = _key(AGENT, "what that Python runs")
 
@@ -72,6 +74,11 @@ class SlurmSettings:
                 raise InputError(f"`{name}` must be 0 or more, but got {getattr(self, name)}")
         if self.max_pending < 1:
             raise InputError(f"`max_pending` must be 1 or more, but got {self.max_pending}")
+        if self.gpus not in ("all", "none"):
+            raise InputError(f"`gpus` must be all or none, but got {self.gpus!r}")
+        if self.gpus == "none" and names_gpus(self.options):
+            asked = " ".join(gres_options(self.options))
+            raise InputError(f"`gpus` is none, but `options` asks for GPUs ({asked}): leave one of them out")
         if not self.agent:
             raise InputError("`agent` must be what Python runs on a node, but got nothing")
         self._check_times()
@@ -79,7 +86,7 @@ class SlurmSettings:
             _names(name, getattr(self, name))
         for word in self.options:
             if not word.startswith("-") or "\0" in word or "\n" in word:
-                raise InputError(f"`options` must be options of sbatch such as --gres=gpu:4, but got {word!r}")
+                raise InputError(f"`options` must be options of sbatch such as --licenses=lustre, but got {word!r}")
 
     def _check_times(self) -> None:
         longest = _seconds("time_limit", self.time_limit)

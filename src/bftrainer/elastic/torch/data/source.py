@@ -56,7 +56,7 @@ class DataSource:
     dataset: Any
     length: int
     batch_size: int | None
-    """Samples per node; None if the script gives a global batch."""
+    """Samples per rank and step; None if the script gives a global batch."""
     shuffle: bool
     drop_last: bool
     loading: Mapping[str, Any]

@@ -91,12 +91,12 @@ class Stepper:
         states = getattr(self._scaler, "_per_optimizer_states", {})
         return any(getattr(state.get("stage"), "name", "") == "UNSCALED" for state in states.values())
 
-    def batch_is(self, step: int, batch: int, one_node: int) -> None:
-        """Set the global batch from `step` on; `one_node` is the global batch of a single node."""
+    def batch_is(self, step: int, batch: int, one_rank: int) -> None:
+        """Set the global batch from `step` on; `one_rank` is the global batch of a single rank."""
         self._batch = batch
         if self._lr is None and self.scales_lr:
             self._lr = LearningRate(
-                self._rule, base_batch=self._base_batch or one_node, warmup_steps=self._warmup_steps
+                self._rule, base_batch=self._base_batch or one_rank, warmup_steps=self._warmup_steps
             )
             if self._lr_state is not None:
                 self._lr.load_state_dict(self._lr_state)

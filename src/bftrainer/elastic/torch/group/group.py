@@ -12,10 +12,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -44,6 +44,15 @@ _GLOO = "bftrainer"
 """Name of our gloo groups in torch.distributed."""
 
 T = TypeVar("T")
+
+
+class Parcel(NamedTuple):
+    """A tensor that is sent to one rank, or memory for one that is received from it."""
+
+    tensor: torch.Tensor
+    peer: int
+    tag: int
+    """Two parcels that the same two ranks exchange at the same time have different tags."""
 
 
 class GroupBroken(Exception):  # noqa: N818 - a state of the world that training recovers from
@@ -143,6 +152,23 @@ class Group:
                     raise RuntimeError("gloo does not end an operation whose peer is lost") from None
             else:
                 return
+
+    def exchange(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
+        """Send and receive tensors from rank to rank, all at once. Only gloo can. Raises `GroupBroken`.
+
+        The operations are waited for in their own thread and not in time slices, as `wait` does: gloo closes all
+        connections of the group when an operation between two ranks times out.
+        """
+        aside = Aside(partial(_exchange, sends, receives), "bftrainer-exchange")
+        try:
+            with breaking():
+                aside.wait(lambda: bool(self.broken))
+        except Cancelled:
+            aside.join(_SLICE.total_seconds())
+            if aside.runs():  # see `wait`: gloo does not wake it
+                self._stuck = True
+                self._given_up = [*filter(Aside.runs, self._given_up), aside]
+            raise GroupBroken(self.broken) from None
 
     def cut(self, reason: str = "a peer was lost") -> None:
         """End all waits in the group, from any thread. No operation of the group counts from now on."""
@@ -251,6 +277,14 @@ def breaking() -> Iterator[None]:
         if dist.is_initialized():
             raise
         raise GroupBroken("the group was aborted") from problem  # torch no longer finds the group
+
+
+def _exchange(sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
+    works = [dist.irecv(tensor, peer, tag=tag) for tensor, peer, tag in receives]
+    works += [dist.isend(tensor, peer, tag=tag) for tensor, peer, tag in sends]
+    for work in works:
+        assert work is not None  # None stands for a rank that is not in the group
+        work.wait(_LONG)
 
 
 def _abort(aborted: threading.Event) -> None:

@@ -7,6 +7,7 @@ old group, arrives, forms the new one, and tries again when a peer is lost on th
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 import warnings
@@ -16,10 +17,11 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from bftrainer.elastic import protocol
 from bftrainer.elastic.membership import Assignment, Membership
 from bftrainer.elastic.protocol import Broken
 from bftrainer.elastic.torch.group import nccl
-from bftrainer.elastic.torch.group.group import Group, GroupBroken
+from bftrainer.elastic.torch.group.group import Group, GroupBroken, Parcel
 from bftrainer.elastic.torch.group.meeting import Meetings
 
 _NEWS_S = 0.3
@@ -38,6 +40,7 @@ class Peers:
         self.waits_in: tuple[str, int] | None = None
         """The step in which this worker waits for its peers: its text, and the number of waits so far."""
         self._group = Group(backend, device)
+        self._assignment: Assignment | None = None  # that of the present group
         self._device = device
         self._meetings: Meetings | None = None
         self._closing = threading.Event()
@@ -47,18 +50,45 @@ class Peers:
 
     @property
     def rank(self) -> int:
-        """This worker's number, from 0."""
+        """This process's number among all ranks, from 0."""
         return self._group.rank
 
     @property
     def world(self) -> int:
-        """Number of workers in the group."""
+        """Number of ranks in the group."""
         return self._group.world
+
+    @property
+    def local_rank(self) -> int:
+        """This process's number among the ranks on its node, from 0."""
+        return self.membership.local_rank if self.membership is not None else 0
+
+    @property
+    def local_world(self) -> int:
+        """Number of ranks on this process's node."""
+        if self._assignment is not None:
+            return self._assignment.local_world
+        return int(os.environ.get(protocol.LOCAL_WORLD) or 1) if self.membership is not None else 1
+
+    @property
+    def node_rank(self) -> int:
+        """Number of this process's node among all nodes, from 0."""
+        return self._assignment.node_rank if self._assignment is not None else 0
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes in the group."""
+        return self._assignment.nodes if self._assignment is not None else 1
 
     @property
     def wire(self) -> torch.device:
         """Device that tensors must be on for the group to transfer them."""
         return torch.device("cpu") if self._group.backend == "gloo" else self._device
+
+    @property
+    def can_exchange(self) -> bool:
+        """Whether tensors can be sent from one rank to another one: not with NCCL, see `state/hand_over.py`."""
+        return self._group.backend == "gloo"
 
     @property
     def knows_of_newer(self) -> bool:
@@ -92,6 +122,7 @@ class Peers:
             began = time.perf_counter()
             try:
                 self._group.form(place, partial(membership.lost_one, place.generation))
+                self._assignment = place
                 formed = time.perf_counter()
                 sync(place)
                 self._group.check()
@@ -131,6 +162,10 @@ class Peers:
     def wait(self, work: dist.Work) -> None:
         """Wait for an operation of the group; a lost peer ends the wait."""
         self._group.wait(work)
+
+    def exchange(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
+        """Send and receive tensors from rank to rank, all at once. Raises `GroupBroken` when a peer is lost."""
+        self._group.exchange(sends, receives)
 
     def check_whole(self) -> None:
         """Raise `GroupBroken` if the group was cut: NCCL ends aborted operations without an error."""

@@ -1,10 +1,11 @@
 """Last save: writes a training's state when its node is taken, within about a second.
 
-The manager sends `Taken`. A worker whose state another worker keeps ends at once, so that the node is free: that is
-every rank but 0 of a working group. Rank 0, or a worker between two groups, saves the state first. It cannot know
-whether the other nodes stay; most often they are taken for the same job at the same moment. The saved state is that of
-the last committed step: while a batch is computed only the statistics of layers change, and these are taken back. `Run`
-sets `at_rest` while that is possible, and calls `end_if_taken` at every point between two steps.
+The manager sends `Taken` to each rank of the node. A rank whose state another rank keeps ends at once, so that the node
+is free: that is every rank but 0 of a working group. Rank 0 saves the state first. Between two groups, the first rank
+of each node that is taken does. It cannot know whether the other nodes stay; most often they are taken for the same job
+at the same moment. The saved state is that of the last committed step: while a batch is computed only the statistics of
+layers change, and these are taken back. `Run` sets `at_rest` while that is possible, and calls `end_if_taken` at every
+point between two steps.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from collections.abc import Callable
 from bftrainer.elastic.protocol import Broken, Leaving, Message
 
 TAKEN = 128 + signal.SIGTERM
-"""Exit status of a worker whose node was taken."""
+"""Exit status of a rank whose node was taken."""
 
 
 class LastSave:
-    """Saves the state and ends the worker when its node is taken.
+    """Saves the state and ends the process when its node is taken.
 
     `save` writes the state within the given seconds. `needed` returns whether there is state to write that fits into
-    the given seconds. `someone_else_has_it` returns whether this worker may end without saving.
+    the given seconds. `someone_else_has_it` returns whether this rank may end without saving.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class LastSave:
             self._exit(TAKEN)
             return
         self._end_by = self._clock() + within_s
-        # The others must not wait for this worker: it will not reach the next step.
+        # The others must not wait for this rank: it will not reach the next step.
         self._send(Broken(self._generation(), "its node is taken"))
         self._send(Leaving())
         main = threading.main_thread().ident

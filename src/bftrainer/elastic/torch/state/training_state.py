@@ -23,6 +23,7 @@ from bftrainer.elastic.torch.group.peers import Peers
 from bftrainer.elastic.torch.snapshots.portable import check_snapshotable
 from bftrainer.elastic.torch.snapshots.snapshot import Snapshots
 from bftrainer.elastic.torch.snapshots.snapshot_interval import SnapshotInterval
+from bftrainer.elastic.torch.state.hand_over import Roles, hand_over
 from bftrainer.elastic.torch.state.hidden_state import HiddenState
 from bftrainer.elastic.torch.state.outcomes import Outcomes
 from bftrainer.elastic.torch.state.transfer import Registry, broadcast
@@ -193,7 +194,8 @@ class TrainingState:
         taking += [rank for rank in holders if rows[rank].key != rows[source].key]
         self.took_over = bool(holders) and assignment.rank in taking
         if taking:
-            self._take_over(source, assignment.rank, peers, wanted=assignment.rank in taking)
+            equals = [rank for rank in holders if rows[rank].key == rows[source].key]
+            self._take_over(Roles.of(assignment, source, taking, equals), assignment, peers)
         if later and not self.has_state:
             return False
         self.has_state = True
@@ -201,9 +203,16 @@ class TrainingState:
         peers.meet_with(holders if self.owes else range(assignment.world), f"round-{self._round}")
         return True
 
-    def _take_over(self, source: int, rank: int, peers: Peers, *, wanted: bool) -> None:
-        state = broadcast(self._capture() if rank == source else None, source, peers)
-        if rank == source or not wanted:
+    def _take_over(self, roles: Roles, assignment: Assignment, peers: Peers) -> None:
+        rank = assignment.rank
+        wanted = any(rank in takers for takers in roles.takers)
+        if assignment.world > assignment.nodes and peers.can_exchange:
+            # A rank that has yet to undo changes of repeated code is not exactly like the source.
+            gives = rank == roles.source or (rank in roles.helpers and self.repair is None)
+            state = hand_over(self._capture() if gives else None, roles, rank, peers)
+        else:
+            state = broadcast(self._capture() if rank == roles.source else None, roles.source, peers)
+        if state is None or not wanted:
             return
         if not self.has_state:
             self._load(state)

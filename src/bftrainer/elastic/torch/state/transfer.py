@@ -3,7 +3,8 @@
 A state is a tree of plain values and tensors, from objects with `state_dict` and `load_state_dict`. To send it, the
 tree is split into a skeleton (a few kilobytes) and its tensors. The tensors are broadcast in pieces straight from
 memory to memory, as bytes, so every tensor type works with every backend. Nothing that a peer sent is unpickled as
-code: the skeleton is read as `torch.load` reads weights.
+code: the skeleton is read as `torch.load` reads weights. Where nodes have several ranks, `hand_over.py` sends the
+tensors in another way.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from bftrainer.elastic.torch.group.group import breaking
 from bftrainer.elastic.torch.snapshots.portable import portable, restored
 from bftrainer.errors import BFTrainerError, InputError
 
-_PIECE_BYTES = 64 << 20
+PIECE_BYTES = 64 << 20
+"""Most bytes that are sent at a time."""
 
 
 @runtime_checkable
@@ -46,7 +48,7 @@ _MARK = "\0tensor"
 
 
 @dataclass(frozen=True, slots=True)
-class _Slot:
+class TensorSlot:
     """Placeholder of a tensor in the skeleton, with the tensor's properties."""
 
     number: int
@@ -155,37 +157,61 @@ def broadcast(state: Mapping[str, Any] | None, source: int, link: TransferGroup)
 
     Raises `GroupBroken` when a peer is lost on the way.
     """
+    skeleton, tensors = take_apart(state) if state is not None else (None, [])
+    skeleton, _ = broadcast_skeleton(skeleton, (), source, link)
+    slots = slots_of(skeleton)
+    if state is None:
+        tensors = memory_for(slots, link.wire)
+    for piece in _pieces(slots):
+        _broadcast_piece([tensors[slot.number] for slot in piece], source, link, sends=state is not None)
+    link.check_whole()
+    return put_together(skeleton, tensors)
+
+
+def broadcast_skeleton(skeleton: Any, flags: Sequence[int], source: int, link: TransferGroup) -> tuple[Any, list[int]]:
+    """Return on every rank the skeleton and the flags that rank `source` gives.
+
+    The other ranks give as many flags, which do not count, and no skeleton.
+    """
     device, check = link.wire, link.check_whole
-    tensors: list[Tensor] = []
     packed = b""
-    if state is not None:
+    if skeleton is not None:
         file = io.BytesIO()
-        torch.save(_take_apart(portable(state, lambda tensor: tensor), tensors), file)
+        torch.save(skeleton, file)
         packed = file.getvalue()
-    size = torch.tensor([len(packed)], dtype=torch.int64, device=device)
-    send(size, source, link)
-    length = int(size)
+    head = torch.tensor([len(packed), *flags], dtype=torch.int64, device=device)
+    send(head, source, link)
+    length, *flags = head.tolist()
     check()
-    body = torch.frombuffer(bytearray(packed), dtype=torch.uint8) if state is not None else None
+    body = torch.frombuffer(bytearray(packed), dtype=torch.uint8) if packed else None
     raw = body.to(device) if body is not None else torch.empty(length, dtype=torch.uint8, device=device)
     send(raw, source, link)
     received = bytes(raw.cpu().numpy())
     check()
     try:
-        skeleton = torch.load(io.BytesIO(received), weights_only=True)
+        return torch.load(io.BytesIO(received), weights_only=True), flags
     except Exception as problem:
         raise BFTrainerError(f"the state that rank {source} sent cannot be read: {problem}") from problem
-    slots = sorted(_slots(skeleton), key=lambda slot: slot.number)
-    if state is None:
-        tensors = _memory_for(slots, device)
-    for piece in _pieces(slots):
-        _broadcast_piece([tensors[slot.number] for slot in piece], source, link, sends=state is not None)
-    check()
+
+
+def take_apart(state: Mapping[str, Any]) -> tuple[Any, list[Tensor]]:
+    """Return the skeleton of a state, and its tensors in the order of their slots."""
+    tensors: list[Tensor] = []
+    return _take_apart(portable(state, lambda tensor: tensor), tensors), tensors
+
+
+def slots_of(skeleton: Any) -> list[TensorSlot]:
+    """Return the slots of a skeleton, in order."""
+    return sorted(_slots(skeleton), key=lambda slot: slot.number)
+
+
+def put_together(skeleton: Any, tensors: list[Tensor]) -> dict[str, Any]:
+    """Return the state that `take_apart` took apart."""
     whole: dict[str, Any] = restored(_put_together(skeleton, tensors))
     return whole
 
 
-def _memory_for(slots: list[_Slot], device: torch.device) -> list[Tensor]:
+def memory_for(slots: list[TensorSlot], device: torch.device) -> list[Tensor]:
     """Allocate memory for the tensors: on the receiving device if the sender has them on one and they fit."""
     try:
         return [torch.empty(slot.shape, dtype=slot.dtype, device="cpu" if slot.on_cpu else device) for slot in slots]
@@ -204,7 +230,7 @@ def send(tensor: Tensor, source: int, link: TransferGroup) -> None:
 def _broadcast_piece(tensors: list[Tensor], source: int, link: TransferGroup, *, sends: bool) -> None:
     """Broadcast some tensors together, as bytes."""
     device = link.wire
-    if len(tensors) == 1 and tensors[0].device == device and _is_bytes(tensors[0]):
+    if len(tensors) == 1 and tensors[0].device == device and is_bytes(tensors[0]):
         send(bytes_of(tensors[0]), source, link)
         return
     if sends:
@@ -218,7 +244,7 @@ def _broadcast_piece(tensors: list[Tensor], source: int, link: TransferGroup, *,
             bytes_of(tensor).copy_(piece)
 
 
-def _is_bytes(tensor: Tensor) -> bool:
+def is_bytes(tensor: Tensor) -> bool:
     """Return whether the tensor's memory is its bytes in order."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
@@ -229,13 +255,13 @@ def bytes_of(tensor: Tensor) -> Tensor:
     return found.view(torch.uint8) if found.numel() else found.new_empty(0, dtype=torch.uint8)
 
 
-def _pieces(slots: list[_Slot]) -> Iterator[list[_Slot]]:
+def _pieces(slots: list[TensorSlot]) -> Iterator[list[TensorSlot]]:
     """Yield groups of tensors up to the size of a piece, in an order that all ranks derive in the same way."""
-    piece: list[_Slot] = []
+    piece: list[TensorSlot] = []
     size = 0
     for slot in slots:
         bytes_ = torch.Size(slot.shape).numel() * slot.dtype.itemsize
-        if piece and size + bytes_ > _PIECE_BYTES:
+        if piece and size + bytes_ > PIECE_BYTES:
             yield piece
             piece, size = [], 0
         piece.append(slot)
@@ -248,7 +274,7 @@ def _take_apart(tree: Any, tensors: list[Tensor]) -> Any:
     """Return the tree with slots in place of its tensors, and append these to `tensors`."""
     if isinstance(tree, Tensor) and tree.layout is torch.strided:
         tensors.append(tree)
-        return _Slot(len(tensors) - 1, tree.dtype, tuple(tree.shape), tree.device.type == "cpu").as_plain()
+        return TensorSlot(len(tensors) - 1, tree.dtype, tuple(tree.shape), tree.device.type == "cpu").as_plain()
     return _rebuilt(tree, lambda part: _take_apart(part, tensors))
 
 
@@ -265,9 +291,9 @@ def _rebuilt(tree: Any, change: Callable[[Any], Any]) -> Any:
     return kind(change(value) for value in tree) if kind in (list, tuple) else tree
 
 
-def _slot(tree: Any) -> _Slot | None:
+def _slot(tree: Any) -> TensorSlot | None:
     is_slot = type(tree) is tuple and len(tree) == 5 and isinstance(tree[0], str) and tree[0] == _MARK
-    return _Slot(*tree[1:]) if is_slot else None
+    return TensorSlot(*tree[1:]) if is_slot else None
 
 
 def _put_together(tree: Any, tensors: list[Tensor]) -> Any:
@@ -276,7 +302,7 @@ def _put_together(tree: Any, tensors: list[Tensor]) -> Any:
     return _rebuilt(tree, lambda part: _put_together(part, tensors))
 
 
-def _slots(tree: Any) -> Iterator[_Slot]:
+def _slots(tree: Any) -> Iterator[TensorSlot]:
     if (slot := _slot(tree)) is not None:
         yield slot
     elif isinstance(tree, dict):
