@@ -53,6 +53,7 @@ def trainer(
     rate = _rate(live) if live is not None and state == "running" else 0.0
     share = min(samples / total, 1.0) if total else None
     left = total - samples if total else None
+    names = _nodes(live) if live is not None else []
     return {
         "id": row.id,
         "name": row.name,
@@ -69,7 +70,7 @@ def trainer(
         "submitted": row.submitted,
         "started": live.started if live is not None else row.started,
         "ended": row.ended,
-        "nodes": _nodes(live) if live is not None else [],
+        "nodes": names,
         "samples": samples,
         "total": total,
         "progress": 1.0 if state == "done" and share is None else share,
@@ -85,7 +86,7 @@ def trainer(
         "samples_redone": progress.redone if progress is not None else row.samples_redone,
         "node_seconds": live.held.node_seconds(now) if live is not None else row.node_seconds,
         "gpu_seconds": live.held.gpu_seconds(now) if live is not None else row.gpu_seconds,
-        "ranks": sum(_ranks_on(name, live, nodes) for name in _nodes(live)) if live is not None else 0,
+        "ranks": sum(_ranks_on(name, live, nodes) for name in names) if live is not None else 0,
     }
 
 
