@@ -17,7 +17,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from support.cluster.live import Live, gone
@@ -145,7 +145,7 @@ def main_ranks(args: argparse.Namespace) -> None:
         print(f"seed {args.seed} failed; its files are in {folder}\n{traceback.format_exc()}", flush=True)
         raise SystemExit(1) from None
     shutil.rmtree(folder)
-    print(json.dumps(asdict(tally)))
+    print(json.dumps(vars(tally)))
 
 
 def main() -> None:
