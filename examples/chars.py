@@ -17,7 +17,7 @@ from bftrainer import elastic
 MODULES = ("csv", "dataclasses", "heapq", "statistics", "textwrap")
 parser = argparse.ArgumentParser(description="Train a character-level transformer.")
 parser.add_argument("--epochs", type=int, default=5)
-parser.add_argument("--global-batch", type=int, default=64, help="windows of text per step, over all nodes")
+parser.add_argument("--global-batch", type=int, default=64, help="windows of text per step, over all ranks")
 parser.add_argument("--max-batch", type=int, default=32, help="windows per node at once; more are accumulated")
 parser.add_argument("--width", type=int, default=64)
 parser.add_argument("--layers", type=int, default=2)
@@ -68,7 +68,7 @@ for epoch in run.epochs(args.epochs):
         if run.step(loss=loss):
             losses.append(run.metrics["loss"])
     if run.is_main and losses:
-        print(f"epoch {epoch}: loss {sum(losses) / len(losses):.3f} on {run.world} nodes", flush=True)
+        print(f"epoch {epoch}: loss {sum(losses) / len(losses):.3f} on {run.nodes} nodes", flush=True)
 
 if run.is_main:
     model.eval()

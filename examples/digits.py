@@ -71,4 +71,4 @@ for epoch in run.epochs(args.epochs):
         share = accuracy()
         run.report(accuracy=share)
         loss = run.metrics.get("loss", float("nan"))  # a newcomer may not have made a step
-        print(f"epoch {epoch}: loss {loss:.4f}, accuracy {share:.2%} on {run.world} nodes", flush=True)
+        print(f"epoch {epoch}: loss {loss:.4f}, accuracy {share:.2%} on {run.nodes} nodes", flush=True)

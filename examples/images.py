@@ -67,4 +67,4 @@ for epoch in run.epochs(args.epochs):
             right = model(images.to(run.device)).argmax(1).cpu() == labels
         model.train()
         run.report(accuracy=right.float().mean().item())
-        print(f"epoch {epoch}: accuracy {run.metrics['accuracy']:.2%} on {run.world} nodes", flush=True)
+        print(f"epoch {epoch}: accuracy {run.metrics['accuracy']:.2%} on {run.nodes} nodes", flush=True)

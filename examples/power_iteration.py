@@ -2,7 +2,8 @@
 
     python -m bftrainer.elastic.run --nodes 1-4 examples/power_iteration.py 0.05
 
-Rank 0 adds up what all send; each has the whole vector. Without the manager: alone. The argument: a nap in each step.
+Rank 0 adds up what all ranks send; each has the whole vector. A node may have several ranks. Without the manager: one
+rank alone. The argument: a nap in each step.
 """
 
 import socket
@@ -18,13 +19,11 @@ from bftrainer.processes.launch import foreground
 
 N, TOLERANCE, PACE_S = 300, 1e-9, float(sys.argv[1]) if len(sys.argv) > 1 else 0.0
 matrix, vector = np.cov(np.random.default_rng(1).standard_normal((N, N))), np.ones(N) / np.sqrt(N)
-place, sockets = (
-    Assignment(0, ("alone",), 0, ()),
-    [],
-)  # rank 0: the one it listens on, one to each other; others: to rank 0
+place, sockets = Assignment(0, ("alone",), 0, ("here",)), []
+# The sockets of rank 0: the one it listens on, then one to each other rank. Of any other rank: the one to rank 0.
 
 
-def listen(rank):
+def listen(rank):  # 0 for rank 0; for all others above 0, as their numbers are not known yet
     sockets[:] = [socket.create_server((job.address, 0))] if rank == 0 else []
     return f"{job.address}:{sockets[0].getsockname()[1] if rank == 0 else 0}"
 
@@ -52,7 +51,7 @@ def reduce(row, operation):
 job = Membership.connect()
 step, residual, done, newer = 0, 1.0, False, job is not None  # newer: all ranks know of a newer generation
 if job is not None:
-    job.on_cut, job.report = cut, lambda: Report(job.formed, step, world=place.world, metrics={"residual": residual})
+    job.on_cut, job.report = cut, lambda: Report(job.formed, step, world=place.nodes, metrics={"residual": residual})
     job.ready()
 while not done:
     try:
@@ -65,7 +64,7 @@ while not done:
             state, now = reduce(state, lambda rows: max(rows, key=lambda row: row[0])), time.perf_counter()
             step, vector = int(state[0]), state[1:]
             if job.entered(place.generation):
-                job.send(Formed(place.generation, place.world, now - start, formed - here, now - formed))
+                job.send(Formed(place.generation, place.nodes, now - start, formed - here, now - formed))
         row = np.append(np.zeros(N), [residual < TOLERANCE, job is not None and job.changed])
         row[place.rank : N : place.world] = matrix[place.rank :: place.world] @ vector
         total = reduce(row, sum)

@@ -76,5 +76,5 @@ for step in run.steps(args.steps):
         now, samples = time.perf_counter(), run.progress.samples
         if run.is_main:
             rate = (samples - seen) / (now - since)
-            print(f"step {step + 1}: {rate:.1f} samples/s on {run.world} nodes, loss {loss:.3f}", flush=True)
+            print(f"step {step + 1}: {rate:.1f} samples/s on {run.nodes} nodes, loss {loss:.3f}", flush=True)
         since, seen = now, samples

@@ -23,7 +23,7 @@ with Path(sys.argv[1], f"{job.worker}.jsonl").open("a", buffering=1) as log:
             place = job.arrive(lambda rank: f"{job.address}:{rank}")
             foreground()  # newcomers start at low priority
             job.entered(place.generation)
-            job.send(Formed(place.generation, place.world, 0.0, 0.0, 0.0))
+            job.send(Formed(place.generation, place.nodes, 0.0, 0.0, 0.0))
             while not job.changed:
                 step += 1
                 row = {"at": time.time(), "world": place.world, "generation": place.generation, "node": node}

@@ -399,6 +399,42 @@ def test_nodes_shows_who_trains_where(busy: FakeState, call: Call) -> None:
     assert lines[1].split()[:5] == ["node-1", "127.0.0.1", "assigned", "digits", "t1-1"]
 
 
+def test_without_gpus_nothing_is_said_of_them(busy: FakeState, call: Call) -> None:
+    for words in (["nodes"], ["status"], ["status", "digits"]):
+        out = call(*words).out
+        assert "GPU" not in out
+        assert "ranks" not in out
+
+
+def test_gpus_ranks_and_devices_are_shown_where_there_are_some(
+    busy: FakeState, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    kind = {"kind": "cuda", "name": "NVIDIA A100", "memory_mb": 81920, "percent": 50, "used_mb": 20480}
+    ranks = [{"pid": 10 + i, "device": str(i)} for i in range(4)]
+    busy.nodes[0] |= {"gpus": [{"id": str(i), **kind} for i in range(4)], "slots": 4, "ranks": ranks}
+    named = {"kind": "cuda", "name": "NVIDIA H100 NVL 94GB", "memory_mb": 96256, "percent": None, "used_mb": None}
+    long = {"pid": 20, "device": "GPU-1f2a" + "0" * 32}
+    busy.nodes[1] |= {"gpus": [{"id": "0", **named}], "slots": 1, "ranks": [long]}
+    busy.nodes[2] |= {"gpus": [], "slots": 1, "ranks": []}
+    busy.trainers["t1"] |= {"ranks": 5, "gpu_seconds": 18_000.0}
+    busy.trainers["t1"]["workers"][0]["ranks"] = ranks
+    busy.totals = {"gpu_seconds": 36_000.0}
+    busy.pool = {"gpus": 5, "used_gpus": 4}
+    lines = [re.split(r"\s{2,}", line.strip()) for line in call("nodes").out.splitlines()]
+    assert lines[0][5:8] == ["GPUs", "ranks", "GPU use"]
+    assert lines[1][5:8] == ["4 × A100 80 GB", "4 on 0 1 2 3", "50%, 80 of 320 GB"]
+    assert lines[2][5:7] == ["1 × H100 NVL 94GB", "1 on GPU-1f2a000…"]
+    status = call("status").out
+    assert "2 of 3 nodes used (4 of 5 GPUs)" in status
+    assert "2.00 node-hours (10.00 GPU-hours)" in status
+    assert re.search(r"digits +running +2/1-8 +5 ", status)
+    detail = call("status", "digits").out
+    assert re.search(r"ranks +5 on 2 nodes", detail)
+    assert "0.00 node-hours, 5.00 GPU-hours" in detail
+    assert re.search(r"t1-1 +node-1 +training +4242 +4 on 0 1 2 3", detail)
+
+
 def test_an_event_is_a_readable_line(busy: FakeState, call: Call) -> None:
     lines = [line.split(maxsplit=3)[3] for line in call("events").out.splitlines()]
     assert lines == [

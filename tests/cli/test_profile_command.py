@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,8 +32,8 @@ print(f"snapshots={os.environ['BFTRAINER_SNAPSHOTS']!r} pace={os.environ['BFTRAI
 
 
 def report():
-    world = place.world
-    known = {str(world): 100 * world**0.5} if "--mute" not in sys.argv else {}
+    world = place.nodes
+    known = {str(world): 100 * world**0.5 * place.local_world} if "--mute" not in sys.argv else {}
     return Report(job.formed, step, world=world, rates=known, windows=(step - began) // 10)
 
 
@@ -45,7 +44,7 @@ try:
         if step == 0 or job.changed:
             place, began = job.arrive(lambda rank: "127.0.0.1:0"), step
             if job.entered(place.generation):
-                job.send(Formed(place.generation, place.world, 0.25 * place.world, 0.1, 0.1))
+                job.send(Formed(place.generation, place.nodes, 0.25 * place.nodes, 0.1, 0.1))
         time.sleep(0.01)
         step += 1
     job.send(Done(step))
@@ -161,19 +160,14 @@ def test_a_wrong_call_is_one_line(call: Call, args: list[str], message: str) -> 
     assert message in err
 
 
-def test_every_node_of_a_profile_has_the_ranks_that_were_asked_for(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = []
-    whole = profiling.CoordinatorSettings
-
-    def noted(**given: Any) -> Any:
-        ranks.append(given.pop("ranks_per_node"))
-        return whole(**given)
-
-    monkeypatch.setattr(profiling, "CoordinatorSettings", noted)
-    common = ("--json", "--nodes", "1", "--seconds", "0.1", "train.py", "1000000")
-    figures = [json.loads(call(*more, *common)[1]) for more in ((), ("--ranks-per-node", "4"))]
-    assert ranks == [found["ranks_per_node"] for found in figures] == [1, 4]
-    assert [found["points"][0]["nodes"] for found in figures] == [1, 1]
+def test_every_node_of_a_profile_has_the_ranks_that_were_asked_for(call: Call) -> None:
+    options = ("--json", "--nodes", "1,2", "--ranks-per-node", "2", "--seconds", "0.1")
+    status, out, err = call(*options, "train.py", "1000000")
+    assert (status, err) == (0, "")
+    found = json.loads(out)
+    rates = {point["nodes"]: point["samples_per_s"] for point in found["points"]}
+    assert rates == pytest.approx({1: 200, 2: 282.843}, rel=1e-3)
+    assert found["ranks_per_node"] == 2
 
 
 def test_sizes_are_taken_once_and_in_order() -> None:

@@ -203,10 +203,15 @@ def test_open_figures_name_nobody(tmp_path: Path) -> None:
     async def scene(client: httpx.AsyncClient, bench: Bench, controller: Controller, tokens: dict[str, str]) -> None:
         await client.post("/v1/trainers", json=SPEC, headers=by(tokens, "ann"))
         bench.settle()
+        bench.gpus = {"secret-node": 4}
+        bench.join("secret-node")
         answer = await client.get("/metrics")
         assert answer.status_code == 200
         assert "ann" not in answer.text
-        assert figures(answer.text)["bftrainer_trainers{state=queued}"] == 1
+        assert "secret-node" not in answer.text
+        assert "secret-node" in (await client.get("/metrics", headers=by(tokens, "ann"))).text
+        assert figures(answer.text)["bftrainer_trainers{state=running}"] == 1
+        assert figures(answer.text)["bftrainer_pool_gpus"] == 4
         wrong = await client.get("/metrics", headers={"Authorization": "Bearer wrong"})
         assert wrong.status_code == 401
 

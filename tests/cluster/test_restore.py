@@ -50,6 +50,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "failures": COUNT,
     "samples_redone": COUNT,
     "node_seconds": st.floats(0, 1e12),
+    "gpu_seconds": st.floats(0, 1e12),
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.dashboard.browsing import Watched, needs_browser, until
-from support.dashboard.stage import NOW, TOKEN, Stage, status, trainer
+from support.dashboard.stage import NOW, TOKEN, Stage, node, status, trainer
 
 pytestmark = [pytest.mark.browser, needs_browser]
 
@@ -272,3 +272,35 @@ def test_a_sweep_shows_what_it_chose_and_a_queue_why_it_waits(page: Any, stage: 
     for where in ("#trainers tr", "#detail"):
         assert "lr 0.001, layers [64,32], note <b>x</b>" in page.inner_text(where)
         assert why in page.inner_text(where)
+
+
+def test_gpus_ranks_and_their_use_are_shown_where_some_node_has_gpus(page: Any, stage: Stage) -> None:
+    unknown = {"name": "", "memory_mb": None, "percent": None, "used_mb": None}
+    silent = [{"id": f"GPU-{i}{'f' * 40}", "kind": "cuda", **unknown} for i in range(2)]
+    rows = [node("n1", 4), node("n2", 2) | {"gpus": silent, "ranks": []}, node("n3")]
+    ranks = [{"pid": 100 + i, "device": str(i)} for i in range(4)]
+    worker = {"worker": "t1-1", "node": "n1", "state": "training", "pid": 100, "ranks": ranks}
+    row = trainer(nodes=["n1", "n3"], ranks=5, gpu_seconds=7200.0)
+    stage.show(row, workers=[worker])
+    stage.tell(status(row, pool={"kind": "local", "size": 3, "used": 2, "gpus": 6, "used_gpus": 4}))
+    stage.answers["/v1/nodes"] = {"nodes": rows}
+    enter(page)
+    assert "GPUs in use\n4\nof 6" in page.inner_text("#tiles")
+    assert "2 of 4, 5 ranks" in page.inner_text("#trainers")
+    page.click("text=Nodes as a table")
+    page.wait_for_selector("#nodes tr:nth-child(3)")
+    cells = [
+        [cell.strip() for cell in line.split("\t")][3:6] for line in page.inner_text("#nodes").splitlines() if line
+    ]
+    assert cells[0] == ["4 × A100 80 GB", "4 ranks: 0, 1, 2, 3", "50 %, 80 of 320 GB"]
+    assert cells[1] == ["2 GPUs", "–", "–"]
+    assert cells[2] == ["–", "1 rank: CPU", "–"]
+    stage.answers["/v1/nodes"] = {"nodes": rows[2:]}
+    until(page, "document.querySelectorAll('#nodes tr').length === 1")
+    assert page.is_hidden("th.gpu >> nth=0")
+    page.click("#trainers tr button")
+    page.wait_for_selector("#detail .plot .main-svg")
+    shown = page.inner_text("#detail")
+    assert "5 ranks" in shown
+    assert "2 GPU-hours" in shown
+    assert "n1 training (4 ranks: 0, 1, 2, 3)" in shown

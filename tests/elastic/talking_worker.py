@@ -30,5 +30,5 @@ while not (folder / "end").exists():
             membership.send(Broken(place.generation, "127.0.1.1 refused the connection"))
             membership.wait_for_newer(5.0)
         elif membership.entered(place.generation):
-            membership.send(Formed(place.generation, place.world, 0.0, 0.0, 0.0))
+            membership.send(Formed(place.generation, place.nodes, 0.0, 0.0, 0.0))
     time.sleep(0.01)

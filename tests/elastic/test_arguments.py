@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 
 from bftrainer import elastic  # noqa: E402
+from bftrainer.elastic.torch import arguments  # noqa: E402
 from bftrainer.errors import InputError  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("sigterm_restored")
@@ -106,3 +107,31 @@ def test_a_report_of_something_else_than_numbers_is_refused(run: elastic.Run) ->
         run.report(score={"a": 1})
     run.report(score=torch.tensor([2.0]), other=np.array(3), flag=True)
     assert run.metrics == {"score": 2.0, "other": 3.0, "flag": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("seen", "environment", "device", "expected"),
+    [
+        (1, {"BFTRAINER_LOCAL_RANK": "2", "BFTRAINER_LOCAL_WORLD": "4"}, None, "cuda"),
+        (4, {}, None, "cuda"),
+        (4, {"BFTRAINER_LOCAL_RANK": "2", "BFTRAINER_LOCAL_WORLD": "4"}, None, "cuda:2"),
+        (4, {"BFTRAINER_LOCAL_RANK": "2", "BFTRAINER_LOCAL_WORLD": "4"}, "cuda", "cuda:2"),
+        (4, {"BFTRAINER_LOCAL_RANK": "2", "BFTRAINER_LOCAL_WORLD": "4"}, "cuda:1", "cuda:1"),
+        (4, {"BFTRAINER_LOCAL_RANK": "2", "BFTRAINER_LOCAL_WORLD": "4"}, "cpu", "cpu"),
+        (2, {"BFTRAINER_LOCAL_RANK": "5", "BFTRAINER_LOCAL_WORLD": "8"}, None, "cuda:1"),
+    ],
+)
+def test_ranks_of_one_node_that_see_several_gpus_take_one_each(
+    monkeypatch: pytest.MonkeyPatch, seen: int, environment: dict[str, str], device: str | None, expected: str
+) -> None:
+    chosen: list[object] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    for name in ("BFTRAINER_LOCAL_RANK", "BFTRAINER_LOCAL_WORLD"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"BFTRAINER_CHANNEL": "/run/manager", **environment}.items():
+        monkeypatch.setenv(name, value)
+    assert arguments.existing_device(device) == torch.device(expected)
+    taken_by_number = ":" in expected and device != expected
+    assert chosen == ([torch.device(expected)] if taken_by_number else [])

@@ -207,9 +207,18 @@ def test_every_message_survives_its_encoding() -> None:
         Report(3, 4, 5, 6, 7, {"2": 1.5}, {"loss": 0.1}, 8),
         Generation(1, ("a", "b"), True),
         Go(2, ("x", "y")),
+        Hello("a", 1, local_rank=3),
+        Arrived(1, "h:2", ("h:2", "h:3")),
+        Go(2, ("x", "y", "z"), "secret", (2, 1)),
     ]
     assert [protocol.decode(protocol.encode(message)) for message in messages] == messages
     assert json.loads(protocol.encode(Ready())) == {"type": "ready"}
+
+
+def test_a_worker_with_one_rank_sends_and_gets_no_field_that_version_0_1_0_did_not_have() -> None:
+    assert protocol.as_json(Hello("a", 1)).keys() == {"type", "worker", "pid", "protocol"}
+    assert protocol.as_json(Arrived(1, "h:2")).keys() == {"type", "generation", "address"}
+    assert protocol.as_json(Go(2, ("x",))).keys() == {"type", "generation", "addresses", "secret"}
 
 
 @pytest.mark.waits

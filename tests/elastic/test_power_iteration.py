@@ -40,7 +40,8 @@ def test_alone_it_finds_the_largest_eigenvalue() -> None:
     assert eigenvalues(ended.stdout) == [pytest.approx(EXPECTED, abs=1e-9)]
 
 
-def test_joins_a_leave_and_two_kills_do_not_change_the_eigenvalue(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_joins_a_leave_and_two_kills_do_not_change_the_eigenvalue(tmp_path: Path, ranks: int) -> None:
     go, script = tmp_path / "go", tmp_path / "unhurried.py"
     script.write_text(UNHURRIED)
     formed: dict[int, set[str]] = {}
@@ -57,7 +58,7 @@ def test_joins_a_leave_and_two_kills_do_not_change_the_eigenvalue(tmp_path: Path
                 residuals.append(residual)
 
     async def main() -> tuple[Outcome, str]:
-        settings = CoordinatorSettings(silence_s=2.0, grace_s=20.0)
+        settings = CoordinatorSettings(silence_s=2.0, grace_s=20.0, ranks_per_node=ranks)
         launcher = ColdLauncher()
         try:
             async with Coordinator(
@@ -81,7 +82,7 @@ def test_joins_a_leave_and_two_kills_do_not_change_the_eigenvalue(tmp_path: Path
                 await job.add(1)
                 await world_is(4)
                 first, *_, last = job.members
-                job.signal(first, signal.SIGKILL)
+                job.signal(first, signal.SIGKILL, ranks - 1)  # the other ranks of its node end with it
                 await world_is(3)
                 job.remove(job.members[1])
                 await world_is(2)

@@ -14,7 +14,7 @@ import pytest
 from bftrainer.elastic import protocol
 from bftrainer.elastic.manager import processes
 from bftrainer.elastic.manager.processes import WorkerEvent, WorkerProcesses
-from bftrainer.elastic.protocol import Done, Failed, Generation, Go, Hello, Left, Message, Ready
+from bftrainer.elastic.protocol import Done, Failed, Generation, Go, Hello, Left, Message, Ready, Taken
 from bftrainer.errors import InputError
 
 
@@ -386,6 +386,33 @@ def test_a_rank_that_is_done_does_not_end_its_siblings() -> None:
         last = manager.events[-1]
         assert isinstance(last, processes.ProcessEnded)
         assert (last.status, first.signals, second.signals) == (0, [], [])
+
+    play(scene)
+
+
+def test_a_rank_that_ends_because_its_node_is_taken_leaves_its_siblings_the_time_to_save() -> None:
+    async def scene(manager: Managed) -> None:
+        first, second = await manager.start_ranks(2)
+        channels = [await manager.connect(Ready(), rank=rank) for rank in range(2)]
+        await manager.until("ProcessStarted", "Hello", "Ready")
+        manager.workers.say("w", protocol.as_json(Taken(5.0)))
+        async with asyncio.timeout(20):
+            assert [protocol.decode(await reader.readline()) for reader, _ in channels] == [Taken(5.0)] * 2
+        channels[1][1].close()
+        second.end(143)
+        worker = manager.workers["w"]
+        async with asyncio.timeout(20):
+            while worker.ranks[1].status is None:
+                await asyncio.sleep(0.01)
+            await asyncio.wait([channel for rank in worker.ranks[1:] if (channel := rank.channel) is not None])
+        await asyncio.sleep(0.05)
+        assert first.signals == []  # it is saving
+        channels[0][1].close()
+        first.end(143)
+        await manager.until("ProcessStarted", "Hello", "Ready", "ProcessEnded")
+        last = manager.events[-1]
+        assert isinstance(last, processes.ProcessEnded)
+        assert (last.status, first.signals) == (143, [])
 
     play(scene)
 

@@ -24,10 +24,11 @@
 #   LAB_PARAMETERS SlurmctldParameters                                       LAB_ACCOUNTING 1: slurmdbd with MariaDB
 #   LAB_TOPOLOGY   lines of topology.conf: a tree of switches                LAB_NAMESPACES 1: a network per node
 #   LAB_MAIN, LAB_SCAVENGER  the lines of the partitions after their names   LAB_EXTRA      more lines of slurm.conf
-#   LAB_GRES       Gres of each node in order, - for none: "gpu:4 gpu:a100:2,gpu:v100:1 -"; LAB_DEVICES=0: without devices
+#   LAB_GRES       Gres of each node in order, - for none: "gpu:4 gpu:a100:2,gpu:v100:1 -"
 #
-# GPUs of LAB_GRES are plain files (LAB_DIR/devices/NODE/gpu0 …): that is enough for Slurm to hand them out and to set
-# SLURM_JOB_GPUS and CUDA_VISIBLE_DEVICES. With LAB_DEVICES=0 there are only counts, as at sites without `File` in gres.conf.
+# GPUs of LAB_GRES are links to /dev/null, LAB_DIR/devices/NODE/gpu0 and so on. Slurm hands them out and sets
+# SLURM_GPUS_ON_NODE, SLURM_JOB_GPUS, CUDA_VISIBLE_DEVICES and its like as for real ones. (With plain files as devices it
+# sets SLURM_GPUS_ON_NODE only; without any, nodes are INVAL. Seen in 22.05.)
 set -euo pipefail
 
 LAB_DIR=${LAB_DIR:-${TMPDIR:-/tmp}/bftrainer-lab}
@@ -50,7 +51,6 @@ LAB_EXTRA=${LAB_EXTRA:-}
 LAB_TOPOLOGY=${LAB_TOPOLOGY:-}
 LAB_NAMESPACES=${LAB_NAMESPACES:-0}
 LAB_GRES=${LAB_GRES:-}
-LAB_DEVICES=${LAB_DEVICES:-1}
 
 conf=$LAB_DIR/slurm.conf
 run=$LAB_DIR/run
@@ -181,7 +181,7 @@ gres_of() {
   [[ ${words[$1 - 1]:--} == - ]] || echo "${words[$1 - 1]}"
 }
 
-# Lines of gres.conf, with a file for each device.
+# Lines of gres.conf; makes the devices.
 write_gres() {
   local name part i=0 first last words
   for name in $(node_names); do
@@ -190,7 +190,7 @@ write_gres() {
     for part in $(gres_of $i | tr , ' '); do
       IFS=: read -ra words <<<"$part"
       last=$((first + words[-1] - 1))
-      for ((; first <= last; first++)); do : >"$LAB_DIR/devices/$name/${words[0]}$first"; done
+      for ((; first <= last; first++)); do ln -sf /dev/null "$LAB_DIR/devices/$name/${words[0]}$first"; done
       echo "NodeName=$name Name=${words[0]}$( ((${#words[@]} == 3)) && echo " Type=${words[1]}" )" \
         "File=$LAB_DIR/devices/$name/${words[0]}[$((last - words[-1] + 1))-$last]"
     done
@@ -276,7 +276,7 @@ END
 }
 
 # How many nodes are up and answer.
-usable() { at head sinfo -h -N -p main -o '%T' 2>/dev/null | grep -vcE 'down|drain|fail|unk|boot|power|\*' || true; }
+usable() { at head sinfo -h -N -p main -o '%T' 2>/dev/null | grep -vcE 'down|drain|fail|inval|unk|boot|power|\*' || true; }
 
 all_run() {
   local name
@@ -345,7 +345,7 @@ up() {
   write_conf >"$conf"
   # slurmd loads a cgroup plugin even where nothing uses one; that of v1 does nothing until it is used.
   echo CgroupPlugin=cgroup/v1 >"$LAB_DIR/cgroup.conf"
-  if [[ -n $LAB_GRES && $LAB_DEVICES == 1 ]]; then write_gres >"$LAB_DIR/gres.conf"; fi
+  if [[ -n $LAB_GRES ]]; then write_gres >"$LAB_DIR/gres.conf"; fi
   if [[ -n $LAB_TOPOLOGY ]]; then printf '%s\n' "$LAB_TOPOLOGY" >"$LAB_DIR/topology.conf"; fi
   write_epilog >"$LAB_DIR/epilog.sh"
   chmod 755 "$LAB_DIR/epilog.sh"
@@ -454,5 +454,5 @@ case ${1:-} in
   status) status ;;
   env) echo "export SLURM_CONF=$conf" ;;
   install) prepare ;;
-  *) sed -n '2,31p' "$0"; exit 2 ;;
+  *) sed -n '2,32p' "$0"; exit 2 ;;
 esac

@@ -203,6 +203,14 @@ def test_settings_of_the_site_that_keep_gpus_from_pilots_are_found(
     assert line is None or line in slurm_conf(findings)
 
 
+def test_gpus_of_an_unknown_type_are_found_in_slurm_conf_as_slurm_itself_hides_them(tmp_path: Path) -> None:
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("ClusterName=lab\nNodeName=n[01-04] CPUs=64 Gres=nvme:1,gpu:a100:4 State=UNKNOWN\n")
+    assert found(judged(site({"SLURM_CONF": str(conf)})), "gres-types").fix == ("GresTypes=gpu",)
+    conf.write_text("# NodeName=n01 Gres=gpu:4\nNodeName=n[01-04] Gres=nvme:1  # no gpu\n")
+    assert "gres-types" not in {finding.check for finding in judged(site({"SLURM_CONF": str(conf)}))}
+
+
 def test_gpus_that_are_counted_cause_no_warning() -> None:
     one = site({**GOOD, **SLURMDBD, "AccountingStorageTRES": "cpu,mem,gres/gpu,gres/gpu:a100"}, gres=MIXED)
     assert "gpu-hours" not in {finding.check for finding in judged(one)}

@@ -39,16 +39,23 @@ def lab(whole_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     whole_lab.clear()
 
 
-def granted(lab: Lab) -> dict[str, str]:
-    """The GRES that the job of each node was granted."""
-    jobs = lab.run("scontrol", "show", "job", "-d", "-o").splitlines()
-    rows = (re.search(r"JobState=RUNNING.* Nodes=(\S+) CPU_IDs=\S+ Mem=\S+ GRES=(\S*)", job) for job in jobs)
-    return {row[1]: re.sub(r"\(IDX:[^)]*\)", "", row[2]) for row in rows if row}
+def jobs_on(lab: Lab) -> dict[str, tuple[str, str]]:
+    """The generic resources that the job of each node asked for, and those that it was granted."""
+    found: dict[str, tuple[str, str]] = {}
+    for job in lab.run("scontrol", "show", "job", "-d", "-o").splitlines():
+        asked = re.search(r" TresPerNode=(\S*)", job)
+        granted = re.search(r" Nodes=(\S+) CPU_IDs=\S+ Mem=\S+ GRES=(\S*)", job)
+        if " JobState=RUNNING " in job and granted:
+            found[granted[1]] = (
+                asked[1].replace("gres:", "") if asked else "",
+                re.sub(r"\(IDX:[^)]*\)", "", granted[2]),
+            )
+    return found
 
 
-def environments(lab: Lab, folder: Path, nodes: tuple[str, ...], **settings: Any) -> dict[str, list[str | None]]:
-    """What the agent of each node is told of GPUs, and what Slurm granted, in the end."""
-    told: dict[str, list[str | None]] = {}
+def pilots(lab: Lab, folder: Path, nodes: tuple[str, ...], **settings: Any) -> dict[str, tuple[str | None, ...]]:
+    """What the pilot of each node asked for and was granted, and what its agent is told of GPUs."""
+    told: dict[str, tuple[str | None, ...]] = {}
 
     async def whole() -> None:
         async with FakePoolHost() as host:
@@ -56,11 +63,11 @@ def environments(lab: Lab, folder: Path, nodes: tuple[str, ...], **settings: Any
             await pool.open(host)
             try:
                 await until(lambda: host.here == set(nodes), lambda: (host.said, lab.jobs()))
+                jobs = jobs_on(lab)
                 for node, pid in host.pids.items():
                     pairs = Path(f"/proc/{pid}/environ").read_text().split("\0")
                     environment = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-                    told[node] = [environment.get(name) for name in VARIABLES]
-                told["granted"] = [granted(lab).get(node) for node in nodes]
+                    told[node] = (*jobs[node], *(environment.get(name) for name in VARIABLES))
             finally:
                 await pool.close(drain=True)
 
@@ -72,24 +79,23 @@ def test_each_pilot_is_granted_all_gpus_of_its_node_and_its_agent_is_told(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")  # of the controller
-    assert environments(lab, tmp_path, tuple(GRES)) == {
-        "n01": ["4", "0,1,2,3", "0,1,2,3"],
-        "n02": ["4", "0,1,2,3", "0,1,2,3"],
-        "n03": ["2", "0,1", "0,1"],
-        "n04": [None, None, None],
-        "n05": ["3", "0,1,2", "0,1,2"],
-        "granted": ["gpu:4", "gpu:4", "gpu:2", "", "gpu:a100:1,gpu:1g.5gb:2"],
+    assert pilots(lab, tmp_path, tuple(GRES)) == {
+        "n01": ("gpu:4", "gpu:4", "4", "0,1,2,3", "0,1,2,3"),
+        "n02": ("gpu:4", "gpu:4", "4", "0,1,2,3", "0,1,2,3"),
+        "n03": ("gpu:2", "gpu:2", "2", "0,1", "0,1"),
+        "n04": ("", "", None, None, None),
+        "n05": ("gpu:a100:1,gpu:1g.5gb:2", "gpu:a100:1,gpu:1g.5gb:2", "3", "0,1,2", "0,1,2"),
     }
 
 
 def test_agents_of_a_pool_without_gpus_are_told_of_none(lab: Lab, tmp_path: Path) -> None:
-    told = environments(lab, tmp_path, ("n03", "n04"), gpus="none")
-    assert told["n03"] == told["n04"] == [None, None, ""]
+    told = pilots(lab, tmp_path, ("n03", "n04"), gpus="none")
+    assert told["n03"] == ("", "gpu:2", None, None, "")  # a job that has its node to itself has all of it
+    assert told["n04"] == ("", "", None, None, "")
 
 
 def test_options_by_hand_are_all_that_a_pilot_asks_for(lab: Lab, tmp_path: Path) -> None:
-    told = environments(lab, tmp_path, ("n01",), options=("--gres=gpu:3",))
-    assert told["granted"] in (["gpu:3"], ["gpu:4"])  # since 20.11 a job with a whole node has all of it
+    assert pilots(lab, tmp_path, ("n01",), options=("--gres=gpu:3",))["n01"][0] == "gpu:3"
 
 
 def test_the_check_of_a_real_site_says_what_pilots_would_get(
@@ -122,7 +128,7 @@ def test_each_node_is_used_with_as_many_ranks_as_it_was_granted_gpus_and_each_ra
             return [json.loads(file.read_text()) for file in sorted(output.glob("*.json"))]
 
         number = sum(max(1, gpus) for gpus in GPUS.values())
-        wait_until(lambda: len(ranks()) >= number, lambda: f"{number} ranks ({ranks()}, {granted(lab)})", 90, 0.25)
+        wait_until(lambda: len(ranks()) >= number, lambda: f"{number} ranks ({ranks()}, {jobs_on(lab)})", 90, 0.25)
         written = ranks()
         live.api.cancel(trainer)
         live.until_state(trainer, "cancelled")

@@ -123,7 +123,7 @@ function showTiles() {
   const { status, insight } = state;
   const { pool } = past;
   if (!status) return;
-  const { size, used } = status.pool;
+  const { size, used, gpus, used_gpus: gpusUsed } = status.pool;
   const { totals } = status;
   const ready = insight && insight.efficiency !== null;
   const asOf = insight ? `as of ${clock(insight.computed, { seconds: false })}` : "";
@@ -133,6 +133,7 @@ function showTiles() {
   tiles($("tiles"), [
     ["Nodes now", whole(size), size ? `${whole(size - used)} free` : "the pool is empty"],
     ["In use", whole(used), size ? `${percent(used / size)} of the pool` : NONE],
+    ...(gpus ? [["GPUs in use", whole(gpusUsed), `of ${whole(gpus)}; ${amount(totals.gpu_seconds / 3600)} GPU-hours harvested`]] : []),
     ["Node-hours harvested", amount(totals.node_seconds / 3600), pool?.node_hours ? `${percent(pool.used_node_hours / pool.node_hours)} used in this window` : "since the beginning"],
     ["Samples", amount(totals.samples), totals.owner ? "by your trainers" : "since the beginning"],
     ["Efficiency", ready ? percent(insight.efficiency, 1) : NONE, ready ? `of at most ${percent(insight.bound, 1)}; ${since}` : why, BOUND],

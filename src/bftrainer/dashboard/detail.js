@@ -2,11 +2,12 @@
 
 import { ask, get } from "./api.js";
 import { colourOf, css } from "./draw.js";
-import { amount, clock, day, make, many, metricText, NONE, percent, say, span, whole } from "./format.js";
+import { amount, clock, day, make, many, metricText, NONE, percent, ranksText, say, span, whole } from "./format.js";
 import { drawCurve, loadPlotly, Metrics, namesIn, purge } from "./plots.js";
 import { paramsText } from "./tables.js";
 
 const EVERY_MS = 3000;
+const workerText = ({ node, state, ranks }) => `${node} ${state}${ranks?.length > 1 || ranks?.[0]?.device ? ` (${ranksText(ranks, 8)})` : ""}`;
 const OVER = ["done", "failed", "cancelled"];
 
 export class Detail {
@@ -102,9 +103,9 @@ export class Detail {
     this.stop.hidden = OVER.includes(row.state);
     const facts = [
       ["Progress", percent(row.progress, 1), row.total ? `${amount(row.samples)} of ${amount(row.total)} samples` : `${amount(row.samples)} samples`],
-      ["Nodes", row.nodes.length ? whole(row.nodes.length) : NONE, `${row.min_nodes} to ${row.max_nodes}`],
+      ["Nodes", row.nodes.length ? whole(row.nodes.length) : NONE, `${row.min_nodes} to ${row.max_nodes}${row.ranks > row.nodes.length ? `; ${many(row.ranks, "rank")}` : ""}`],
       ["Rate", row.rate ? `${amount(row.rate)}/s` : NONE, row.eta_s === null ? `step ${whole(row.step)}` : `${span(row.eta_s)} left`],
-      ["Node-hours", amount(row.node_seconds / 3600), `epoch ${whole(row.epoch)}`],
+      ["Node-hours", amount(row.node_seconds / 3600), `${row.gpu_seconds ? `${amount(row.gpu_seconds / 3600)} GPU-hours; ` : ""}epoch ${whole(row.epoch)}`],
       ["Rescales", whole(row.rescales), many(row.preemptions, "preemption")],
       ["Redone", amount(row.samples_redone), "samples, after a loss"],
       ["Submitted", clock(row.submitted, { seconds: false }), `${day(row.submitted)}, by ${row.owner}`],
@@ -121,7 +122,7 @@ export class Detail {
       make("td", { text: clock(one.time, { date: true }) }), make("td", { text: one.why }),
       make("td", { cls: "n", text: `${one.world_before} → ${one.world}` }),
       ...["pause_s", "form_s", "sync_s"].map((key) => make("td", { cls: "n", text: span(one[key]) })))));
-    say(this.workers, row.workers.length ? `${many(row.workers.length, "worker")}: ${row.workers.slice(0, 12).map((one) => `${one.node} ${one.state}`).join(", ")}${row.workers.length > 12 ? ", …" : ""}` : row.reason);
+    say(this.workers, row.workers.length ? `${many(row.workers.length, "worker")}: ${row.workers.slice(0, 12).map(workerText).join(", ")}${row.workers.length > 12 ? ", …" : ""}` : row.reason);
     const below = this.log.scrollTop + this.log.clientHeight >= this.log.scrollHeight - 8;
     say(this.log, row.log_tail.join("\n") || "It has printed nothing.");
     if (below) this.log.scrollTop = this.log.scrollHeight;

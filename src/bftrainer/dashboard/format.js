@@ -79,6 +79,35 @@ export function many(count, word) {
   return `${whole(count)} ${word}${Math.round(count) === 1 ? "" : "s"}`;
 }
 
+// GPUs in a few words, such as "4 × A100 80 GB" or "4 GPUs".
+export function gpusText(gpus) {
+  const kinds = new Map();
+  for (const gpu of gpus ?? []) {
+    const name = short((gpu.name ?? "").replace(/^(NVIDIA|AMD|Tesla|GeForce|Instinct)\s+/i, ""), 30);
+    const kind = name && gpu.memory_mb && !/\d\s*GB/.test(name) ? `${name} ${Math.round(gpu.memory_mb / 1024)} GB` : name;
+    kinds.set(kind, (kinds.get(kind) ?? 0) + 1);
+  }
+  return [...kinds].map(([kind, count]) => (kind ? `${count} × ${kind}` : many(count, "GPU"))).join(", ");
+}
+
+// Ranks and their devices, such as "4 ranks: 0, 1, 2, 3".
+export function ranksText(ranks, most = 16) {
+  if (!ranks?.length) return "";
+  const devices = ranks.slice(0, most).map(({ device }) => short(device || "CPU", 14));
+  return `${many(ranks.length, "rank")}: ${devices.join(", ")}${ranks.length > most ? ", …" : ""}`;
+}
+
+// How busy GPUs are, 0 to 1 (null: not known), and that with their memory as text.
+export function gpuUse(gpus) {
+  const known = (key) => (gpus ?? []).map((gpu) => gpu[key]).filter((value) => value !== null && value !== undefined);
+  const total = (values) => values.reduce((sum, value) => sum + value, 0);
+  const [busy, used, memory] = ["percent", "used_mb", "memory_mb"].map(known);
+  const share = busy.length ? total(busy) / busy.length / 100 : null;
+  const gb = (values) => Math.round(total(values) / 1024);
+  const room = used.length ? [memory.length ? `${gb(used)} of ${gb(memory)} GB` : `${gb(used)} GB`] : [];
+  return { share, text: [...(share === null ? [] : [percent(share)]), ...room].join(", ") };
+}
+
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

@@ -146,7 +146,8 @@ export class Past {
     drawLegend($("legend"), nodes);
     measured("draw", began);
     const rows = nodes.nodes.length < nodes.of_nodes ? `; ${nodes.nodes.length} of ${nodes.of_nodes} nodes are drawn` : "";
-    const words = `${amount(pool.node_hours)} node-hours, ${percent(pool.used_node_hours / pool.node_hours)} used, ${many(pool.preemptions, "preemption")}, ${many(pool.rescales, "rescale")}${rows}`;
+    const gpuHours = pool.gpu_hours ? ` (${amount(pool.gpu_hours)} GPU-hours)` : "";
+    const words = `${amount(pool.node_hours)} node-hours${gpuHours}, ${percent(pool.used_node_hours / pool.node_hours)} used, ${many(pool.preemptions, "preemption")}, ${many(pool.rescales, "rescale")}${rows}`;
     this.words(pool.node_hours ? words : "no node was there");
     $("gantt").setAttribute("aria-label", `Which trainer was on which of ${nodes.of_nodes} nodes in ${span(this.seconds)}: ${words}`);
     $("gantt").dataset.runs = String(nodes.runs.reduce((sum, runs) => sum + runs.length / 3, 0));

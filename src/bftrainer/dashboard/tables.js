@@ -1,7 +1,7 @@
 // The tables of the page. Rows are updated in place, so that focus and selection stay where they are.
 
 import { colourOf, css } from "./draw.js";
-import { amount, clock, make, metricText, NONE, percent, say, short, span, whole } from "./format.js";
+import { amount, clock, gpusText, gpuUse, make, many, metricText, NONE, percent, ranksText, say, short, span, whole } from "./format.js";
 
 const MOST_ROWS = 300;
 const MOST_NODES = 1000;
@@ -134,6 +134,7 @@ function update(tr, item) {
     say(cells[3], whole(members.reduce((total, one) => total + one.nodes.length, 0)));
     say(cells[4], sum("rate") ? amount(sum("rate")) : NONE);
     say(cells[7], amount(sum("node_seconds") / 3600));
+    cells[7].title = gpuHours(sum("gpu_seconds"));
     return;
   }
   const row = item.row;
@@ -146,11 +147,17 @@ function update(tr, item) {
   const reason = tr.querySelector(".reason");
   say(reason, OVER.includes(row.state) || row.state === "waiting" || row.state === "queued" ? short(row.reason ?? "", 120) : "");
   bar(cells[2], row.progress);
-  say(cells[3], row.nodes.length ? `${row.nodes.length} of ${row.max_nodes}` : NONE);
+  const ranks = row.ranks > row.nodes.length ? `, ${many(row.ranks, "rank")}` : "";
+  say(cells[3], row.nodes.length ? `${row.nodes.length} of ${row.max_nodes}${ranks}` : NONE);
   say(cells[4], row.rate ? amount(row.rate) : NONE);
   say(cells[5], row.eta_s === null ? NONE : span(row.eta_s));
   say(cells[6], metricsText(row.metrics));
   say(cells[7], amount(row.node_seconds / 3600));
+  cells[7].title = gpuHours(row.gpu_seconds);
+}
+
+function gpuHours(seconds) {
+  return seconds ? `${amount(seconds / 3600)} GPU-hours` : "";
 }
 
 function bar(cell, share) {
@@ -212,7 +219,7 @@ export function showFinished(body, rows, open) {
     return make("tr", {}, make("th", { scope: "row" }, make("span", { cls: "name" }, swatch(row.id), make("span", {}, button, make("small", { text: words })))),
       make("td", {}, make("span", { cls: `state ${row.state}`, text: row.state }), make("span", { cls: "reason", text: short(row.reason, 120) })),
       make("td", { text: clock(row.ended, { seconds: false, date: true }) }), make("td", { cls: "n", text: amount(row.samples) }),
-      make("td", { cls: "metrics", text: metricsText(row.metrics) }), make("td", { cls: "n", text: amount(row.node_seconds / 3600) }));
+      make("td", { cls: "metrics", text: metricsText(row.metrics) }), make("td", { cls: "n", text: amount(row.node_seconds / 3600), title: gpuHours(row.gpu_seconds) || null }));
   }, () => {}); // what is finished stays as it is
 }
 
@@ -220,11 +227,22 @@ export function showNodes(body, words, nodes) {
   const shown = nodes.slice(0, MOST_NODES);
   words.hidden = shown.length === nodes.length;
   say(words, `${whole(shown.length)} of ${whole(nodes.length)} nodes are listed`);
-  sync(body, shown, (node) => node.node, () => make("tr", {}, make("th", { scope: "row" }), make("td"), make("td"), make("td")),
+  body.parentElement.classList.toggle("without-gpus", !nodes.some((node) => node.gpus?.length || node.ranks?.length > 1));
+  const cell = () => make("td", { cls: "gpu" });
+  sync(body, shown, (node) => node.node, () => make("tr", {}, make("th", { scope: "row" }), make("td"), make("td"), cell(), cell(),
+    make("td", { cls: "gpu" }, make("progress", { max: 1 }), make("span")), make("td")),
     (tr, node) => {
-      say(tr.children[0], node.node);
-      say(tr.children[1], node.state);
-      say(tr.children[2], node.trainer ?? (node.state === "assigned" ? "someone else" : NONE));
-      say(tr.children[3], clock(node.since, { date: true }));
+      const cells = tr.children;
+      say(cells[0], node.node);
+      say(cells[1], node.state);
+      say(cells[2], node.trainer ?? (node.state === "assigned" ? "someone else" : NONE));
+      say(cells[3], gpusText(node.gpus) || NONE);
+      say(cells[4], ranksText(node.ranks) || NONE);
+      const { share, text } = gpuUse(node.gpus);
+      const gauge = cells[5].querySelector("progress");
+      gauge.hidden = share === null;
+      gauge.value = share ?? 0;
+      say(cells[5].querySelector("span"), text || NONE);
+      say(cells[6], clock(node.since, { date: true }));
     });
 }

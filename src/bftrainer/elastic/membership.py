@@ -58,7 +58,7 @@ class Assignment:
     @property
     def world(self) -> int:
         """Number of ranks that train in the generation."""
-        return len(self.addresses)
+        return sum(self.ranks) or len(self.members)
 
     @property
     def nodes(self) -> int:

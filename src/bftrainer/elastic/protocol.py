@@ -207,6 +207,8 @@ _KINDS: Mapping[str, type[Any]] = {
 }
 _NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in _KINDS.values()}
 _FIELDS = {kind: frozenset(f.name for f in fields(kind)) for kind in _KINDS.values()}
+_OF_RANKS: Mapping[type[Any], str] = {Hello: "local_rank", Arrived: "addresses", Go: "ranks"}
+"""Fields for workers with several ranks. Empty ones are not sent: messages of other workers stay as they were."""
 
 
 def encode(message: Message) -> bytes:
@@ -236,7 +238,10 @@ def _is_deeper(found: object, most: int) -> bool:
 def as_json(message: Message) -> dict[str, Any]:
     """Return a message as a JSON object."""
     kind = type(message)
-    return {"type": kind.__name__.lower(), **{name: getattr(message, name) for name in _NAMES[kind]}}
+    made = {"type": kind.__name__.lower(), **{name: getattr(message, name) for name in _NAMES[kind]}}
+    if kind in _OF_RANKS and not made[_OF_RANKS[kind]]:
+        del made[_OF_RANKS[kind]]
+    return made
 
 
 def from_json(found: Mapping[str, Any]) -> Message | None:

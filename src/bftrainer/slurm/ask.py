@@ -42,6 +42,8 @@ TIMEOUT_S = 10.0
 _MOST_BYTES = 64 << 20
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 """Variables that say which Slurm is meant."""
+_GPU_NODES = re.compile(r"^\s*NodeName=.*\sGres=[^\s#]*\bgpu\b", re.IGNORECASE | re.MULTILINE)
+"""A line of slurm.conf with the GPUs of nodes."""
 _SAMPLE = 16
 """Number of nodes that are examined one by one."""
 _QOS_COLUMNS = (
@@ -138,6 +140,7 @@ def gather(
         qos=qos,
         addresses=frozenset(re.findall(r"\bNodeAddr=(\S+)", nodes)),
         gres=read_node_gres(maybe("sinfo", "-a", "-h", "-o", "%G|%N")),
+        defines_gpus=_defines_gpus(Path(config.get("SLURM_CONF", ""))),
         topology=maybe("scontrol", "show", "topology") if tree else "",
         skew_s=read_skew(shown, now),
         file_system=None if state is None else find_file_system(state, mounts),
@@ -185,6 +188,13 @@ def find_file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> Fi
         if inside and (best is None or len(mount) >= len(best.mount)):
             best = FileSystem(str(path), fields[2], mount)
     return best
+
+
+def _defines_gpus(conf: Path) -> bool:
+    try:
+        return _GPU_NODES.search(conf.read_text(errors="replace")) is not None
+    except OSError:  # no such file here, or not for this user
+        return False
 
 
 def _user() -> str:

@@ -56,10 +56,12 @@ def gpu_findings(site: Site, harvest: Harvest, request: PilotRequest) -> Iterato
     if harvest.partition is None or not site.gres:
         return
     there = kinds(site, harvest.partition)
+    if GPU not in _words(site, "GresTypes") and (site.defines_gpus or any(there)):
+        yield _types(site)
+        return
     yield _granted(there, request)
     if not any(there):
         return
-    yield from _types(site)
     if request.gpus == "all":
         yield from _devices(site)
     yield from _accounting(site)
@@ -99,12 +101,11 @@ def _by_hand(there: Mapping[Gres, int], words: str, for_gpus: bool) -> SiteFindi
     return SiteFinding("gpus", "warning" if len(there) > 1 else "ok", what, why if len(there) > 1 else "")
 
 
-def _types(site: Site) -> Iterator[SiteFinding]:
-    known = _words(site, "GresTypes")
-    if GPU not in known:
-        what = "nodes have GPUs (Gres), but GresTypes lacks gpu"
-        why = "Slurm does not know the resource: it refuses pilots, and all other jobs, that ask for GPUs"
-        yield SiteFinding("gres-types", "error", what, why, (f"GresTypes={','.join((GPU, *known))}",))
+def _types(site: Site) -> SiteFinding:
+    what = "nodes have GPUs (Gres), but GresTypes lacks gpu"
+    why = "Slurm does not know the resource: no pilot, and no other job, can ask for GPUs"
+    types = ",".join((GPU, *_words(site, "GresTypes")))
+    return SiteFinding("gres-types", "error", what, why, (f"GresTypes={types}",))
 
 
 def _devices(site: Site) -> Iterator[SiteFinding]:

@@ -109,6 +109,8 @@ class Site:
     """Addresses of a sample of the nodes; a single one means one machine that simulates a cluster."""
     gres: Mapping[str, str] = field(default_factory=dict)
     """Generic resources of each node, such as `gpu:a100:4(S:0-1)`; empty if they could not be asked for."""
+    defines_gpus: bool = False
+    """Whether slurm.conf gives a node GPUs, if this user can read it. Slurm shows none if GresTypes lacks them."""
     topology: str = ""
     """Lines of `scontrol show topology`, if there is a tree of switches."""
     skew_s: float | None = None

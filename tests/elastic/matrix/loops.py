@@ -29,7 +29,7 @@ def ready() -> tuple[Any, Any]:
     return run, model
 
 
-@row("batch size per node (`batch_size=8`)", remark="training depends on the number of nodes", exact=False)
+@row("batch size per rank (`batch_size=8`)", remark="training depends on the number of ranks", exact=False)
 def batch_per_node() -> None:
     run, model = ready()
     for _ in run.epochs(EPOCHS):

@@ -36,6 +36,7 @@ class FakeState:
     max_trainers: int | None = None
     points: list[dict[str, Any]] = field(default_factory=list)
     totals: dict[str, float] = field(default_factory=dict)
+    pool: dict[str, int] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     on_ask: Callable[[str], None] = lambda path: None
     refuse: tuple[int, str] | None = None
@@ -109,7 +110,7 @@ def make_app(fake: FakeState) -> FastAPI:
         used = sum(1 for node in fake.nodes if node["trainer"])
         return {
             **{"version": "0.1.0", "now": NOW + 60, "started": NOW, "paused": fake.paused, "dry_run": False},
-            "pool": {"kind": "local", "size": len(fake.nodes), "used": used, "problem": fake.problem},
+            "pool": {"kind": "local", "size": len(fake.nodes), "used": used, "problem": fake.problem, **fake.pool},
             "policy": {
                 "allocator": "exact",
                 "objective": "weighted-efficiency",

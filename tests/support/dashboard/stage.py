@@ -27,7 +27,7 @@ def trainer(number: int = 1, name: str = "digits", **more: Any) -> dict[str, Any
         "script": "/train.py", "launcher": "elastic", "min_nodes": 1, "max_nodes": 4, "weight": 1.0,
         "submitted": NOW - 600, "started": NOW - 590, "ended": None, "nodes": ["n1"], "samples": 1000, "total": 9000,
         "progress": 0.1, "rate": 10.0, "eta_s": 800.0, "metrics": {}, "epoch": 1, "step": 7, "rescales": 2,
-        "preemptions": 1, "failures": 0, "samples_redone": 0, "node_seconds": 600.0,
+        "preemptions": 1, "failures": 0, "samples_redone": 0, "node_seconds": 600.0, "gpu_seconds": 0.0, "ranks": 1,
     }  # fmt: skip
     return row | more
 
@@ -44,11 +44,12 @@ def status(*rows: dict[str, Any], **more: Any) -> dict[str, Any]:
     """What the stream says."""
     found: dict[str, Any] = {
         "version": "0", "now": NOW, "started": NOW - 7200, "paused": False, "dry_run": False,
-        "pool": {"kind": "local", "size": 2, "used": 1},
+        "pool": {"kind": "local", "size": 2, "used": 1, "gpus": 0, "used_gpus": 0},
         "policy": {"allocator": "exact", "decided_by": "exact", "objective": "throughput", "horizon_s": 120.0,
                    "max_parallel": 10},
         "trainers": list(rows),
-        "totals": {"samples": 1000, "node_seconds": 7200.0, "used_node_seconds": 3600.0, "rescales": 2, "decisions": 3},
+        "totals": {"samples": 1000, "node_seconds": 7200.0, "used_node_seconds": 3600.0, "gpu_seconds": 0.0,
+                   "used_gpu_seconds": 0.0, "rescales": 2, "decisions": 3},
         "last_decision": None,
     }  # fmt: skip
     return found | more
@@ -69,6 +70,17 @@ def window(start: float, end: float, cells: int = 60) -> dict[str, dict[str, Any
         "pool": {**pool, "preemptions": 1, "rescales": 2},
         "nodes": {**nodes, "taken": [], "taken_every": 1, "preemptions": [[5, 1]], "rescales": [[7, 2]]},
     }
+
+
+def node(name: str, gpus: int = 0, **more: Any) -> dict[str, Any]:
+    """A node as the API tells of one. Its trainer has a rank on each of its GPUs, which are half busy."""
+    kind = {"kind": "cuda", "name": "NVIDIA A100", "memory_mb": 81920, "percent": 50, "used_mb": 20480}
+    row: dict[str, Any] = {
+        "node": name, "host": name, "state": "assigned", "trainer": "digits", "owner": "ann", "worker": "t1-1",
+        "since": NOW - 600, "agent_pid": 7, "heard_s": 0.5, "gpus": [{"id": str(i), **kind} for i in range(gpus)],
+        "slots": gpus or 1, "ranks": [{"pid": 100 + i, "device": str(i) if gpus else ""} for i in range(gpus or 1)],
+    }  # fmt: skip
+    return row | more
 
 
 class Stage:

@@ -116,7 +116,16 @@ def _show(found: UsageReport, judged: Efficiency) -> None:
     for title, rows in (("owner", found.owners()), ("trainer", sorted(found.trainers, key=lambda one: -one.used_us))):
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
         gpu_column = ("GPU-hours",) * with_gpus
-        for name in (title, "node-hours", *gpu_column, "of the pool", "computing", "samples", "rescales", "preemptions"):
+        for name in (
+            title,
+            "node-hours",
+            *gpu_column,
+            "of the pool",
+            "computing",
+            "samples",
+            "rescales",
+            "preemptions",
+        ):
             table.add_column(name, justify="left" if name == title else "right", overflow="fold")
         for one in rows[:MOST_ROWS]:
             who = one.owner if title == "owner" else f"{getattr(one, 'trainer', '')} {getattr(one, 'name', '')}"

@@ -1,4 +1,4 @@
-"""Tables of trainers, nodes and learned curves for a terminal, from the rows of the API."""
+"""Tables of trainers and learned curves for a terminal, from the rows of the API."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from bftrainer.cli.common.connection import printable
+from bftrainer.cli.live.show_gpus import ranks_text
 from bftrainer.cluster.spec.states import FINISHED
-from bftrainer.cluster.wire.api import CurveView, NodeView, StatusView, TrainerDetail, TrainerView, WorkerView
+from bftrainer.cluster.wire.api import CurveView, StatusView, TrainerDetail, TrainerView, WorkerView
 
 STYLES: Mapping[str, str] = {
     "queued": "yellow",
@@ -40,7 +41,7 @@ def header(status: StatusView, console: Console) -> Text:
     horizon, parallel = policy.get("horizon_s"), policy.get("max_parallel")
     parts = [
         f"{printable(pool.get('kind', '?'))} pool",
-        f"{pool.get('used', 0)} of {pool.get('size', 0)} nodes used",
+        pool_use(status),
         f"{printable(policy.get('allocator', '?'))} by {printable(policy.get('objective', '?'))}",
         f"horizon {'auto' if horizon in (None, 'auto') else f'{horizon:g} s'}",
         f"{'auto' if parallel is None else parallel} at once",
@@ -50,6 +51,13 @@ def header(status: StatusView, console: Console) -> Text:
         if status.get(flag):
             line.append(f" · {word}", style="bold yellow")
     return line
+
+
+def pool_use(status: StatusView) -> str:
+    """How many nodes are used, and how many GPUs if there are any."""
+    pool = status.get("pool", {})
+    gpus = f" ({pool.get('used_gpus', 0)} of {pool['gpus']} GPUs)" if pool.get("gpus") else ""
+    return f"{pool.get('used', 0)} of {pool.get('size', 0)} nodes used{gpus}"
 
 
 def pool_problem(status: StatusView) -> Text | None:
@@ -64,11 +72,14 @@ def trainers_table(rows: Sequence[Row], console: Console, colours: Mapping[str, 
     if not rows:
         return Text("no trainers; submit one with `bftrainer submit SCRIPT`", style="dim")
     wide = console.width >= _WIDE
+    with_ranks = any(_has_ranks(row) for row in rows)
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", expand=False)
     table.add_column("id", no_wrap=True)
     table.add_column("name", no_wrap=True, overflow="ellipsis", max_width=30 if wide else 18)
     table.add_column("state", no_wrap=True)
     table.add_column("nodes", no_wrap=True, justify="right")
+    if with_ranks:
+        table.add_column("ranks", no_wrap=True, justify="right")
     table.add_column("progress", no_wrap=True)
     table.add_column("samples/s", no_wrap=True, justify="right")
     table.add_column("ETA", no_wrap=True, justify="right")
@@ -80,6 +91,7 @@ def trainers_table(rows: Sequence[Row], console: Console, colours: Mapping[str, 
             Text(printable(row["name"]), style=(colours or {}).get(row["name"], "")),
             Text(row["state"], style=STYLES.get(row["state"], "")),
             _sizes(row),
+            *([str(row.get("ranks") or "")] * with_ranks),
             progress(row.get("progress"), row.get("samples", 0), console, 14 if wide else 8),
             figure(row["rate"]) if row.get("rate") else "",
             "" if row["eta_s"] is None or row["state"] in FINISHED else duration(row["eta_s"]),
@@ -111,6 +123,11 @@ def _sizes(row: Row) -> str:
     least, most = row["min_nodes"], row["max_nodes"]
     asked = str(least) if least == most else f"{least}-{most}"
     return asked if row["state"] in FINISHED else f"{len(row.get('nodes') or ())}/{asked}"
+
+
+def _has_ranks(row: Row) -> bool:
+    """Whether a trainer has more than one rank on some node."""
+    return row.get("ranks", 0) > len(row.get("nodes") or ())
 
 
 def progress(share: float | None, samples: int, console: Console, width: int) -> Text:
@@ -188,6 +205,8 @@ def _facts(row: TrainerDetail, console: Console) -> list[tuple[str, str]]:
         ("nodes", f"{_sizes(row)}  {' '.join(map(printable, row.get('nodes') or ()))}".rstrip()),
         ("progress", f"{share}{row.get('samples', 0):,}{of} samples, {where}"),
     ]
+    if _has_ranks(row):
+        facts.insert(4, ("ranks", f"{row['ranks']} on {len(row['nodes'])} nodes"))
     if row.get("output"):
         facts.append(("output", printable(row["output"])))
     if row.get("rate"):
@@ -214,7 +233,8 @@ def _facts(row: TrainerDetail, console: Console) -> list[tuple[str, str]]:
         facts.append(("snapshots", said + last))
     facts.append(("costs", f"up {_seconds(row.get('up_s'))}, down {_seconds(row.get('down_s'))}"))
     facts.append(("failures", f"{row.get('failures', 0)}; samples computed twice: {row.get('samples_redone', 0):,}"))
-    facts.append(("used", f"{row.get('node_seconds', 0) / 3600:,.2f} node-hours"))
+    gpu_hours = f", {row['gpu_seconds'] / 3600:,.2f} GPU-hours" if row.get("gpu_seconds") else ""
+    facts.append(("used", f"{row.get('node_seconds', 0) / 3600:,.2f} node-hours{gpu_hours}"))
     return facts
 
 
@@ -246,29 +266,12 @@ def _thinned(sizes: Sequence[int], keep: set[int]) -> list[int]:
 
 def _workers(rows: Sequence[WorkerView]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("worker", "node", "state", "pid"):
+    with_ranks = any(row.get("ranks") for row in rows)
+    for title in ("worker", "node", "state", "pid", *(("ranks and devices",) * with_ranks)):
         table.add_column(title, no_wrap=True, overflow="ellipsis")
     for row in rows[:_MOST_SHOWN]:
-        table.add_row(*(Text(printable(row.get(key) or "")) for key in ("worker", "node", "state", "pid")))
-    return table
-
-
-def nodes_table(rows: Sequence[NodeView], now: float) -> RenderableType:
-    """A table with one line per node."""
-    if not rows:
-        return Text("the pool has no nodes", style="dim")
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("node", "host", "state", "trainer", "worker"):
-        table.add_column(title, no_wrap=True, overflow="ellipsis")
-    for title in ("here for", "heard"):
-        table.add_column(title, no_wrap=True, justify="right")
-    styles = {"free": "dim", "assigned": "green", "leaving": "yellow"}
-    for row in rows:
-        texts = [Text(printable(row.get(key) or "")) for key in ("node", "host", "state", "trainer", "worker")]
-        texts[2].stylize(styles.get(row.get("state", ""), ""))
-        since = duration(now - row["since"]) if row.get("since") else ""
-        heard = "" if row.get("heard_s") is None else f"{row['heard_s']:.1f} s ago"
-        table.add_row(*texts, since, heard)
+        texts = [Text(printable(row.get(key) or "")) for key in ("worker", "node", "state", "pid")]
+        table.add_row(*texts, *([Text(ranks_text(row.get("ranks") or ()))] * with_ranks))
     return table
 
 

@@ -24,7 +24,8 @@ from bftrainer.cli.common.connection import (
 )
 from bftrainer.cli.common.output import print_json
 from bftrainer.cli.live.show_groups import folded, group_of, groups_table, members_table
-from bftrainer.cli.live.show_trainers import detail, duration, figure, header, nodes_table, pool_problem, trainers_table
+from bftrainer.cli.live.show_nodes import nodes_table
+from bftrainer.cli.live.show_trainers import detail, duration, figure, header, pool_problem, trainers_table
 from bftrainer.cluster.store.events import (
     Decided,
     NodeLeaving,
@@ -111,7 +112,8 @@ def _show(found: StatusView, console: Console) -> None:
     share = totals["used_node_seconds"] / totals["node_seconds"] if totals["node_seconds"] else 0.0
     hours = totals["node_seconds"] / 3600
     used = "of them used" if totals.get("owner") is None else "of them yours"
-    line = f"{figure(totals['samples'])} samples in {hours:,.2f} node-hours, {share:.0%} {used}; "
+    gpu_hours = f" ({totals['gpu_seconds'] / 3600:,.2f} GPU-hours)" if totals.get("gpu_seconds") else ""
+    line = f"{figure(totals['samples'])} samples in {hours:,.2f} node-hours{gpu_hours}, {share:.0%} {used}; "
     line += f"rescales: {totals['rescales']:,}, decisions: {totals['decisions']:,}"
     console.print()
     console.print(Text(line, style="dim"))

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from bftrainer.cli.common.connection import State, Url, connect, printable, say, say_json, screen
 from bftrainer.cli.live.show_groups import folded, group_of, groups, groups_table
-from bftrainer.cli.live.show_trainers import COLOURS, header, percent, pool_problem, trainers_table
+from bftrainer.cli.live.show_trainers import COLOURS, header, percent, pool_problem, pool_use, trainers_table
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.store.events import Decided
 from bftrainer.cluster.wire.api import EventView, NodeView, StatusView
@@ -160,8 +160,7 @@ def pool_bar(nodes: Sequence[NodeView], colours: Mapping[str, str], console: Con
 
 def line(scene: Scene) -> str:
     """The scene in one line."""
-    pool = scene.status.get("pool", {})
-    parts = [f"{pool.get('used', 0)} of {pool.get('size', 0)} nodes used"]
+    parts = [pool_use(scene.status)]
     if scene.status.get("paused"):
         parts[0] += ", paused"
     if (problem := pool_problem(scene.status)) is not None:

@@ -157,7 +157,7 @@ class Reconciler:
         return [live.id for live in concerned]
 
     def _pool_changed(self, event: Event, now: float, effects: Effects, gpus: int = 0) -> list[str]:
-        """Update the scheduler's state; `gpus` are those of a node that joins. Returns the trainers that lost a node."""
+        """Update the scheduler's state. A node that joins has `gpus` GPUs. Returns the trainers that lost a node."""
         lost = self.planner.pool_changed(event, now, gpus)
         for trainer in lost:
             if trainer in self.trainers:

@@ -55,4 +55,4 @@ async def figures(api: Api, request: Request) -> Response:
     def may_see(owner: str) -> bool:
         return token is not None and (token.role in ("admin", "monitor") or token.owner == owner)
 
-    return Response(await api.metrics.text(may_see), media_type=CONTENT_TYPE)
+    return Response(await api.metrics.text(may_see, with_nodes=not open_to_all), media_type=CONTENT_TYPE)

@@ -87,13 +87,19 @@ class PrometheusMetrics:
         self._requests.labels(method if method in METHODS else "other", path, str(code)).inc()
         self._answering.labels(path).observe(took_s)
 
-    async def text(self, may_see: Callable[[str], bool]) -> bytes:
-        """Return all metrics; trainers and owners only of those owners for which `may_see` is true."""
-        await self._look()
-        return generate_latest(self._registry) + generate_latest(_Gathered(self._families(may_see)))
+    async def text(self, may_see: Callable[[str], bool], *, with_nodes: bool = True) -> bytes:
+        """Return all metrics; trainers and owners only of those owners for which `may_see` is true.
 
-    def _families(self, may_see: Callable[[str], bool]) -> Iterator[Metric]:
+        `with_nodes`: also those of single nodes, with their names.
+        """
+        await self._look()
+        return generate_latest(self._registry) + generate_latest(_Gathered(self._families(may_see, with_nodes)))
+
+    def _families(self, may_see: Callable[[str], bool], with_nodes: bool) -> Iterator[Metric]:
         yield from self._pool()
+        if with_nodes:
+            nodes = self._controller.cluster.nodes.values()
+            yield from gpu_families((node for node in nodes if node.name != HEAD), time.time())
         if isinstance(self._controller.pool, SlurmPool):
             yield from slurm_families(self._controller.pool.figures())
         yield from self._trainers()
@@ -120,7 +126,6 @@ class PrometheusMetrics:
         for state in ("here", "leaving", "awaited"):
             agents.add_metric((state,), states[state])
         yield agents
-        yield from gpu_families(nodes, now)
         times = cluster.planner.pool_time
         yield CounterMetricFamily("bftrainer_pool_node_seconds", "Node time of the pool.", times.node_seconds(now))
         yield CounterMetricFamily("bftrainer_pool_gpu_seconds", "GPU time of the pool.", times.gpu_seconds(now))
@@ -196,7 +201,9 @@ def gpu_families(nodes: Iterable[NodeState], now: float) -> Iterator[Metric]:
         ("gpu_utilization_ratio", "How busy its GPUs are, 0 to 1, the mean of those that are known."),
         ("gpu_memory_used_bytes", "Memory of its GPUs that is in use."),
     )
-    counts, busy, memory = (GaugeMetricFamily(f"bftrainer_node_{name}", about, labels=("node",)) for name, about in names)
+    counts, busy, memory = (
+        GaugeMetricFamily(f"bftrainer_node_{name}", about, labels=("node",)) for name, about in names
+    )
     with_gpus = sorted((node for node in nodes if node.gpu_count), key=lambda node: natural(node.name))
     for node in with_gpus[:MOST_NODES]:
         counts.add_metric((node.name,), node.gpu_count)

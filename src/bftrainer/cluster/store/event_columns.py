@@ -6,7 +6,7 @@ and kinds that this version does not know.
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 from bftrainer.cluster.store import events
@@ -43,7 +43,7 @@ class _Value(NamedTuple):
     types: tuple[type, ...]
     empty: Any
     default: Any
-    """A value that is not stored, as older versions did not know the field; MISSING if there is none."""
+    """A value that is not stored, as older versions did not know the field; `MISSING` if there is none."""
 
 
 class _Form(NamedTuple):

@@ -80,6 +80,8 @@ class WorkerProcess:
     generation_line: bytes = b""  # the newest, sent again to a process that connects late
     killing: asyncio.TimerHandle | None = None
     unwanted: bool = False  # the order to stop it came before it had started
+    taken: bool = False
+    """Its node is taken: its processes end one by one, because one of them may have to save the state first."""
     culprit: RankProcess | None = None
     """The first process that ended too early. The others were ended because of it."""
 
@@ -276,6 +278,7 @@ class WorkerProcesses:
             return
         if isinstance(decoded, Generation) and decoded.id >= worker.generation:
             worker.generation, worker.generation_line = decoded.id, line
+        worker.taken = worker.taken or isinstance(decoded, Taken)
         for rank in worker.ranks:
             if rank.writer is not None and not rank.writer.is_closing():
                 rank.writer.write(line)
@@ -332,11 +335,14 @@ class WorkerProcesses:
         return problem
 
     async def _ended(self, worker: WorkerProcess, rank: RankProcess) -> None:
-        """Wait for the end of a process. If it ends too early, its siblings are of no use and are ended."""
+        """Wait for the end of a process. If it ends too early, its siblings are of no use and are ended.
+
+        A node that is taken is different: the manager ends its processes when their time is over.
+        """
         assert rank.process is not None
         rank.status = await rank.process.wait()
         await self._hear_out(worker, rank)
-        if not rank.ended_well and worker.culprit is None:
+        if not rank.ended_well and worker.culprit is None and not worker.taken:
             worker.culprit = rank
             for sibling in worker.ranks:
                 if sibling.status is None and sibling.process is not None:
