@@ -6,6 +6,7 @@
 # make setup  build .venv only
 # make soak   set up, then disturb elastic jobs for half an hour (MINUTES=30), or by so many faults (FAULTS=2000)
 # make soak-live  the same for the whole live system: nodes, agents, workers and the controller are killed
+# make soak-ranks  40 events for nodes with two ranks under a real controller: ranks, agents and nodes go (EVENTS=40)
 # make soak-gpu   disturb two trainings on one GPU, NCCL between their ranks; with the torch of $PYTHON, sets nothing up
 # make matrix set up, then run what users write on nodes that come and go, and put the verdicts into docs/elastic.md
 # make docs   set up, then build the documentation into site/, to be read offline
@@ -26,8 +27,9 @@ unexport PYTHONDONTWRITEBYTECODE
 export CHECK ?= $(MAKE) --no-print-directory check
 
 MINUTES ?= 30
+EVENTS ?= 40
 
-.PHONY: help setup demo test test-fast test-deep durations check soak soak-live soak-gpu matrix docs format clean
+.PHONY: help setup demo test test-fast test-deep durations check soak soak-live soak-ranks soak-gpu matrix docs format clean
 
 help:
 	@sed -n 's/^# make /make /p' Makefile
@@ -64,6 +66,9 @@ soak: setup
 
 soak-live: setup
 	PYTHONPATH=tests $(BIN)/python -m support.cluster.chaos --minutes $(MINUTES)
+
+soak-ranks: setup
+	PYTHONPATH=tests $(BIN)/python -m support.cluster.chaos --ranks-per-node 2 --nodes 3 --events $(EVENTS) $(SOAK)
 
 soak-gpu:
 	PYTHONPATH=src:tests $(PYTHON) tests/elastic/soak_gpu.py --model gpt2 --json

@@ -2,6 +2,7 @@
 
     python benchmarks/controller.py [--json] [--seconds 60] [--agents 1000] [--trainers 200] [--churn 10]
                                     [--max-parallel 10,200] [--profile FILE] [--busy 2] [--dead 5] [--silence 10]
+    python benchmarks/controller.py --ranks-per-node 1,8 [--turns 3] [--json] …
     python benchmarks/controller.py --flood 64 [--json] [--seconds 60] [--busy 2]
 
 `bftrainer serve` runs as it does anywhere: its own process, SQLite on disk, real websockets. A second process holds the
@@ -29,6 +30,10 @@ acknowledges it. `loop_lag_ms` is how long `/v1/health`, which looks at nothing,
 event loop's lag.
 
 Each value of `--max-parallel` is a run of its own (`runs`); the figures at the top are the worst of them.
+
+`--ranks-per-node K` gives each node K GPUs and each worker K ranks. Several values, such as `1,8`, are compared: their
+runs alternate, `--turns` times. `ranks` has the medians of each value and all its runs, and `ratio` the medians of the
+last value over those of the first one.
 """
 
 from __future__ import annotations
@@ -49,7 +54,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -86,6 +91,8 @@ class Load:
     dead: int = 0
     """How many nodes fall silent."""
     silence_s: float = 10.0
+    ranks_per_node: int = 0
+    """GPUs of each node, with one rank each; 0: nodes without GPUs, with one rank."""
 
 
 @dataclass(slots=True)
@@ -221,6 +228,7 @@ def agents(state: Path, load: Load, out: Path) -> Iterator[subprocess.Popen[byte
     """The other ends."""
     command = [sys.executable, str(AGENTS), "--state", str(state), "--agents", str(load.agents)]
     command += ["--churn", json.dumps(churn(load)), "--seed", str(load.seed), "--out", str(out)]
+    command += ["--ranks-per-node", str(load.ranks_per_node)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with process:
         try:
@@ -408,6 +416,7 @@ def measure(load: Load, max_parallel: Sequence[int], profile: str = "") -> dict[
         "seconds": load.seconds,
         "churn_speedup": load.churn,
         "churn_events_per_hour": (JOINS_PER_HOUR + LEAVES_PER_HOUR) * load.churn,
+        "ranks_per_node": load.ranks_per_node or 1,
         **{key: max(run[key] or 0.0 for run in runs.values()) for key in FIGURES},
         "load_average": os.getloadavg()[0],
         "cores": os.cpu_count(),
@@ -416,6 +425,45 @@ def measure(load: Load, max_parallel: Sequence[int], profile: str = "") -> dict[
 
 
 FIGURES = ("api_p99_ms", "event_to_command_p99_ms", "cpu_cores", "rss_mb")
+
+
+def compare(load: Load, ranks: Sequence[int], max_parallel: Sequence[int], turns: int) -> dict[str, Any]:
+    """Runs for each number of ranks per node in turns, their medians, and those of the last over those of the first."""
+    sides: dict[int, list[dict[str, Any]]] = {value: [] for value in ranks}
+    for turn in range(turns):
+        for value in ranks:
+            found = measure(replace(load, ranks_per_node=value), max_parallel)
+            sides[value].append(found)
+            say(f"turn {turn + 1}, {value} ranks per node: " + ", ".join(f"{key} {found[key]}" for key in FIGURES))
+    medians = {
+        value: {key: round(statistics.median(found[key] for found in runs), 3) for key in FIGURES}
+        for value, runs in sides.items()
+    }
+    first, last = medians[ranks[0]], medians[ranks[-1]]
+    return {
+        "bftrainer": __version__,
+        "agents": load.agents,
+        "trainers": load.trainers,
+        "seconds": load.seconds,
+        "churn_speedup": load.churn,
+        "turns": turns,
+        "ratio": {key: round(last[key] / first[key], 3) if first[key] else None for key in FIGURES},
+        "load_average": os.getloadavg()[0],
+        "cores": os.cpu_count(),
+        "ranks": {str(value): {**medians[value], "turns": runs} for value, runs in sides.items()},
+    }
+
+
+def print_compared(found: Mapping[str, Any]) -> None:
+    """The medians of each number of ranks per node, and the ratio."""
+    print(
+        f"{found['agents']:,} agents, {found['trainers']:,} trainers, {found['churn_speedup']:g} times Summit's churn"
+    )
+    print(f"{'ranks per node':>14} {'API p99':>10} {'commands p99':>14} {'cores':>7} {'memory':>8}")
+    for value, row in found["ranks"].items():
+        api, commands = row["api_p99_ms"], row["event_to_command_p99_ms"]
+        print(f"{value:>14} {api:>7.1f} ms {commands:>11.1f} ms {row['cpu_cores']:>7.2f} {row['rss_mb']:>5.0f} MB")
+    print(f"cores, last over first: {found['ratio']['cpu_cores']:.2f}; load average {found['load_average']:.1f}")
 
 
 def main() -> None:
@@ -427,6 +475,8 @@ def main() -> None:
     parser.add_argument("--trainers", type=int, default=200)
     parser.add_argument("--churn", type=float, default=10.0, help="times the rate of Summit")
     parser.add_argument("--max-parallel", default="10,200", help="the policy's, one run each")
+    parser.add_argument("--ranks-per-node", default="", help="GPUs and ranks of each node; several values are compared")
+    parser.add_argument("--turns", type=int, default=1, help="how often the values of --ranks-per-node alternate")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--profile", default="", help="write cProfile's record of the controller to FILE.N")
     parser.add_argument("--busy", type=int, default=0, help="processes beside it that use a processor each")
@@ -444,11 +494,19 @@ def main() -> None:
         return
     values = [int(value) for value in args.max_parallel.split(",")]
     load = Load(args.agents, args.trainers, args.seconds, args.churn, args.seed, dead=args.dead, silence_s=args.silence)
+    ranks = [int(value) for value in args.ranks_per_node.split(",") if value]
     with busy(args.busy):
-        found = measure(load, values, args.profile)
+        if len(ranks) > 1:
+            found = compare(load, ranks, values, args.turns)
+        else:
+            load = replace(load, ranks_per_node=ranks[0] if ranks else 0)
+            found = measure(load, values, args.profile)
     found["busy"] = args.busy
     if args.json:
         print(json.dumps(found, indent=1))
+        return
+    if len(ranks) > 1:
+        print_compared(found)
         return
     print(f"{args.agents:,} agents, {args.trainers:,} trainers, {args.churn:g} times the churn of Summit")
     print(f"{'max parallel':>14} {'API p99':>10} {'commands p99':>14} {'cores':>7} {'memory':>8}")

@@ -4,6 +4,10 @@
 (start, become ready, arrive, form, report, print, end), and has nodes come and go. Commands come on stdin, a line each:
 `churn` begins the coming and going, `die` has a node fall silent, `stop` ends it all. What happened is written to a
 file, as JSON: the events, and every command of the controller with the time it came.
+
+With `--ranks-per-node K` a node has K GPUs and its workers K ranks, and it says what the agent of such a node says: the
+GPUs when it joins, the ranks of a worker that has started, their addresses when it arrives, the use of the GPUs every
+ten seconds.
 """
 
 from __future__ import annotations
@@ -32,10 +36,13 @@ from bftrainer.cluster.wire.messages import (
     Ended,
     Forget,
     Going,
+    Gpu,
+    GpuUse,
     Heard,
     Join,
     Log,
     Logged,
+    RankStatus,
     Say,
     Start,
     Started,
@@ -46,6 +53,9 @@ from bftrainer.elastic.protocol import Arrived, Broken, Done, Formed, Left, Read
 from simulated_workers import Training, Worker
 
 BEAT_S = 1.0
+READ_GPUS_S = 10.0
+"""From one reading of the use of a node's GPUs to the next."""
+GPU_MEMORY_MB = 81_559
 READY_S = (1.0, 3.0)
 """From a worker's start to its readiness; those of a warm start."""
 ARRIVE_S = (0.01, 0.06)
@@ -73,23 +83,45 @@ class Node:
     outbox: asyncio.Queue[messages.FromAgent] | None = None
     workers: dict[str, Worker] = field(default_factory=dict)
     beat_at: float = 0.0
+    read_gpus_at: float = 0.0
+    gpus: tuple[Gpu, ...] = ()
 
     def post(self, message: messages.FromAgent) -> None:
         """Have it sent."""
         if self.outbox is not None:
             self.outbox.put_nowait(message)
 
+    def started(self, worker: str) -> Started:
+        """What it says of a worker that runs."""
+        pid = os.getpid()
+        return Started(worker, pid, ranks=tuple(RankStatus(pid, gpu.id) for gpu in self.gpus) or (RankStatus(pid),))
+
+    def arrived(self, generation: int) -> Arrived:
+        """What its worker says when it waits for the others of a generation."""
+        addresses = tuple(f"{self.name}:{29500 + rank}" for rank in range(len(self.gpus) or 1))
+        return Arrived(generation, addresses[0], addresses if len(addresses) > 1 else ())
+
+    def gpu_use(self, now: float, rng: random.Random) -> tuple[GpuUse, ...]:
+        """The use of its GPUs, if it is time to read it."""
+        if now - self.read_gpus_at < READ_GPUS_S:
+            return ()
+        self.read_gpus_at = now
+        return tuple(GpuUse(gpu.id, rng.randrange(101), rng.randrange(GPU_MEMORY_MB)) for gpu in self.gpus)
+
 
 class Fleet:
     """All nodes, and what is written down of them."""
 
-    def __init__(self, url: str, secret: str, agents: int, churn: Mapping[str, Any], seed: int) -> None:
+    def __init__(
+        self, url: str, secret: str, agents: int, churn: Mapping[str, Any], seed: int, ranks_per_node: int = 0
+    ) -> None:
         self._url = url.replace("http", "ws", 1) + messages.PATH
         self._headers = {"Authorization": f"Bearer {secret}"}
         self._random = random.Random(seed)
         self._churn = churn
         spare = max(agents // 10, 1)
-        self.nodes = [Node(f"n{number:05d}") for number in range(agents + spare)]
+        gpus = tuple(Gpu(str(rank), "cuda", "NVIDIA H100", GPU_MEMORY_MB) for rank in range(ranks_per_node))
+        self.nodes = [Node(f"n{number:05d}", gpus=gpus) for number in range(agents + spare)]
         self.here: dict[str, Node] = {}
         self.away: list[Node] = self.nodes[agents:]
         self.trainings: dict[str, Training] = {}
@@ -111,6 +143,7 @@ class Fleet:
 
     async def _live(self, node: Node) -> None:
         node.incarnation += 1
+        node.read_gpus_at = time.time() - self._random.uniform(0, READ_GPUS_S)
         node.workers = {}
         sending: asyncio.Task[None] | None = None
         try:
@@ -125,7 +158,8 @@ class Fleet:
                 proxy=None,
             ) as connection:
                 node.connection, node.outbox = connection, asyncio.Queue()
-                node.post(Join(node.name, "127.0.0.1", f"{node.name}-{node.incarnation}", pid=os.getpid()))
+                agent = f"{node.name}-{node.incarnation}"
+                node.post(Join(node.name, "127.0.0.1", agent, pid=os.getpid(), gpus=node.gpus))
                 sending = asyncio.create_task(_pump(node.outbox, connection))
                 self.here[node.name] = node
                 async for frame in connection:
@@ -152,7 +186,7 @@ class Fleet:
                     self.problems.append(f"{node.name}: {worker} was started beside {', '.join(node.workers)}")
                 training = self.trainings.setdefault(trainer, Training.of(argv))
                 node.workers[worker] = found = Worker(worker, trainer, training)
-                node.post(Started(worker, 1))
+                node.post(node.started(worker))
                 self._later(node, READY_S, lambda: self._become_ready(node, found))
             case Stop(worker):
                 self.commands.append((now, node.name, "stop", worker, 0))
@@ -181,7 +215,7 @@ class Fleet:
             else:
                 self._later(node, ARRIVE_S, lambda: self._leave(node, worker))
         elif said["type"] == "go" and said["generation"] == worker.newest:
-            generation, world = worker.newest, len(said["addresses"])
+            generation, world = worker.newest, len(said.get("ranks") or said["addresses"])
             self._later(node, FORM_S, lambda: self._form(node, worker, generation, world))
 
     def _become_ready(self, node: Node, worker: Worker) -> None:
@@ -192,7 +226,7 @@ class Fleet:
     def _arrive(self, node: Node, worker: Worker, generation: int) -> None:
         if not worker.ended and worker.newest == generation:
             worker.formed = 0
-            self._said(node, worker, Arrived(generation, f"{node.name}:29500"))
+            self._said(node, worker, node.arrived(generation))
 
     def _leave(self, node: Node, worker: Worker) -> None:
         if not worker.ended:
@@ -269,7 +303,7 @@ class Fleet:
                 text = f"step {int(training.samples) // 64} loss {self._random.random():.4f}\n"
                 node.post(Log(worker.id, worker.printed, text, len(text)))
                 worker.printed += len(text)
-        node.post(Beat(reports))
+        node.post(Beat(reports, node.gpu_use(now, self._random)))
         node.beat_at = now
 
     async def watch(self) -> None:
@@ -382,7 +416,7 @@ async def play(args: argparse.Namespace) -> None:
     """Do as stdin says."""
     found = json.loads(Path(args.state, "client.json").read_text())
     secret = Path(args.state, "agent-secret").read_text().strip()
-    fleet = Fleet(found["url"], secret, args.agents, json.loads(args.churn), args.seed)
+    fleet = Fleet(found["url"], secret, args.agents, json.loads(args.churn), args.seed, args.ranks_per_node)
     commands = await _lines()
     began = time.monotonic()
     tasks = [asyncio.create_task(work) for work in (fleet.beat(), fleet.watch())]
@@ -419,6 +453,7 @@ def main() -> None:
     parser.add_argument("--agents", type=int, required=True)
     parser.add_argument("--churn", required=True, help="rates and sizes, as JSON")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ranks-per-node", type=int, default=0, help="GPUs of each node, with one rank each; 0: none")
     parser.add_argument("--out", required=True)
     asyncio.run(play(parser.parse_args()))
 

@@ -2,7 +2,8 @@
 
     soak_worker.py FOLDER gpt2|cnn full|small cuda|cpu
 
-It warms up first and waits for the file `go-NAME` before it joins, so that the harness decides when that happens. Each
+It warms up first, says so by the file `warm-NAME`, and waits for the file `go-WORKER` before it joins, so that the
+harness decides when that happens. NAME is that of the worker, with `.1`, `.2` … for further ranks of its node. Each
 step it tries and each step it commits is a line of `steps-NAME-PID.jsonl`, in the form that
 `tests/support/elastic/ledger.py` reads. At the end it writes hashes of its weights, buffers and optimizer state to
 `final-NAME.json`.
@@ -31,7 +32,8 @@ from gpt2 import GPT2, TINY, Gpt2, make_tokens
 faulthandler.enable()  # a crash inside a library is what the soak looks for
 faulthandler.register(signal.SIGUSR1, all_threads=True)
 folder, kind, size, device = Path(sys.argv[1]), sys.argv[2], sys.argv[3], torch.device(sys.argv[4])
-name = os.environ.get("BFTRAINER_WORKER", "alone")
+worker, local_rank = os.environ.get("BFTRAINER_WORKER", "alone"), int(os.environ.get("BFTRAINER_LOCAL_RANK", "0"))
+name = f"{worker}.{local_rank}" if local_rank else worker
 small = size == "small"
 
 
@@ -101,7 +103,7 @@ optimizer.zero_grad()
 if device.type == "cuda":
     torch.cuda.synchronize()
 (folder / f"warm-{name}").touch()
-wait_for(folder / f"go-{name}")
+wait_for(folder / f"go-{worker}")
 
 run = elastic.init(device=device)
 run.register(model=model, optimizer=optimizer)

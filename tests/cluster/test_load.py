@@ -29,7 +29,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_a_crowd_of_agents_leaves_a_store_in_order_and_decisions_that_can_be_made_again(
     benchmark: ModuleType, tmp_path: Path
 ) -> None:
-    load = benchmark.Load(agents=40, trainers=12, seconds=3.0, churn=600.0, warm_up_s=1.5)
+    load = benchmark.Load(agents=40, trainers=12, seconds=3.0, churn=600.0, warm_up_s=1.5, ranks_per_node=2)
     found = benchmark.run(load, PARALLEL, tmp_path / "state")
     assert found["problems"] == []
     assert found["states"].get("failed", 0) == 0

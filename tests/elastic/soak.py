@@ -2,7 +2,8 @@
 
 Each episode is one job on up to eight fake nodes with 80 events in a random order. Afterwards every sample must have
 counted once in each epoch, the weights must be those of an undisturbed training to 1e-12, and no process, descriptor,
-thread or file may be left. Prints one line per episode and a JSON object at the end; the status is 1 if anything
+thread or file may be left. With `--ranks-per-node` each node has several ranks, and a kill or stop hits all of them or
+one. Prints one line per episode and a JSON object at the end; the status is 1 if anything
 failed. An episode that failed is run again by `--seed SEED --faults 1`; its files are kept.
 """
 
@@ -19,7 +20,7 @@ import time
 import traceback
 from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -41,6 +42,8 @@ class Episode:
     seed: int
     error: str = ""
     counts: Counter[str] = field(default_factory=Counter)
+    single: Counter[str] = field(default_factory=Counter)
+    """Of these, the kills and stops that hit only one of a node's ranks."""
     extra_joins: int = 0
     silent: list[str] = field(default_factory=list)
     pauses: dict[str, list[float]] = field(default_factory=dict)
@@ -72,13 +75,14 @@ def _place(root: Path) -> tuple[Path, Leftovers, Path]:
     return folder, leftovers, undisturbed(folder / "alone", EPOCHS)
 
 
-def episode(root: Path, seed: int, snapshots: bool) -> Episode:
+def episode(root: Path, seed: int, snapshots: bool, ranks_per_node: int = 1) -> Episode:
     """Run one job and look at what it left. Its files are removed if all is well."""
     folder, leftovers, alone = _place(root)
     began, account, where = time.monotonic(), Account(), folder / f"seed-{seed}"
     result = Episode(seed, pid=os.getpid(), mark=leftovers.mark)
+    settings = replace(SETTINGS, ranks_per_node=ranks_per_node)
     try:
-        account = disturb(where, seed, EPOCHS, EPISODE, settings=SETTINGS, snapshots=snapshots, account=account)
+        account = disturb(where, seed, EPOCHS, EPISODE, settings=settings, snapshots=snapshots, account=account)
         check(where, alone, EPOCHS, account)
         result.pauses = dict(account.pauses(where))
         left = leftovers.find(account.pids)
@@ -87,6 +91,7 @@ def episode(root: Path, seed: int, snapshots: bool) -> Episode:
     except Exception:
         result.error = f"seed {seed} failed; its files are in {where}\n{traceback.format_exc()}"
     result.counts, result.extra_joins, result.silent = account.counts, account.extra_joins, account.silent
+    result.single = account.single
     result.held = {"coordinator": held(os.getpid())}
     for warm in children(os.getpid()):
         result.held["warm parent"] = held(warm)
@@ -105,7 +110,7 @@ def run(root: Path, args: argparse.Namespace) -> list[Episode]:
                 if args.faults
                 else time.monotonic() - began < args.minutes * 60
             ):
-                going.add(pool.submit(episode, root, seed, args.snapshots))
+                going.add(pool.submit(episode, root, seed, args.snapshots, args.ranks_per_node))
                 seed += 1
             if not going:
                 return done
@@ -143,6 +148,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1000, help="that of the first episode; the next ones follow")
     parser.add_argument("--jobs", default="auto", help="episodes side by side; auto: one for two cores")
     parser.add_argument("--snapshots", action="store_true", help="snapshots are taken every half second")
+    parser.add_argument("--ranks-per-node", type=int, default=1, help="processes of each node")
     args = parser.parse_args()
     args.jobs = max(1, (os.cpu_count() or 2) // 2) if args.jobs == "auto" else int(args.jobs)
     root, began = Path(tempfile.mkdtemp(prefix="soak-")), time.monotonic()
@@ -159,6 +165,8 @@ def main() -> None:
                 "snapshots": args.snapshots,
                 "faults": sum(e.faults for e in episodes),
                 "by_kind": dict(sorted(sum((e.counts for e in episodes), Counter()).items())),
+                "ranks_per_node": args.ranks_per_node,
+                "of_single_ranks": dict(sorted(sum((e.single for e in episodes), Counter()).items())),
                 "extra_joins": sum(e.extra_joins for e in episodes),
                 "seconds_to_next_commit": {
                     kind: {"median": round(statistics.median(found), 3), "worst": round(max(found), 3)}

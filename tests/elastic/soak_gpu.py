@@ -4,9 +4,10 @@
 
 Workers (`benchmarks/workers/soak_worker.py`) join, leave, are killed and hang by the schedule of `soak_schedule.py`.
 Spare workers are warm before they are needed, so that a join does not wait for the start of CUDA. The verdict is that
-of `soak_verdict.py`. Prints a line for each event and a JSON object at the end; exit status 1 if anything is wrong.
-When nothing is committed for a minute it prints the stacks and logs of all workers and stops. It needs only torch and
-numpy. On a CPU: `--small --device cpu --backend gloo`.
+of `soak_verdict.py`. With `--ranks-per-node` each worker has several ranks, and every other kill or stop hits only one
+of them; the worker is lost as a whole all the same. Prints a line for each event and a JSON object at the end; exit
+status 1 if anything is wrong. When nothing is committed for a minute it prints the stacks and logs of all workers and
+stops. It needs only torch and numpy. On a CPU: `--small --device cpu --backend gloo`.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class Soak:
         self.leaving: set[str] = set()  # told to leave
         self.struck: set[str] = set()  # killed or stopped by us, whether that was noticed yet or not
         self.over = False
+        self.single = False  # whether the last kill or stop hit only one rank of a worker
         self.short = ""
         """Why there were fewer events than planned."""
         self.triggers: list[Callable[[Happening], bool]] = []
@@ -208,7 +210,9 @@ class Soak:
         for node in nodes:
             self.struck.add(node)
             self.going.discard(node)
-            self.job.signal(node, signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
+            self.single = self.args.ranks_per_node > 1 and not self.single
+            rank = self.rng.randrange(self.args.ranks_per_node) if self.single else None
+            self.job.signal(node, signal.SIGSTOP if kind == "stop" else signal.SIGKILL, rank)
         return event
 
     # Spare workers.
@@ -216,10 +220,17 @@ class Soak:
     async def start(self, count: int) -> None:
         for node in await self.job.add(count):
             self.spares.append(node)
-            self.pids.add(self.job.pid(node))
+            self.pids |= {self.job.pid(node, rank) for rank in range(self.args.ranks_per_node)}
 
     def warm(self) -> list[str]:
-        return [node for node in self.spares if (self.folder / f"warm-{node}").exists()]
+        """The spare workers of which all ranks are warm."""
+        return [
+            node for node in self.spares if all((self.folder / f"warm-{name}").exists() for name in self.names(node))
+        ]
+
+    def names(self, node: str) -> list[str]:
+        """The names under which the ranks of a worker write."""
+        return [f"{node}.{rank}" if rank else node for rank in range(self.args.ranks_per_node)]
 
     def let_in(self, node: str) -> None:
         self.spares.remove(node)
@@ -253,12 +264,12 @@ class Soak:
                 job.signal(node, signal.SIGUSR1)
         await asyncio.sleep(1.5)
         crashed = {ending.worker for ending in self.endings if ending.status and not ending.ours}
-        for node, path in job.logs.items():
-            lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+        for path in sorted((self.folder / "logs").glob("*.log")):
+            node, lines = path.stem.partition(".")[0], path.read_text(errors="replace").splitlines()
             whole = node in crashed or (node in job.nodes and node not in self.struck)
             shown = lines[-400:] if whole else [line for line in lines if SUSPICIOUS.search(line)][-15:]
             if shown:
-                print(f"--- log of {node}", *shown, sep="\n", file=sys.stderr)
+                print(f"--- log of {path.stem}", *shown, sep="\n", file=sys.stderr)
         sys.stderr.flush()
 
 
@@ -279,6 +290,7 @@ async def soak(args: argparse.Namespace, folder: Path, launcher: ProcessLauncher
         grace_s=20.0,
         background_start=not args.small,
         threads=1 if args.small else 2,
+        ranks_per_node=args.ranks_per_node,
         environment=environment,
     )
     argv = [str(WORKER), str(folder), args.model, "small" if args.small else "full", args.device]
@@ -291,7 +303,7 @@ async def soak(args: argparse.Namespace, folder: Path, launcher: ProcessLauncher
         end.add_done_callback(lambda _: setattr(watcher, "over", True))
         try:
             await watcher.play(kinds)
-            survivors = tuple(watcher.training())
+            survivors = tuple(name for node in watcher.training() for name in watcher.names(node))
             await asyncio.wait_for(asyncio.shield(end), args.stall + 30)
         except (Stopped, TimeoutError) as reason:
             problem = str(reason) or f"the workers did not come to the end within {args.stall + 30:g} s"
@@ -312,6 +324,7 @@ async def soak(args: argparse.Namespace, folder: Path, launcher: ProcessLauncher
         "backend": args.backend,
         "device": args.device,
         "small": args.small,
+        "ranks_per_node": args.ranks_per_node,
         "seed": args.seed,
         "seconds": round(time.monotonic() - watcher.began, 1),
         "events": len(watcher.events),
@@ -349,6 +362,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--backend", choices=["nccl", "gloo"], default="nccl")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--small", action="store_true", help="a tiny model and few spare workers, for a CPU")
+    parser.add_argument("--ranks-per-node", type=int, default=1, help="processes of each worker; all share the GPU")
     parser.add_argument("--minutes", type=float, default=7.0, help="begin no event after so many minutes")
     parser.add_argument("--limit", type=float, default=None, help="seconds a recovery may take (3; small: 0, any time)")
     parser.add_argument("--silence", type=float, default=3.0, help="seconds after which a silent worker is lost")

@@ -158,7 +158,7 @@ class Run:
     folder: Path
     samples: int
     survivors: tuple[str, ...]
-    """Those that trained at the end."""
+    """The ranks that trained at the end."""
     endings: Sequence[Ending]
     rows: Sequence[Mapping[str, Any]] = field(default=())
     silent: Sequence[str] = ()

@@ -168,3 +168,14 @@ def test_the_harness_disturbs_a_small_job_on_a_cpu_and_finds_it_sound(tmp_path: 
     assert [row["in_join"] for row in found["all"] if "in_join" in row] == [True, True]
     assert found["epochs"] >= 2
     assert len(found["survivors"]) == 3
+
+
+@pytest.mark.waits
+def test_the_harness_disturbs_workers_with_two_ranks_as_units(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    options = ["--small", "--device", "cpu", "--backend", "gloo", "--ranks-per-node", "2", "--silence", "20"]
+    loop, launcher = warm()
+    args = parse(["--model", "cnn", "--events", "2", "--only", "kill", *options])
+    found = loop.run_until_complete(soak(args, tmp_path, launcher))
+    assert found["violations"] == []
+    assert len(found["survivors"]) == 2  # the two ranks of the last worker

@@ -1,7 +1,8 @@
 """Chaos for the whole live system: nodes churn while agents, workers and the controller are killed without warning.
 
 `chaos` is one episode, for a test; run as a program it goes on for as long as one likes (`make soak-live`) and prints a
-line an episode and a JSON object at the end.
+line per episode and a JSON object at the end. With `--ranks-per-node` it is one episode of `rank_chaos.py` instead
+(`make soak-ranks`), which prints a JSON object.
 """
 
 from __future__ import annotations
@@ -19,13 +20,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bftrainer.cluster.config.keys import Config
-from bftrainer.cluster.config.policy import policy_of
-from bftrainer.cluster.report.rerun import KINDS, check
-from bftrainer.cluster.store.store import FILE, Store
 from support.cluster.live import Live, gone
+from support.cluster.rank_chaos import rank_chaos
+from support.cluster.verdict import assert_decisions_can_be_made_again, assert_trained_as_alone
 from support.elastic.jobs import run_alone
-from support.elastic.ledger import committed, same_as_alone
 from support.waiting import wait_until
 
 WORKER = Path(__file__).resolve().parents[2] / "elastic" / "chaos_worker.py"
@@ -80,15 +78,8 @@ def chaos(folder: Path, seed: int, *, controller_kills: int, epochs: int, traine
         assert live.stop() == 0
     gone(live.pids)
     for home in homes:
-        counts = committed(home)
-        assert sorted(counts) == list(range(epochs))
-        for epoch, counter in counts.items():
-            assert counter == Counter(range(600)), f"{home.name}, epoch {epoch}"
-        same_as_alone(alone, home)
-    with Store.open(folder / "state" / FILE, read_only=True) as store:
-        again = check(store.all_events(KINDS), policy_of(Config()))
-    tally.decisions = again.decisions
-    assert again.mismatches == ()
+        assert_trained_as_alone(home, alone, epochs)
+    tally.decisions = assert_decisions_can_be_made_again(folder / "state")
     assert live.problems() == []
     return tally
 
@@ -138,12 +129,37 @@ def _strike(live: Live, refs: list[str], rng: random.Random, tally: Tally) -> No
             tally.worker_kills += 1
 
 
+def main_ranks(args: argparse.Namespace) -> None:
+    """One episode with several ranks per node."""
+    folder = Path(tempfile.mkdtemp(prefix="soak-ranks-"))
+    try:
+        tally = rank_chaos(
+            folder,
+            args.seed,
+            events=args.events,
+            nodes=args.nodes,
+            ranks_per_node=args.ranks_per_node,
+            epochs=2 * args.events,
+        )
+    except Exception:
+        print(f"seed {args.seed} failed; its files are in {folder}\n{traceback.format_exc()}", flush=True)
+        raise SystemExit(1) from None
+    shutil.rmtree(folder)
+    print(json.dumps(vars(tally)))
+
+
 def main() -> None:
     """Episodes until the time is up."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=2000)
+    parser.add_argument("--ranks-per-node", type=int, default=0, help="one episode with so many ranks per node")
+    parser.add_argument("--events", type=int, default=40, help="events of that episode")
+    parser.add_argument("--nodes", type=int, default=3, help="nodes of that episode, 2 or more")
     args = parser.parse_args()
+    if args.ranks_per_node:
+        main_ranks(args)
+        return
     began, episodes, failed = time.monotonic(), 0, []
     sums: Counter[str] = Counter()
     while time.monotonic() - began < args.minutes * 60:

@@ -125,7 +125,8 @@ class Live:
     def trainer(self, ref: str) -> dict[str, Any]:
         """All about a trainer. Remembers the pids of its workers."""
         found: dict[str, Any] = self.api.trainer(ref)
-        self.pids |= {worker["pid"] for worker in found["workers"] if worker["pid"]}
+        for worker in found["workers"]:
+            self.pids |= {pid for pid in (worker["pid"], *(rank["pid"] for rank in worker["ranks"])) if pid}
         return found
 
     def nodes(self) -> list[dict[str, Any]]:

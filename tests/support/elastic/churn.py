@@ -1,6 +1,7 @@
 """Disturbs a job on eight fake nodes by joins, leaves, kills and hangs, and checks what it has computed all the same.
 
-`test_chaos.py` does so once, `soak.py` for as long as one likes.
+`test_chaos.py` does so once, `soak.py` for as long as one likes. Nodes may have several ranks. Kills and hangs then hit
+a whole node or one rank of it; either way the node is lost as a unit.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Happening
-from bftrainer.elastic.protocol import Done, Failed, Hello, Report
+from bftrainer.elastic.protocol import Done, Failed, Formed, Report
 from support.elastic.jobs import SETTINGS, on, play, script
 from support.elastic.ledger import News, committed, same_as_alone
 
@@ -32,6 +33,8 @@ class Account:
 
     counts: Counter[str] = field(default_factory=Counter)
     """Events by kind. A kill or stop of two workers counts twice."""
+    single: Counter[str] = field(default_factory=Counter)
+    """Of these, the kills and stops that hit only one of a node's ranks, by kind."""
     extra_joins: int = 0
     """Nodes that came beyond the events, so that there is somebody to take away."""
     struck: dict[str, int] = field(default_factory=dict)
@@ -42,6 +45,7 @@ class Account:
     """Kills and stops: the kind, when, and the generation of that time."""
     pids: set[int] = field(default_factory=set)
     worlds: set[int] = field(default_factory=set)
+    """How many nodes have trained together."""
     silent: list[str] = field(default_factory=list)
     """Nodes that were taken for lost though nothing was done to them: the machine was too slow to let them report."""
     ended: list[str] = field(default_factory=list)
@@ -53,10 +57,8 @@ class Account:
     def watch(self, happening: Happening) -> None:
         """Hear what happens to the job."""
         node, what = happening.node, happening.what
-        if isinstance(happening.message, Report) and happening.message.world:
+        if isinstance(happening.message, Formed):
             self.worlds.add(happening.message.world)
-        if isinstance(happening.message, Hello):
-            self.pids.add(happening.message.pid)
         if isinstance(happening.message, Failed):
             self.errors.append(happening.message.traceback or happening.message.error)
         if isinstance(happening.message, Done):
@@ -138,7 +140,15 @@ class Churn:
             for victim in rng.sample(self._training(), 2 if several else 1):
                 account.struck[victim] = signum
                 account.counts[event] += 1
-                job.signal(victim, signum)
+                job.signal(victim, signum, self._rank_to_hit(event))
+
+    def _rank_to_hit(self, event: str) -> int | None:
+        """Every other time one rank of a node with several; None: all of them."""
+        ranks = self._job.settings.ranks_per_node
+        if ranks == 1 or self._account.counts[event] % 2 == 0:
+            return None
+        self._account.single[event] += 1
+        return self._rng.randrange(ranks)
 
     def _healthy(self) -> list[str]:
         doomed = self._account.struck.keys() | self._account.told
@@ -205,11 +215,16 @@ def disturb(
     folder.mkdir(parents=True)
     account = account or Account()
 
+    jobs: list[Coordinator] = []
+
     async def scenario(job: Coordinator) -> None:
+        jobs.append(job)
         await Churn(job, random.Random(seed), folder, account).run(events)
 
     def watch(happening: Happening) -> None:
         account.watch(happening)
+        if happening.what == "started":
+            account.pids |= {jobs[0].pid(happening.node, rank) for rank in range(settings.ranks_per_node)}
         if not isinstance(happening.message, Report):
             happenings.write(f"{happening.at:.3f} {happening.node} {happening.what} {happening.message or ''}\n")
 
