@@ -208,7 +208,10 @@ def test_the_page_gets_gpu_hours_of_the_window_and_of_finished_trainers(bench: B
     assert row["gpu_seconds"] == 3600 * window["used_gpu_hours"]
 
 
-def test_a_report_has_gpu_hours_in_every_form(bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_has_gpu_hours_in_every_form(
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")  # a narrow table breaks the words of its head
     bench.join("n1", "n3")
     name = bench.submit("1-1")
     used = bench.gpus.get(*bench.nodes_of(name), 0)

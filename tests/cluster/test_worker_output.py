@@ -264,9 +264,9 @@ def test_workers_are_started_after_the_files_of_their_trainer_and_nobody_else_wa
 ) -> None:
     files, written = HungFiles(), []
 
-    def given(launch: object, hosts: list[str]) -> None:
+    def given(launch: object, hosts: list[tuple[str, int]]) -> None:
         files.wait()
-        replace_file(tmp_path / "hosts", "".join(hosts))
+        replace_file(tmp_path / "hosts", "".join(host for host, _ in hosts))
         written.append(hosts)
 
     async def scene(controller: Controller) -> None:
