@@ -159,7 +159,7 @@ class Fleet:
             ) as connection:
                 node.connection, node.outbox = connection, asyncio.Queue()
                 agent = f"{node.name}-{node.incarnation}"
-                node.post(Join(node.name, "127.0.0.1", agent, pid=os.getpid(), gpus=node.gpus))
+                node.post(Join(node.name, "127.0.0.1", agent, pid=os.getpid(), gpus=node.gpus, knows_ranks=True))
                 sending = asyncio.create_task(_pump(node.outbox, connection))
                 self.here[node.name] = node
                 async for frame in connection:

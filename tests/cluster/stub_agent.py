@@ -29,7 +29,9 @@ def main() -> None:
         try:
             with connect(url, additional_headers=headers, proxy=None, compression=None, close_timeout=0.1) as channel:
                 name, slots = f"{os.getpid()}-{time.time_ns()}", int(os.environ.get(variables.SLOTS, "0"))
-                join = messages.Join(os.environ[variables.NODE], "127.0.0.1", name, pid=os.getpid(), slots=slots)
+                join = messages.Join(
+                    os.environ[variables.NODE], "127.0.0.1", name, pid=os.getpid(), slots=slots, knows_ranks=True
+                )
                 channel.send(codec.encode(join))
                 for frame in channel:
                     heard = time.monotonic()

@@ -38,11 +38,11 @@ async def node_with_gpus(controller: FakeController, devices: str) -> AsyncItera
         await asyncio.wait_for(asyncio.gather(task, return_exceptions=True), 20)
 
 
-def test_a_worker_has_one_rank_per_gpu_and_speaks_with_one_voice() -> None:
+def test_a_worker_with_several_ranks_speaks_with_one_voice() -> None:
     async def scene() -> None:
         async with FakeController() as controller, node_with_gpus(controller, "3,5") as join:
             assert [gpu.id for gpu in join.gpus] == ["3", "5"]
-            await controller.say(Start("t1-1", "t1", (TINY,)))
+            await controller.say(Start("t1-1", "t1", (TINY,), ranks=len(join.gpus)))
             started = await controller.hears(Started)
             assert [rank.device for rank in started.ranks] == ["3", "5"]
             assert started.pid == started.ranks[0].pid
@@ -66,8 +66,8 @@ def test_a_worker_has_one_rank_per_gpu_and_speaks_with_one_voice() -> None:
 
 def test_a_rank_that_is_killed_takes_the_worker_with_it() -> None:
     async def scene() -> None:
-        async with FakeController() as controller, node_with_gpus(controller, "0,1,2"):
-            await controller.say(Start("t1-1", "t1", (TINY,)))
+        async with FakeController() as controller, node_with_gpus(controller, "0,1,2") as join:
+            await controller.say(Start("t1-1", "t1", (TINY,), ranks=len(join.gpus)))
             started = await controller.hears(Started)
             await until(lambda: "ready" in controller.said("t1-1"))
             os.kill(started.ranks[1].pid, signal.SIGKILL)
@@ -80,7 +80,7 @@ def test_a_rank_that_is_killed_takes_the_worker_with_it() -> None:
 def test_each_rank_sees_its_own_device_and_its_share_of_the_threads(tmp_path: Path) -> None:
     async def scene() -> None:
         async with FakeController() as controller, node_with_gpus(controller, "GPU-aa,GPU-bb"):
-            await controller.say(Start("t1-1", "t1", (script(tmp_path, SHOWS),), log_all_ranks=True))
+            await controller.say(Start("t1-1", "t1", (script(tmp_path, SHOWS),), ranks=2, log_all_ranks=True))
             await until(lambda: len(controller.logs) == 2)
             seen = {name: text.split()[:2] for name, text in controller.logs.items()}
             assert {name: devices for name, (devices, _) in seen.items()} == {"t1-1": "GPU-aa", "t1-1.1": "GPU-bb"}
@@ -115,9 +115,36 @@ def test_the_output_of_the_rank_that_failed_is_shown(tmp_path: Path) -> None:
 
     async def scene() -> None:
         async with FakeController() as controller, node_with_gpus(controller, "0,1"):
-            await controller.say(Start("t1-1", "t1", (script(tmp_path, fails),)))
+            await controller.say(Start("t1-1", "t1", (script(tmp_path, fails),), ranks=2))
             ended = await controller.hears(Ended)
             assert ended.status == 1
             assert ended.tail.endswith("ValueError: no data here\n")
+
+    asyncio.run(scene())
+
+
+def test_a_controller_that_does_not_know_of_ranks_gets_one() -> None:
+    async def scene() -> None:
+        async with FakeController() as controller, node_with_gpus(controller, "0,1"):
+            await controller.say(Start("t1-1", "t1", (TINY,)))
+            assert [rank.device for rank in (await controller.hears(Started)).ranks] == ["0,1"]
+
+    asyncio.run(scene())
+
+
+def test_devices_that_the_user_names_for_all_ranks_do_not_replace_those_of_a_rank(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with FakeController() as controller, node_with_gpus(controller, "0,1"):
+            env = {"CUDA_VISIBLE_DEVICES": "0"}
+            shows = (script(tmp_path, SHOWS),)
+            await controller.say(Start("t1-1", "t1", shows, env, ranks=2, log_all_ranks=True))
+            warning = (await controller.hears(Started)).warning
+            assert warning.startswith("its variable CUDA_VISIBLE_DEVICES=0 is not used: each of its 2 ranks")
+            await until(lambda: len(controller.logs) == 2)
+            assert [controller.logs[name].split()[0] for name in ("t1-1", "t1-1.1")] == ["0", "1"]
+            hidden = Start("t1-2", "t1", shows, {"CUDA_VISIBLE_DEVICES": "-1"}, ranks=2)
+            await controller.say(hidden)
+            await until(lambda: "t1-2" in controller.logs)
+            assert controller.logs["t1-2"].split()[0] == "-1"
 
     asyncio.run(scene())

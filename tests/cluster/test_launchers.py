@@ -87,13 +87,14 @@ def test_torchrun_starts_as_many_ranks_on_every_node_as_its_user_says(tmp_path: 
     assert [words(agent)["--nproc-per-node"] for agent in bench.started[1:]] == ["3", "3"]
 
 
-@pytest.mark.parametrize(("given", "ranks"), [("gpu", 0), (1, 1), (4, 4)])
-def test_agents_choose_the_ranks_of_an_elastic_worker_unless_its_user_did(
-    tmp_path: Path, given: int | str, ranks: int
-) -> None:
-    spec = TrainerSpec(script="train.py", ranks_per_node=given)  # type: ignore[arg-type]
-    start = ElasticLauncher(StateLayout(tmp_path, "id")).start(Launch("t1", "a", spec), WorkerSlot("t1-1", "n1", "n1"))
-    assert start.ranks == ranks
+def test_an_elastic_worker_is_started_with_the_ranks_of_its_slot(tmp_path: Path) -> None:
+    launch, slot = Launch("t1", "a", TrainerSpec(script="train.py")), WorkerSlot("t1-1", "n1", "n1", ranks=4)
+    assert ElasticLauncher(StateLayout(tmp_path, "id")).start(launch, slot).ranks == 4
+
+
+@pytest.mark.parametrize(("given", "ranks"), [("gpu", 8), (1, 1), (4, 4)])
+def test_a_node_chooses_the_ranks_of_a_worker_unless_its_user_did(given: int | str, ranks: int) -> None:
+    assert TrainerSpec(script="train.py", ranks_per_node=given).ranks_on(8) == ranks  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("gpus", "slots", "ranks"), [(0, 0, 1), (4, 0, 4), (4, 2, 2), (0, 3, 3), (1, 8, 8)])
@@ -104,7 +105,7 @@ def test_a_node_has_the_ranks_that_its_pool_says_or_one_per_gpu(gpus: int, slots
 def test_the_ranks_of_a_node_follow_from_the_gpus_that_its_agent_names(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     with bench.store.transaction():
-        bench.act(bench.cluster.joined(Join("n1", "n1", "a", gpus=(Gpu("0"), Gpu("1"))), bench.now))
+        bench.act(bench.cluster.joined(Join("n1", "n1", "a", gpus=(Gpu("0"), Gpu("1")), knows_ranks=True), bench.now))
     assert bench.cluster.nodes["n1"].ranks == 2
 
 

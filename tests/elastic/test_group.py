@@ -157,6 +157,20 @@ def test_a_rank_0_that_cannot_listen_says_so_when_the_generation_forms() -> None
         Group("gloo", torch.device("cpu")).form(Assignment(1, ("a", "b"), 1, (address, "127.0.0.1:0")))
 
 
+def test_a_rank_whose_backend_is_not_that_of_rank_0_says_so_at_once() -> None:
+    first, second = Group("gloo", torch.device("cpu")), Group("gloo", torch.device("cpu"))
+    first.backend = "nccl"  # what it would be on a GPU
+    address = first.open_store("127.0.0.1")
+    places = [Assignment(1, ("a", "b"), rank, (address, "127.0.0.1:0"), "secret") for rank in range(2)]
+    store, _ = first._rendezvous(places[0], lambda: False)
+    with pytest.raises(
+        GroupBroken, match="computes on the cpu with gloo, rank 0 with nccl: a trainer's nodes must all"
+    ):
+        second.form(places[1])
+    del store
+    second.close(5.0)
+
+
 def test_a_host_name_that_means_the_node_itself_is_named_as_the_cause() -> None:
     group = Group("gloo", torch.device("cpu"))
     with pytest.raises(

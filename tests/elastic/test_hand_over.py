@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 from bftrainer.elastic.membership import Assignment  # noqa: E402
 from bftrainer.elastic.torch.state import transfer  # noqa: E402
-from bftrainer.elastic.torch.state.hand_over import ByteRange, Roles, legs_to  # noqa: E402
+from bftrainer.elastic.torch.state.hand_over import ByteRange, Roles, layout_of, legs_to  # noqa: E402
 
 RANKS = Path(__file__).with_name("hand_over_ranks.py")
 SCENARIOS: dict[str, dict[str, Any]] = {
@@ -201,3 +201,11 @@ def test_only_ranks_of_the_source_s_node_that_are_as_far_help_it() -> None:
     assignment = Assignment(1, ("a", "b", "c"), 0, ("x:0",) * 6, "", (2, 3, 1))
     roles = Roles.of(assignment, source=3, taking=[5, 4, 0], equals=[1, 2, 3])
     assert roles == Roles(3, (2,), ((0,), (4,), (5,)))
+
+
+def test_a_state_whose_tensors_stand_in_other_places_is_another_one() -> None:
+    one, other = torch.zeros(3), torch.ones(3)
+    states = ({"model": one, "average": other}, {"average": other, "model": one})
+    first, second = (layout_of(transfer.take_apart(state)[0]) for state in states)
+    assert first != second
+    assert first == layout_of(transfer.take_apart({"model": other, "average": one})[0])

@@ -58,9 +58,13 @@ def test_the_first_rank_reports_for_all_with_the_samples_that_all_computed_in_va
     assert merged(voice, *said) == [Report(1, step=7, redone=3), None, Report(1, step=8, redone=8)]
 
 
-@pytest.mark.parametrize("message", [Leaving(), Failed("ValueError: x", "")])
-def test_what_one_rank_can_say_for_all_is_said_once(message: FromWorker) -> None:
-    assert merged(MergedVoice(2), (1, message), (0, message)) == [message, None]
+def test_the_wish_to_leave_is_told_once() -> None:
+    assert merged(MergedVoice(2), (1, Leaving()), (0, Leaving())) == [Leaving(), None]
+
+
+def test_the_first_failure_is_told_with_its_rank() -> None:
+    said = (1, Failed("ValueError: x", "trace")), (0, Failed("ValueError: y", ""))
+    assert merged(MergedVoice(2), *said) == [Failed("ValueError: x (local rank 1)", "trace"), None]
 
 
 def test_a_broken_group_is_told_once_per_generation() -> None:
@@ -77,3 +81,9 @@ def test_a_worker_is_over_when_all_its_ranks_are(message: FromWorker) -> None:
 def test_a_worker_says_hello_once() -> None:
     first, second = Hello("w", 10, local_rank=0), Hello("w", 11, local_rank=1)
     assert merged(MergedVoice(2), (1, second), (0, first)) == [None, first]
+
+
+def test_a_worker_whose_group_is_broken_has_not_formed_it() -> None:
+    voice = MergedVoice(2)
+    formed = Formed(3, 2, 0.1, 0.1, 0.1)
+    assert merged(voice, (0, formed), (0, Broken(3, "a")), (1, formed)) == [None, Broken(3, "a"), None]

@@ -212,14 +212,14 @@ def test_the_story_tells_what_is_of_interest() -> None:
     assert heard("b", "started") == "b added"
     assert heard("a", "ready", protocol.Ready()) is None
     assert heard("a", "formed", Formed(1, 2, 0, 0, 0)) is None
-    assert heard("b", "formed", Formed(1, 2, 0, 0, 0)) == "a, b joined: world size now 2"
+    assert heard("b", "formed", Formed(1, 2, 0, 0, 0)) == "a, b joined: 2 nodes now"
     assert heard("a", "report", Report(1, 7, samples=70, rates={"2": 5.0})) is None
     assert heard("a", "report", Report(1, 8, samples=80, rates={"10": 9.0})) is None
     assert heard("b", "ended with status -9") == "b lost (SIGKILL)"
-    assert heard("a", "formed", Formed(2, 1, 0.25, 0, 0)) == "world size now 1, rescale took 0.25 s"
+    assert heard("a", "formed", Formed(2, 1, 0.25, 0, 0)) == "1 node now, rescale took 0.25 s"
     assert heard("b", "started") == "b starts again"
     assert heard("b", "formed", Formed(3, 2, 0, 0, 0)) is None
-    assert heard("a", "formed", Formed(3, 2, 0.5, 0, 0)) == "b joined: world size now 2, rescale took 0.50 s"
+    assert heard("a", "formed", Formed(3, 2, 0.5, 0, 0)) == "b joined: 2 nodes now, rescale took 0.50 s"
     story.expect_end("b")
     assert heard("b", "ended with status -9") == "b ended (SIGKILL)"
     assert heard("a", "left", protocol.Left(9)) == "a left at step 9"
@@ -257,11 +257,11 @@ def test_the_story_says_when_no_node_is_left() -> None:
 @pytest.mark.waits
 def test_nodes_come_and_go_on_command_and_quit_ends_in_good_order(tmp_path: Path) -> None:
     with started(tmp_path / "job", "--nodes", "1-3", "--start", "2", "--json", EXAMPLE, "0.1") as job:
-        job.wait_for("world size now 2")
+        job.wait_for("2 nodes now")
         mode = stat.S_IMODE((tmp_path / "job" / commands.SOCKET).stat().st_mode)
         assert mode == 0o600
         assert job.ask("add") == "node-3 added"
-        job.wait_for("world size now 3")
+        job.wait_for("3 nodes now")
         assert job.ask("status").startswith("3 nodes, 3 training\n")
         with pytest.raises(InputError, match="at most 3 nodes"):
             job.ask("add")
@@ -271,10 +271,10 @@ def test_nodes_come_and_go_on_command_and_quit_ends_in_good_order(tmp_path: Path
             asyncio.run(serve_in(tmp_path / "job"))
         job.ask("kill node-1")
         job.wait_for("node-1 lost (SIGKILL)")
-        job.wait_for("world size now 2", times=2)
+        job.wait_for("2 nodes now", times=2)
         assert job.ask("remove 1") == "node-3 must leave"
         job.wait_for("node-3 left")
-        job.wait_for("world size now 1")
+        job.wait_for("1 node now")
         assert job.ask("quit") == "all nodes must leave"
         status, out, said = job.end()
     assert status == 0
@@ -344,7 +344,7 @@ time.sleep(600)
 @pytest.mark.waits
 def test_the_first_signal_ends_in_good_order_and_the_second_at_once(tmp_path: Path) -> None:
     with started(tmp_path / "a", "--nodes", "1", EXAMPLE, "0.1") as job:
-        job.wait_for("world size now 1")
+        job.wait_for("1 node now")
         job.process.send_signal(signal.SIGTERM)
         status, _, said = job.end()
     assert status == 0
@@ -365,7 +365,7 @@ def test_commands_can_be_typed(tmp_path: Path) -> None:
     terminal, line = pty.openpty()
     try:
         with started(tmp_path / "job", "--nodes", "1", EXAMPLE, "0.1", stdin=line) as job:
-            job.wait_for("world size now 1")
+            job.wait_for("1 node now")
             os.write(terminal, b"status\nnonsense\n")
             job.wait_for("1 node, 1 training")
             job.wait_for("a command must be one of")

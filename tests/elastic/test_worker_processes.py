@@ -463,3 +463,55 @@ def test_a_rank_that_the_worker_does_not_have_is_sent_away() -> None:
         await manager.until("ProcessStarted")
 
     play(scene)
+
+
+def test_processes_that_do_not_know_of_ranks_are_refused_with_what_to_do() -> None:
+    async def scene(manager: Managed) -> None:
+        first, second = await manager.start_ranks(2)
+        await manager.connect(Ready())
+        await manager.until("ProcessStarted", "Hello")
+        await manager.connect(Ready())  # also says that it is rank 0, as version 0.1.0 does
+        async with asyncio.timeout(20):
+            while "Failed" not in manager.kinds:
+                await asyncio.sleep(0.005)
+        (failed,) = (event.message for event in manager.events if isinstance(getattr(event, "message", None), Failed))
+        assert failed.error.endswith("Upgrade it, or submit with --ranks-per-node 1")
+        assert first.signals == second.signals == [SIGKILL]
+
+    play(scene)
+
+
+def test_a_rank_that_obeys_the_order_to_stop_leaves_the_others_their_time() -> None:
+    async def scene(manager: Managed) -> None:
+        first, second = await manager.start_ranks(2)
+        for rank in range(2):
+            await manager.connect(Ready(), rank=rank)
+        await manager.until("ProcessStarted", "Hello", "Ready")
+        manager.workers.stop("w", 100.0)
+        first.end(143)
+        manager.writers[0].close()
+        await asyncio.sleep(0.1)
+        assert second.signals == [SIGTERM]
+        second.end(143)
+        manager.writers[1].close()
+        await manager.until("ProcessStarted", "Hello", "Ready", "ProcessEnded")
+
+    play(scene)
+
+
+def test_a_rank_that_fails_after_training_is_the_one_to_blame() -> None:
+    async def scene(manager: Managed) -> None:
+        first, second = await manager.start_ranks(2)
+        for rank in range(2):
+            await manager.connect(Ready(), Done(5), rank=rank)
+        await manager.until("ProcessStarted", "Hello", "Ready", "Done")
+        for writer in manager.writers:
+            writer.close()
+        first.end(0)
+        second.end(5)
+        await manager.until("ProcessStarted", "Hello", "Ready", "Done", "ProcessEnded")
+        last = manager.events[-1]
+        assert isinstance(last, processes.ProcessEnded)
+        assert (last.status, last.worker.culprit_rank) == (5, 1)
+
+    play(scene)

@@ -123,7 +123,7 @@ class _Forker:
         die_with_parent(os.getppid(), signal.SIGTERM)
         gc.freeze()  # so that the children's garbage collection leaves shared pages alone
         gc.enable()
-        self._tell(problems=problems)
+        self._tell(problems=problems, cores=True)  # commands may have `cores`: older forkers do not know it
         polling = select.poll()
         polling.register(self._manager, select.POLLIN)
         polling.register(self._woken, select.POLLIN)

@@ -144,6 +144,7 @@ class _Parent:
         self._starting: dict[int, asyncio.Future[WarmProcess]] = {}
         self._running: dict[int, WarmProcess] = {}
         self._number = 0
+        self._knows_cores = False
         self._is_ready: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         self._reading = asyncio.create_task(self._read())
 
@@ -189,8 +190,8 @@ class _Parent:
         started: asyncio.Future[WarmProcess] = asyncio.get_running_loop().create_future()
         self._starting[self._number] = started
         fields = {**asdict(command), "env": dict(command.env)}
-        if not command.cores:
-            del fields["cores"]  # the interpreter's own BFTrainer may be of a version without it
+        if not self._knows_cores:
+            del fields["cores"]  # the BFTrainer of that interpreter is of a version without it
         self.send(start=self._number, command=fields)
         try:
             return await started
@@ -240,6 +241,7 @@ class _Parent:
     def _handle(self, message: Mapping[str, Any]) -> None:
         match message:
             case {"problems": problems}:
+                self._knows_cores = "cores" in message
                 if not self._is_ready.done():
                     self._is_ready.set_result(problems)
             case {"started": number, "pid": pid}:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ class InName:
 
     def start(self, live: ActiveTrainer, place: WorkerSlot) -> Start:
         """See `Launcher`."""
-        return Start(place.worker, live.id, ("train.py",), {}, "/", background=place.background)
+        return Start(place.worker, live.id, ("train.py",), {}, "/", background=place.background, ranks=place.ranks)
 
     def given(self, live: ActiveTrainer, hosts: Sequence[tuple[str, int]]) -> None:
         """See `Launcher`."""
@@ -92,6 +92,8 @@ class Bench:
         """Nodes whose agents are not connected: messages from and to them are lost."""
         self.slots: dict[str, int] = {}
         """What the pool says of nodes' ranks, for those that join from now on."""
+        self.older: set[str] = set()
+        """Nodes whose agents are of version 0.1.0, and start one rank only."""
         self.dismissed: list[str] = []
         self.started: list[Start] = []
         self.effects = Effects()
@@ -175,7 +177,7 @@ class Bench:
         with self.store.transaction():
             gpus = tuple(Gpu(str(i), "cuda", "NVIDIA A100", 81920) for i in range(self.gpus.get(node, 0)))
             join = Join(node, node, self.agents[node], statuses, gpus=gpus, slots=self.slots.get(node, 0))
-            self.act(self.cluster.joined(join, self.now))
+            self.act(self.cluster.joined(replace(join, knows_ranks=node not in self.older), self.now))
 
     def disconnect(self, *nodes: str) -> None:
         """The connections of agents break; the agents and their workers go on."""

@@ -31,9 +31,9 @@ def _kind(gpu: GpuView) -> str:
 
 
 def ranks_text(ranks: Sequence[RankView]) -> str:
-    """Ranks and their devices, such as `4 on 0 1 2 3`; `2 on cpu cpu` for ranks without a GPU."""
-    if not ranks:
-        return ""
+    """Ranks and their devices, such as `4 on 0 1 2 3`; `2 on cpu` for ranks without a GPU."""
+    if not any(rank.get("device") for rank in ranks):
+        return f"{len(ranks)} on cpu" if ranks else ""
     devices = [device_text(rank) for rank in ranks[:_MOST_DEVICES]]
     return f"{len(ranks)} on {' '.join(devices)}{' …' * (len(ranks) > _MOST_DEVICES)}"
 

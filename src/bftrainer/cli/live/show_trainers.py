@@ -206,7 +206,7 @@ def _facts(row: TrainerDetail, console: Console) -> list[tuple[str, str]]:
         ("progress", f"{share}{row.get('samples', 0):,}{of} samples, {where}"),
     ]
     if _has_ranks(row):
-        facts.insert(4, ("ranks", f"{row['ranks']} on {len(row['nodes'])} nodes"))
+        facts.insert(4, ("ranks", f"{row['ranks']} on {len(row['nodes'])} node{'s' * (len(row['nodes']) != 1)}"))
     if row.get("output"):
         facts.append(("output", printable(row["output"])))
     if row.get("rate"):

@@ -167,8 +167,8 @@ class Agent:
     def _joining(self) -> Join:
         workers = self._workers.table.workers
         node, hardware = self._settings, self._hardware
-        gpus = hardware.as_message()
-        return Join(node.node, node.host, self.name, workers, os.getpid(), gpus=gpus, slots=hardware.slots)
+        join = Join(node.node, node.host, self.name, workers, os.getpid(), knows_ranks=True)
+        return replace(join, gpus=hardware.as_message(), slots=hardware.slots)
 
     async def _keep_beating(self) -> None:
         while True:

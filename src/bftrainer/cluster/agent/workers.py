@@ -39,6 +39,7 @@ from bftrainer.elastic.manager.processes import (
 )
 from bftrainer.elastic.protocol import Done, Failed, FromWorker, Hello, Left, Report, Taken
 from bftrainer.errors import InputError
+from bftrainer.processes.gpus import DEVICE_VARIABLES
 from bftrainer.processes.launch import Command, Process
 from bftrainer.processes.rank_places import RankPlace
 from bftrainer.processes.warm import WarmLauncher
@@ -46,6 +47,7 @@ from bftrainer.util.text import one_line
 
 TAIL = 4000
 """How many characters of a worker's last output are sent with the message that it has ended."""
+_OF_RANKS = frozenset({protocol.LOCAL_RANK, protocol.LOCAL_WORLD})
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -120,7 +122,7 @@ class AgentWorkers:
             return
         self.table.begin(message.worker, message.trainer, message.speaks)
         # A program that does not speak has no ranks that we know: it may start them itself, as torchrun does.
-        ranks = (message.ranks or self._hardware.ranks) if message.speaks else 1
+        ranks = max(1, message.ranks) if message.speaks else 1
         places = self._places[message.worker] = self._hardware.places(ranks, self._environment)
         starting = (self._launch(message, rank, place) for rank, place in enumerate(places))
         self.processes.start(message.worker, *starting, speaks=message.speaks)
@@ -206,14 +208,32 @@ class AgentWorkers:
             raise InputError(f"cannot start {message.worker}: its command or a variable's name is empty or has a `=`")
         if not Path(cwd).is_dir():
             raise InputError(f"cannot start {' '.join(argv)}: there is no folder {cwd}")
-        environment = self._whole(message.env, place.environment)
+        environment = self._whole(self._own(message, place), place.environment)
         if message.speaks:
             environment |= self.processes.channel_of(message.worker)
+        else:  # it may start ranks itself, as torchrun does, and only it knows their numbers
+            environment = {name: value for name, value in environment.items() if name not in _OF_RANKS}
         if message.program:
             if shutil.which(Path(cwd, argv[0]) if os.sep in argv[0] else argv[0], path=environment.get("PATH")) is None:
                 raise InputError(f"cannot start {' '.join(argv)}: there is no program {argv[0]}")
             argv = ("-m", "bftrainer.cluster.agent.exec", *argv)
         return Command(argv, environment, cwd, str(log), background=message.background, cores=place.cores)
+
+    def _own(self, message: Start, place: RankPlace) -> dict[str, str]:
+        """Return the variables of a start order for one rank: devices that they name for all ranks are its own only.
+
+        A variable that hides all GPUs is kept: the user wants the CPU.
+        """
+        own = dict(message.env)
+        if message.ranks > 1:
+            for name in DEVICE_VARIABLES:
+                if name in place.environment and own.get(name, "").strip() not in ("", "-1"):
+                    self._warnings[message.worker] = (
+                        f"its variable {name}={own[name]} is not used: each of its {message.ranks} ranks on this node "
+                        "sees the GPU that it was given"
+                    )
+                    del own[name]
+        return own
 
     def _whole(self, own: Mapping[str, str], of_rank: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of a process: the node's, then that of its rank, its `own`, and what all get."""

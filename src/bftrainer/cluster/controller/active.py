@@ -90,6 +90,8 @@ class NodeState:
     gpus: tuple[Gpu, ...] = ()
     slots: int = 0
     """How many ranks its pool said that it has; 0: nothing."""
+    knows_ranks: bool = False
+    """Whether its agent's workers can be in a generation with workers that have several ranks."""
     gpu_count: int = 0
     """How many GPUs it has. After a restart of the controller this is known before its agent is back."""
     gpu_use: tuple[GpuUse, ...] = ()
@@ -108,7 +110,7 @@ class NodeState:
     def from_join(cls, join: Join, now: float) -> Self:
         """Return a node whose agent connected for the first time."""
         node = cls(join.node, join.host, join.agent, join.pid, now, now, gpus=join.gpus, slots=join.slots)
-        node.gpu_count = len(join.gpus)
+        node.gpu_count, node.knows_ranks = len(join.gpus), join.knows_ranks
         return node
 
     def save_joined(self, store: Store) -> None:
@@ -144,7 +146,7 @@ class NodeState:
         """Record that its agent is back. Returns whether its number of ranks is another than was known."""
         before = self.ranks
         self.here, self.cut, self.heard, self.host = True, False, now, join.host
-        self.gpus, self.slots = join.gpus, join.slots
+        self.gpus, self.slots, self.knows_ranks = join.gpus, join.slots, join.knows_ranks
         return self.ranks != before
 
     def gpu_uses(self, now: float) -> dict[str, GpuUse]:

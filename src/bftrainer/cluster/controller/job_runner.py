@@ -13,6 +13,7 @@ from typing import Any
 from bftrainer.cluster.controller.active import ActiveTrainer, ControllerSettings, NodeState
 from bftrainer.cluster.controller.effects import Effects
 from bftrainer.cluster.jobs.base import Intent, StartWorker, StopWorker, TellWorker
+from bftrainer.cluster.jobs.worker import Worker
 from bftrainer.cluster.launchers.base import HEAD, WorkerSlot
 from bftrainer.cluster.store import events
 from bftrainer.cluster.store.store import Store
@@ -85,11 +86,26 @@ class JobRunner:
         self.give(live, effects)
         if not self._settings.dry_run:
             free = {name for name in (HEAD, *live.job.nodes) if name in self._nodes and self._nodes[name].is_free}
+            if live.launcher.traits.speaks and self._has_several_ranks(live):
+                free -= set(self._older(live))
             for intent in live.job.reconcile(now, free):
                 effects.tell(intent.node, self._message(live, intent, now))
         live.take_news(self._store, now)
         live.count(now)
         live.save(self._store, now, at_once=True)
+
+    def _older(self, live: ActiveTrainer) -> list[str]:
+        """Return the nodes of a trainer whose agents are of a version that starts one rank per node."""
+        return [name for name in live.job.nodes if name in self._nodes and not self._nodes[name].knows_ranks]
+
+    def _has_several_ranks(self, live: ActiveTrainer) -> bool:
+        """Whether a worker of a trainer has several ranks, or may get them because it is being started."""
+
+        def ranks(worker: Worker) -> int:
+            node = self._nodes.get(worker.node)
+            return len(worker.ranks) or (live.spec.ranks_on(node.ranks) if node is not None and node.knows_ranks else 1)
+
+        return any(ranks(worker) > 1 for worker in live.job.workers.values())
 
     def give(self, live: ActiveTrainer, effects: Effects) -> None:
         """Have a trainer's launcher write what it needs for its nodes, if they changed."""
@@ -110,7 +126,9 @@ class JobRunner:
                     node.worker = worker
                 self._store.put_worker(worker, trainer=live.id, node=name, agent=node.agent, started=now)
                 self._store.log(now, events.WorkerStarted(live.id, name, worker))
-                ranks = live.spec.ranks_on(node.ranks)
+                # The workers of older agents can only be with workers that have one rank each.
+                alone = live.launcher.traits.speaks and self._older(live)
+                ranks = 1 if alone else live.spec.ranks_on(node.ranks)
                 slot = WorkerSlot(worker, name, node.host, intent.head, intent.background, intent.settled, ranks)
                 return live.launcher.start(live.launch, slot)
             case StopWorker(worker, _, grace_s):

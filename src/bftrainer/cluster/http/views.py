@@ -186,11 +186,11 @@ def _nodes(live: ActiveTrainer) -> list[str]:
 
 
 def _ranks_on(name: str, live: ActiveTrainer, nodes: Nodes) -> int:
-    """Return how many ranks a trainer has on a node, or will have once its worker runs."""
+    """Return how many ranks a trainer has on a node; 0 while no worker of it runs there."""
     worker = live.job.worker_on(name)
-    # Workers that do not speak start their ranks themselves, so that their agent knows of one process only.
-    if worker is not None and worker.ranks and live.launcher.traits.speaks:
-        return len(worker.ranks)
+    if live.launcher.traits.speaks and (worker is None or worker.ranks):
+        return len(worker.ranks) if worker is not None else 0
+    # Programs that do not speak start their ranks themselves, and older agents say nothing of ranks.
     return live.spec.ranks_on(nodes[name].ranks if name in nodes else 1)
 
 

@@ -24,12 +24,11 @@ class ElasticLauncher:
         spec, env = launch.spec, self._home.environment(launch)
         arguments = (place.worker, launch.id, spec.argv, env, spec.cwd, spec.python)
         # For 0 the agent takes the node's default: it knows best what the node has.
-        ranks = 0 if spec.ranks_per_node == "gpu" else spec.ranks_per_node
         return Start(
             *arguments,
             background=place.background,
             submitted_python=spec.submitted_python,
-            ranks=ranks,
+            ranks=place.ranks,
             log_all_ranks=spec.log_all_ranks,
         )
 

@@ -115,7 +115,7 @@ class TrainerSpec(BaseModel):
     """How often a script that failed by itself is restarted before the trainer has failed; preemptions do not count."""
     ranks_per_node: Annotated[int, Field(ge=1, le=MOST_RANKS)] | Literal["gpu"] = "gpu"
     """How many processes it runs on each node; `gpu`: one per GPU of the node, or one if there is none."""
-    log_all_ranks: bool = Field(False, strict=True)
+    log_all_ranks: bool = False
     """Whether the output of all processes is collected, and not only that of the first one on each node."""
     group: str = ""
     """The sweep or study that it belongs to. Trainers of one group are shown together."""
@@ -141,6 +141,15 @@ class TrainerSpec(BaseModel):
         if isinstance(given, Mapping):
             return {key: _as_text(value) for key, value in given.items()}
         return tuple(_as_text(value) for value in given) if isinstance(given, list | tuple) else given
+
+    @field_validator("log_all_ranks", mode="before")
+    @classmethod
+    def _yes_or_no(cls, given: Any) -> bool:
+        """Take `true` and `false` also as texts: a YAML file has only those."""
+        known = {True: True, False: False, "true": True, "false": False}
+        if not isinstance(given, bool | str) or given not in known:
+            raise ValueError(f"log_all_ranks must be {_RULES['log_all_ranks']}, but got {_short(given)}")
+        return known[given]
 
     @field_validator("ranks_per_node", mode="before")
     @classmethod

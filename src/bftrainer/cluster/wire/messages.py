@@ -26,7 +26,7 @@ from bftrainer.cluster.wire.checks import (
     Whole,
     Words,
 )
-from bftrainer.elastic.defaults import SILENCE_S
+from bftrainer.elastic.defaults import MOST_RANKS, SILENCE_S
 
 VERSION = 1
 BEAT_S = 1.0
@@ -73,6 +73,7 @@ class RankStatus:
 Gpus = Annotated[tuple[Gpu, ...], Field(max_length=MOST_GPUS)]
 GpuUses = Annotated[tuple[GpuUse, ...], Field(max_length=MOST_GPUS)]
 Ranks = Annotated[tuple[RankStatus, ...], Field(max_length=MOST_GPUS)]
+RankCount = Annotated[int, Field(strict=True, ge=0, le=MOST_RANKS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +132,10 @@ class Join:
     version: Whole = VERSION
     gpus: Gpus = ()
     """The GPUs that workers may use. Older agents do not send them."""
-    slots: NaturalNumber = 0
+    slots: RankCount = 0
     """How many ranks a worker has here by default, as the pool said; 0: one per GPU, or one if there is none."""
+    knows_ranks: Flag = False
+    """Its workers can be in a generation with workers that have several ranks. Those of older agents cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +235,8 @@ class Start:
     """The worker speaks `elastic.protocol`, so it gets a channel and must not be silent."""
     submitted_python: Text = ""
     """The interpreter to use where it exists and can be run. Older agents use their own."""
-    ranks: NaturalNumber = 0
-    """How many processes it has; 0: the node's default, see `Join.slots`. Older agents start one."""
+    ranks: RankCount = 0
+    """How many processes it has; 0: one, as controllers of version 0.1.0 expect it. Older agents start one."""
     log_all_ranks: Flag = False
     """The output of all ranks is sent, not only that of the first one on the node."""
 

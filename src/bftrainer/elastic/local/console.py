@@ -114,7 +114,7 @@ class RunHistory:
         new = [name for name, (_, trained) in members.items() if not trained]
         joined = f"{', '.join(new)} joined: " if new else ""
         took = f", rescale took {formation.pause_s:.2f} s" if len(new) < len(members) else ""
-        return f"{joined}world size now {formed.world}{took}"
+        return f"{joined}{formed.world} node{'s' * (formed.world != 1)} now{took}"
 
     def _has_ended(self, node: str, status: int) -> str | None:
         self._trained.discard(node)

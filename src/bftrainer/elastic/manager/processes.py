@@ -40,6 +40,10 @@ STALLED_S = 1.0
 """If the manager itself did not run for this long, the silence of workers means nothing."""
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Environment of workers that reach each other by a loopback address."""
+_NO_RANKS = (
+    "two processes of one node say that they have the same rank: the BFTrainer of the script's own environment may be "
+    "older than that of the node, and know only one rank per node. Upgrade it, or submit with --ranks-per-node 1"
+)
 _ACCEPT_S = 0.1
 _LAST_WORDS_S = 1.0
 
@@ -104,14 +108,14 @@ class WorkerProcess:
     @property
     def status(self) -> int:
         """Its exit status: that of the process that ended too early, else the first one that is not 0."""
-        if self.culprit is not None and self.culprit.status is not None:
-            return self.culprit.status
-        return next((rank.status for rank in self.ranks if rank.status), 0)
+        return self.ranks[self.culprit_rank].status or 0
 
     @property
     def culprit_rank(self) -> int:
-        """The number of the process that ended too early; 0 if none did."""
-        return self.ranks.index(self.culprit) if self.culprit is not None else 0
+        """The number of the process whose status is the worker's: one that ended too early or failed at the end."""
+        if self.culprit is not None:
+            return self.ranks.index(self.culprit)
+        return next((number for number, rank in enumerate(self.ranks) if rank.status), 0)
 
     def signal(self, signum: int) -> None:
         """Signal all its processes."""
@@ -337,12 +341,13 @@ class WorkerProcesses:
     async def _ended(self, worker: WorkerProcess, rank: RankProcess) -> None:
         """Wait for the end of a process. If it ends too early, its siblings are of no use and are ended.
 
-        A node that is taken is different: the manager ends its processes when their time is over.
+        A worker that was stopped, or whose node is taken, is different: its processes have a certain time to end.
         """
         assert rank.process is not None
         rank.status = await rank.process.wait()
         await self._hear_out(worker, rank)
-        if not rank.ended_well and worker.culprit is None and not worker.taken:
+        has_time = worker.taken or worker.killing is not None
+        if not rank.ended_well and worker.culprit is None and not has_time:
             worker.culprit = rank
             for sibling in worker.ranks:
                 if sibling.status is None and sibling.process is not None:
@@ -370,6 +375,9 @@ class WorkerProcesses:
                     if worker is None or not 0 <= number < len(worker.ranks):
                         break
                     rank = worker.ranks[number]
+                    if rank.channel is not None and not rank.channel.done():
+                        self._refuse(worker, _NO_RANKS)
+                        break
                     rank.channel = task
                     await worker.is_up.wait()  # the worker may be faster than its launcher's answer
                     rank.writer = writer
@@ -389,6 +397,12 @@ class WorkerProcesses:
                 rank.writer = None
             with contextlib.suppress(OSError):
                 writer.close()
+
+    def _refuse(self, worker: WorkerProcess, error: str) -> None:
+        """End a worker that cannot train, and say why in its name."""
+        failed = Failed(error, "")
+        self._tell(WorkerSaid(worker, failed, protocol.encode(failed)))
+        worker.kill()
 
     def _pass_on(self, worker: WorkerProcess, rank: int, message: FromWorker, line: bytes) -> None:
         merged = worker.voice.merge(rank, message)

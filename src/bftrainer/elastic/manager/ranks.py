@@ -41,8 +41,10 @@ class MergedVoice:
             case Report():
                 redone = sum(report.redone for report in said.values() if isinstance(report, Report))
                 return replace(message, redone=redone) if rank == 0 else None
-            case Leaving() | Failed():
+            case Leaving():
                 return message if first else None
+            case Failed():
+                return replace(message, error=f"{message.error} (local rank {rank})") if first else None
             case Broken(generation):
                 newer = generation > self._broken
                 self._broken = max(generation, self._broken)
@@ -51,6 +53,8 @@ class MergedVoice:
                 addresses = tuple(each.address for each in self._all_in(generation, Arrived))
                 return Arrived(generation, addresses[0], addresses) if addresses else None
             case Formed(generation):
+                if generation <= self._broken:
+                    return None  # a sibling has said that it is broken
                 return max(self._all_in(generation, Formed), key=lambda formed: formed.pause_s, default=None)
             case Left() | Done():
                 over = self._said.get(Left, {}).keys() | self._said.get(Done, {}).keys()

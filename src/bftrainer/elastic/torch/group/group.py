@@ -35,6 +35,8 @@ _LONG = timedelta(days=7)
 _FORMING = timedelta(seconds=30)
 _CONNECTING = timedelta(seconds=10)
 """Time limit for connecting to the store, which exists before its address is known."""
+_AGREEING_S = 1.0
+"""Seconds to wait for the name of rank 0's backend, which it gives as soon as it forms the group."""
 _ABORTING_S = 20.0
 """Seconds that an abort of NCCL may take. Usually it takes half a second."""
 _LOOK_S = 0.001
@@ -159,7 +161,9 @@ class Group:
         The operations are waited for in their own thread and not in time slices, as `wait` does: gloo closes all
         connections of the group when an operation between two ranks times out.
         """
-        aside = Aside(partial(_exchange, sends, receives), "bftrainer-exchange")
+        # The present group, also if the thread is so late that there is another one.
+        group = dist.group.WORLD
+        aside = Aside(partial(_exchange, sends, receives, group), "bftrainer-exchange")
         try:
             with breaking():
                 aside.wait(lambda: bool(self.broken))
@@ -256,6 +260,7 @@ class Group:
             opened = connect_store(host, int(port), _CONNECTING, cancelled)
             opened.set_timeout(_FORMING)
         store = SealedStore(opened, place.secret, f"generation-{place.generation}")
+        self._agree_on_backend(store, place, cancelled)
         if self.backend == "nccl":
             return store, None
         options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
@@ -264,6 +269,23 @@ class Group:
         gloo: Any = ProcessGroupGloo(store, place.rank, place.world, options)
         gloo._set_default_timeout(_LONG)  # forming has a time limit, training has none
         return store, gloo
+
+    def _agree_on_backend(self, store: SealedStore, place: Assignment, cancelled: Callable[[], bool]) -> None:
+        """Refuse a group whose ranks would use different backends: they would wait for each other in vain."""
+        if place.rank == 0:
+            store.set("backend", self.backend)
+            return
+        give_up = time.monotonic() + _AGREEING_S
+        while not store.check(["backend"]):
+            if cancelled() or time.monotonic() > give_up:  # rank 0 is of an older version
+                return
+            time.sleep(_LOOK_S)
+        if (common := store.get("backend").decode()) != self.backend:
+            raise BFTrainerError(
+                f"this node computes on the {self._device.type} with {self.backend}, rank 0 with {common}: a trainer's "
+                "nodes must all have GPUs or none. Choose them (`constraint`), or submit with "
+                f"--env {protocol.BACKEND}=gloo"
+            )
 
 
 @contextlib.contextmanager
@@ -279,9 +301,9 @@ def breaking() -> Iterator[None]:
         raise GroupBroken("the group was aborted") from problem  # torch no longer finds the group
 
 
-def _exchange(sends: Sequence[Parcel], receives: Sequence[Parcel]) -> None:
-    works = [dist.irecv(tensor, peer, tag=tag) for tensor, peer, tag in receives]
-    works += [dist.isend(tensor, peer, tag=tag) for tensor, peer, tag in sends]
+def _exchange(sends: Sequence[Parcel], receives: Sequence[Parcel], group: Any) -> None:
+    works = [dist.irecv(tensor, peer, group=group, tag=tag) for tensor, peer, tag in receives]
+    works += [dist.isend(tensor, peer, group=group, tag=tag) for tensor, peer, tag in sends]
     for work in works:
         assert work is not None  # None stands for a rank that is not in the group
         work.wait(_LONG)

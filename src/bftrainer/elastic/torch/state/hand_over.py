@@ -25,7 +25,7 @@ from torch import Tensor
 from bftrainer.elastic.membership import Assignment
 from bftrainer.elastic.torch.group.group import Parcel
 from bftrainer.elastic.torch.state import transfer
-from bftrainer.elastic.torch.state.transfer import TensorSlot, TransferGroup
+from bftrainer.elastic.torch.state.transfer import TransferGroup
 
 _TAGS = 1 << 30
 """The first of the tags that are used here. A script that sends tensors itself uses small ones."""
@@ -103,7 +103,7 @@ def hand_over(state: Mapping[str, Any] | None, roles: Roles, rank: int, link: Ex
     skeleton = None
     if state is not None:
         skeleton, tensors = transfer.take_apart(state)
-    layout = _layout(transfer.slots_of(skeleton)) if skeleton is not None else 0
+    layout = layout_of(skeleton) if skeleton is not None else 0
     flags = _able_helpers(layout, roles, rank, link)
     skeleton, flags = transfer.broadcast_skeleton(skeleton if rank == roles.source else None, flags, roles.source, link)
     senders = sorted([roles.source, *(helper for helper, able in zip(roles.helpers, flags, strict=True) if able)])
@@ -119,9 +119,10 @@ def hand_over(state: Mapping[str, Any] | None, roles: Roles, rank: int, link: Ex
     return transfer.put_together(skeleton, memory.tensors) if takes else None
 
 
-def _layout(slots: Sequence[TensorSlot]) -> int:
-    """Return a number above 0 that is the same for states with the same tensors."""
-    text = repr([(slot.number, slot.dtype, slot.shape) for slot in slots])
+def layout_of(skeleton: Any) -> int:
+    """Return a number above 0 that is the same for states with the same tensors in the same places."""
+    placed = transfer.placed_slots(skeleton)
+    text = repr([(place, slot.number, slot.dtype, slot.shape) for place, slot in placed])
     return 1 + int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 

@@ -202,7 +202,7 @@ def take_apart(state: Mapping[str, Any]) -> tuple[Any, list[Tensor]]:
 
 def slots_of(skeleton: Any) -> list[TensorSlot]:
     """Return the slots of a skeleton, in order."""
-    return sorted(_slots(skeleton), key=lambda slot: slot.number)
+    return sorted((slot for _, slot in placed_slots(skeleton)), key=lambda slot: slot.number)
 
 
 def put_together(skeleton: Any, tensors: list[Tensor]) -> dict[str, Any]:
@@ -302,12 +302,10 @@ def _put_together(tree: Any, tensors: list[Tensor]) -> Any:
     return _rebuilt(tree, lambda part: _put_together(part, tensors))
 
 
-def _slots(tree: Any) -> Iterator[TensorSlot]:
+def placed_slots(tree: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], TensorSlot]]:
+    """Yield the slots of a skeleton, each with its place: the keys and positions that lead to it."""
     if (slot := _slot(tree)) is not None:
-        yield slot
-    elif isinstance(tree, dict):
-        for value in tree.values():
-            yield from _slots(value)
-    elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from _slots(value)
+        yield place, slot
+    elif isinstance(tree, dict | list | tuple):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from placed_slots(value, (*place, key))
