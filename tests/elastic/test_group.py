@@ -163,9 +163,7 @@ def test_a_rank_whose_backend_is_not_that_of_rank_0_says_so_at_once() -> None:
     address = first.open_store("127.0.0.1")
     places = [Assignment(1, ("a", "b"), rank, (address, "127.0.0.1:0"), "secret") for rank in range(2)]
     store, _ = first._rendezvous(places[0], lambda: False)
-    with pytest.raises(
-        GroupBroken, match="computes on the cpu with gloo, rank 0 with nccl: a trainer"
-    ):
+    with pytest.raises(GroupBroken, match="computes on the cpu with gloo, rank 0 with nccl: a trainer"):
         second.form(places[1])
     del store
     second.close(5.0)
