@@ -31,12 +31,12 @@ from bftrainer.elastic.manager.processes import (
     ProcessNotStarted,
     ProcessStarted,
     WorkerEvent,
-    WorkerProcess,
     WorkerProcesses,
     WorkerSaid,
     WorkerSilent,
     worker_environment,
 )
+from bftrainer.elastic.manager.worker_process import WorkerProcess
 from bftrainer.elastic.protocol import Done, Failed, FromWorker, Hello, Left, Report, Taken
 from bftrainer.errors import InputError
 from bftrainer.processes.gpus import DEVICE_VARIABLES

@@ -1,4 +1,4 @@
-"""What the event log does not say by itself: the pool where a trimmed log begins, and losses while no controller ran.
+"""Gaps of the event log that reports fill: the pool where a trimmed log begins, and losses while no controller ran.
 
 `usage.py` asks for both before it reads the log.
 """

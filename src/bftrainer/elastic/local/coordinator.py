@@ -24,7 +24,8 @@ from bftrainer.elastic import defaults, protocol
 from bftrainer.elastic.breaks import Breaks
 from bftrainer.elastic.local.node import VirtualNode
 from bftrainer.elastic.manager import processes
-from bftrainer.elastic.manager.processes import WorkerProcess, WorkerProcesses
+from bftrainer.elastic.manager.processes import WorkerProcesses
+from bftrainer.elastic.manager.worker_process import WorkerProcess
 from bftrainer.elastic.manager.workers import ManagedWorkers, was_killed
 from bftrainer.elastic.protocol import Done, Failed, Formed, FromWorker, Report
 from bftrainer.elastic.roster import Roster

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from bftrainer.elastic.manager.processes import WorkerProcess
+from bftrainer.elastic.manager.worker_process import WorkerProcess
 from bftrainer.elastic.protocol import Report
 from bftrainer.errors import InputError
 from bftrainer.processes.launch import Process
