@@ -8,6 +8,7 @@ trainer.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
     from bftrainer.elastic.torch.snapshots.loading import LoadedSnapshot
     from bftrainer.elastic.torch.value import Value
 
-__all__ = ["Batches", "Run", "Value", "init", "load_snapshot"]
+__all__ = ["Batches", "Run", "Value", "epochs", "init", "load_snapshot", "micro_steps", "prepare", "steps"]
+
+_INIT = ("snapshots", "snapshot_every_s", "snapshots_kept", "backend", "device", "seed")
+_run: Run | None = None
 
 
 def init(
@@ -67,7 +71,87 @@ def init(
         seed=whole_number("seed", seed, 0),
     )
     refuse_what_run_does()
+    global _run
+    _run = run
     return run
+
+
+def prepare(*objects: Any, accumulate: int | None = None, per_rank_batch: bool = False, **options: Any) -> Any:
+    """Make a training script elastic as it is. Call it once, before the training loop:
+
+        model, optimizer, loader, scheduler = elastic.prepare(model, optimizer, loader, scheduler)
+        for epoch in elastic.epochs(10):
+            for inputs, targets in loader:
+                loss = loss_function(model(inputs), targets)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            scheduler.step()
+
+    Give it all that changes in training: models, optimizers, the DataLoader, schedulers, the GradScaler, and any other
+    object with `state_dict` and `load_state_dict`, such as an `elastic.Value`. They come back in the same order. The
+    loop stays as it is: several backward passes before a step, clipping, evaluation and `break` work as before.
+
+    Each rank gets its share of every batch. The batch of the whole step is that of the DataLoader times the number of
+    ranks the script was submitted for (`--ranks`), and stays the same while nodes come and go.
+
+    - `accumulate`: the number of batches per step, if the script adds up gradients. It is needed only if there may be
+      fewer ranks than the script was submitted for.
+    - `per_rank_batch`: the DataLoader's batch is that of each rank, so the batch of a step grows with the ranks.
+    - `options`: those of `init` if it was not called before, and `lr_scaling`, `lr_warmup_steps` and `lr_base_batch`
+      of `Run.register`.
+    """
+    starts = {name: options.pop(name) for name in _INIT if name in options}
+    if _run is None:
+        starts.setdefault("device", _device_of(objects))
+        init(**starts)
+    elif starts:
+        from bftrainer.errors import InputError
+
+        raise InputError(f"give {', '.join(starts)} to elastic.init(), which was called before elastic.prepare()")
+    return _current().prepare(*objects, accumulate=accumulate, per_rank_batch=per_rank_batch, **options)
+
+
+def epochs(count: int) -> Iterator[int]:
+    """Iterate over the epochs that are still to be trained, out of `count`, after `prepare`.
+
+    Use it in place of `range(count)`. A node that joins later then begins in the epoch that is in progress.
+    """
+    return _current().epochs(count)
+
+
+def steps(count: int) -> Iterator[int]:
+    """Iterate over the numbers of the steps still to be made, out of `count`, after `prepare`.
+
+    It is for a script with its own data, without a DataLoader.
+    """
+    return _current().steps(count)
+
+
+def micro_steps(count: int) -> Iterator[int]:
+    """Iterate over this rank's share of the `count` micro-steps of a step, in a loop over `steps`.
+
+    Use it in place of `range(count)` in a script that adds up the gradients of `count` batches of its own and divides
+    each loss by `count`. The ranks share the micro-steps. Random numbers are seeded anew for each micro-step, by its
+    number: it draws the same data on whichever rank it is computed.
+    """
+    return _current().micro_steps(count)
+
+
+def _current() -> Run:
+    if _run is None:
+        from bftrainer.errors import InputError
+
+        raise InputError("call elastic.prepare(model, optimizer, …) before the training loop")
+    return _run
+
+
+def _device_of(objects: tuple[Any, ...]) -> Any:
+    """Return the device of the first model's parameters; None if there is none."""
+    for thing in objects:
+        for param in thing.parameters() if hasattr(thing, "parameters") else ():
+            return param.device
+    return None
 
 
 def load_snapshot(path: str | os.PathLike[str]) -> LoadedSnapshot:

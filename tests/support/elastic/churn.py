@@ -210,8 +210,9 @@ def disturb(
     settings: CoordinatorSettings = SETTINGS,
     snapshots: bool = False,
     account: Account | None = None,
+    argv: list[str] | None = None,
 ) -> Account:
-    """Train while all these events happen. `account` is filled in also where that fails."""
+    """Train while all these events happen. `account` is filled in also where that fails. `argv` is another script."""
     folder.mkdir(parents=True)
     account = account or Account()
 
@@ -228,7 +229,7 @@ def disturb(
         if not isinstance(happening.message, Report):
             happenings.write(f"{happening.at:.3f} {happening.node} {happening.what} {happening.message or ''}\n")
 
-    argv = [WORKER, str(folder), str(epochs), "0.12", *(["--snapshots"] if snapshots else [])]
+    argv = argv or [WORKER, str(folder), str(epochs), "0.12", *(["--snapshots"] if snapshots else [])]
     with (folder / "happenings.txt").open("w", buffering=1) as happenings:
         outcome = play(scenario, folder, argv, settings=settings, watch=watch)
     assert outcome.status == "done", outcome

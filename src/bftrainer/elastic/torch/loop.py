@@ -31,6 +31,8 @@ class TrainingLoop:
         self._looped: int | None = None  # the epoch whose batches have been looped over
         self._left_by_break = False  # the loop over batches; the next call completes it
         self._counted = False  # left after the expected number of batches, with samples left
+        self.counts_epochs = False
+        """Whether the script is in a loop over `epochs`."""
 
     @property
     def is_over(self) -> bool:
@@ -43,9 +45,10 @@ class TrainingLoop:
         self._reports.epochs = count
         member.join()
         undo: Callable[[], None] | None = None
+        self.counts_epochs = True
         while member.progress.epoch < count:
             epoch = member.progress.epoch
-            self._begin_epoch()
+            self.begin_epoch()
             yield epoch
             if member.progress.epoch == epoch:
                 self.complete_batches()
@@ -83,7 +86,7 @@ class TrainingLoop:
         self._reports.batches_are(plan)
         given, expected = 0, len(batches)
         position: tuple[int, int] | None = None  # where the loader is: the generation and the cursor
-        while self._between(epoch):
+        while self.between(epoch):
             member.together.loop_begins()
             generation, cursor = member.meter.generation, member.progress.cursor
             if (generation, cursor) != position:
@@ -92,8 +95,7 @@ class TrainingLoop:
                 loader.begin(epoch, cursor, member.rank, member.world)
             loaded = loader.next()
             if loaded is None:
-                member.fence(_END_OF_BATCHES)
-                self._batches_are_over(epoch)
+                self.batches_end(epoch)
                 return
             step, micro, batch = loaded
             batch_in_hand.begin(step, micro, step.micros[micro].weight)
@@ -104,10 +106,7 @@ class TrainingLoop:
                 yield batch
             except GeneratorExit:  # a `break`: the code after the loop must not be undone later
                 batch_in_hand.end_parts(step.stop)
-                self._counted = given == expected and self._has_more(plan)
-                member.state.put_right()
-                self._batches_are_over(epoch)
-                self._left_by_break, batch_in_hand.step = True, None
+                self.batches_are_left(epoch, counted=given == expected, plan=plan)
                 raise
             batch_in_hand.end_parts(step.stop)
             if batch_in_hand.step is not None:
@@ -124,7 +123,7 @@ class TrainingLoop:
         if member.stepper.scales_lr:
             raise InputError("`lr_scaling` needs run.batches(): in run.steps() the size of the batch is not known")
         member.join()
-        while self._between(member.progress.epoch):
+        while self.between(member.progress.epoch):
             number = member.progress.cursor
             if number >= count:
                 break
@@ -164,7 +163,7 @@ class TrainingLoop:
             return
         self._batch.step = None  # a `break` before the step skips that batch, on all ranks
         self.complete_batches()
-        self._begin_epoch()
+        self.begin_epoch()
         member.give_owed()
         member.fence("the end of the training")
         member.state.put_right()
@@ -178,11 +177,12 @@ class TrainingLoop:
             member.membership.send(self._reports.report())
             member.membership.send(Done(member.progress.step))
 
-    def _begin_epoch(self) -> None:
+    def begin_epoch(self) -> None:
+        """Record that the script is at the top of an epoch."""
         self._member.together.epoch_begins()
         self._looped, self._left_by_break = None, False
 
-    def _between(self, epoch: int) -> bool:
+    def between(self, epoch: int) -> bool:
         """Go from one batch to the next.
 
         Return False if the state is that of a later epoch than `epoch`: the script has to get there first.
@@ -193,6 +193,21 @@ class TrainingLoop:
         self._batch.at_boundary()
         self._member.rest()
         return True
+
+    def batches_end(self, epoch: int) -> None:
+        """Wait for all ranks at the end of the batches of an epoch."""
+        self._member.fence(_END_OF_BATCHES)
+        self._batches_are_over(epoch)
+
+    def batches_are_left(self, epoch: int, *, counted: bool, plan: BatchPlan) -> None:
+        """Note that the script leaves the loop over batches by `break`. The next call completes it.
+
+        `counted`: it leaves after as many batches as the epoch was expected to have.
+        """
+        self._counted = counted and self._has_more(plan)
+        self._member.state.put_right()
+        self._batches_are_over(epoch)
+        self._left_by_break, self._batch.step = True, None
 
     def _batches_are_over(self, epoch: int) -> None:
         self._member.last_save.at_rest = False

@@ -99,12 +99,12 @@ class PresentBatch:
         if not self._is_last(step):
             self._riders.add(count, loss)
             return False
-        total = self._sum(member.gradients.whole, step, count, loss)
+        total = self.sum_up(member.gradients.whole, _share_of(step, member.world), count, loss)
         if total is None:
             return self._taken_over
         member.stepper.apply(member.progress.step)
         member.progress.cursor, member.progress.part = step.stop, 0
-        self._commit(total, total.samples, metrics)
+        self.commit(total, total.samples, metrics)
         return True
 
     def end_parts(self, stop: int) -> None:
@@ -146,20 +146,20 @@ class PresentBatch:
             if not member.state.separate:
                 member.gradients.whole.complete()
             member.state.separate = True
-            self._agree_on(chosen, number)
+            self.agree_on(chosen, number)
         except GroupBroken as problem:
-            self._lose_step(problem, count)
+            self.lose_step(problem, count)
             return self._taken_over
-        total = self._sum(member.gradients.part(chosen), step, count, loss)
+        total = self.sum_up(member.gradients.part(chosen), _share_of(step, member.world), count, loss)
         if total is None:
             return self._taken_over
         member.stepper.apply(member.progress.step, chosen)
         member.progress.part = number + 1
-        self._commit(total, total.samples if number == 0 else 0, metrics)
+        self.commit(total, total.samples if number == 0 else 0, metrics)
         self.step = step
         return True
 
-    def _agree_on(self, chosen: list[Optimizer], number: int) -> None:
+    def agree_on(self, chosen: list[Optimizer], number: int) -> None:
         """Refuse to step other optimizers than the other ranks do."""
         member = self._member
         mine = sum(1 << n for n, known in enumerate(member.stepper.optimizers) if known in chosen) + (number << 32)
@@ -177,18 +177,29 @@ class PresentBatch:
                 "the loss or random numbers of one rank"
             )
 
-    def _sum(self, reducer: Reducer, step: Step, count: int, loss: Tensor | float | None) -> StepTotals | None:
-        """Sum the gradients and their riders. Return None if a peer was lost; the group is then re-formed already."""
+    def sum_up(
+        self,
+        reducer: Reducer,
+        share: float,
+        count: int,
+        loss: Tensor | float | None,
+        *,
+        place: tuple[int, ...] = (),
+    ) -> StepTotals | None:
+        """Sum the gradients and their riders. Return None if a peer was lost; the group is then re-formed already.
+
+        `share` is this rank's part of the batch, by which averages weigh. `loss` is the mean over its `count` samples.
+        `place` says where in the script this is, and must be the same on all ranks.
+        """
         member, buffers = self._member, self._member.buffers
         together = member.world > 1
         if member.pacer is not None:
             member.pacer.hold(member.nodes)
         riders = self._riders.riders(count, loss, knows=member.peers.knows_of_newer, device=member.device)
         if together and buffers:
-            share = sum(micro.weight for micro in step.micros) if step.micros else 1.0 / member.world
             riders[CHANGED] = buffers.changed()
             riders = torch.cat([riders, buffers.riders(share, member.rank, member.device)])
-        settings = settings_of(member.stepper.optimizers) if together else 0
+        settings = settings_of(member.stepper.optimizers, place) if together else 0
         if together and member.rank == 0:
             riders[SETTINGS] = settings
         put_buffers = None
@@ -200,10 +211,16 @@ class PresentBatch:
                 if together and total.buffers_changed:
                     put_buffers = buffers.fetch(member.rank, member.peers, reducer.agree)
             except GroupBroken as problem:
-                self._lose_step(problem, count)
+                self.lose_step(problem, count)
                 return None
         if settings and total.settings != settings:
             raise InputError(
+                "this rank and rank 0 made different numbers of backward passes, or have different settings of the "
+                "optimizers (learning rate, momentum, weight decay …). All ranks must take the same way through the "
+                "script: register the scheduler, and decide by values that all ranks have, such as "
+                "run.progress.step or what run.evaluate(…) gave"
+                if place
+                else
                 "the settings of the optimizers (learning rate, momentum, weight decay …) differ between this rank and "
                 "rank 0: register the scheduler, and compute settings on all ranks from values that all have, such as "
                 "run.progress.step or what run.evaluate(…) gave, not from a counter of your own"
@@ -226,7 +243,7 @@ class PresentBatch:
         finally:
             self._member.peers.waits_in = None
 
-    def _lose_step(self, problem: GroupBroken, count: int) -> None:
+    def lose_step(self, problem: GroupBroken, count: int) -> None:
         """Continue in the next group after a step that failed here because a peer was lost."""
         member = self._member
         before = member.progress.key()
@@ -240,7 +257,8 @@ class PresentBatch:
         if not self._taken_over:
             self._reports.redone += count + self._riders.samples
 
-    def _commit(self, total: StepTotals, samples: int, metrics: dict[str, float]) -> None:
+    def commit(self, total: StepTotals, samples: int, metrics: dict[str, float]) -> None:
+        """Count a step whose gradient was applied. `samples` are those of all ranks."""
         member, progress = self._member, self._member.progress
         member.fresh = False
         member.together.step_is_over()
@@ -254,3 +272,8 @@ class PresentBatch:
             metrics["loss"] = total.loss
         self._reports.note(metrics)
         member.agreed = total.all_know(member.world)
+
+
+def _share_of(step: Step, world: int) -> float:
+    """Return this rank's share of a step's samples; an equal one where the script chooses its data itself."""
+    return sum(micro.weight for micro in step.micros) if step.micros else 1.0 / world

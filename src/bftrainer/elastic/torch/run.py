@@ -24,6 +24,7 @@ from bftrainer.elastic.torch.data.batches import Batches
 from bftrainer.elastic.torch.data.source import read
 from bftrainer.elastic.torch.loop import TrainingLoop
 from bftrainer.elastic.torch.member import TrainingMember
+from bftrainer.elastic.torch.prepare.preparation import Preparation
 from bftrainer.elastic.torch.present_batch import PresentBatch
 from bftrainer.elastic.torch.registration import Registration, refuse_sync_batch_norm
 from bftrainer.elastic.torch.reports import ProgressReports
@@ -77,6 +78,9 @@ class Run:
         self._reports = ProgressReports(self._member)
         self._batch = PresentBatch(self._member, self._reports)
         self._loop = TrainingLoop(self._member, self._batch, self._reports)
+        self._preparation = Preparation(
+            self._member, self._batch, self._loop, self._reports, self.register, self.seed
+        )
         self._pid = os.getpid()
         if self._member.membership is not None:
             self._member.membership.report = self._reports.report
@@ -217,6 +221,19 @@ class Run:
         self._member.stepper.add(list(objects.values()))
         self._member.state.hidden.add(objects)
 
+    def prepare(
+        self, *objects: Any, accumulate: int | None = None, per_rank_batch: bool = False, **options: Any
+    ) -> Any:
+        """Make a script's own objects elastic. See `elastic.prepare`."""
+        prepared = self._preparation.prepare(
+            objects, accumulate=accumulate, per_rank_batch=per_rank_batch, options=options
+        )
+        return prepared[0] if len(prepared) == 1 else tuple(prepared)
+
+    def micro_steps(self, count: int) -> Iterator[int]:
+        """Iterate over this rank's share of the `count` micro-steps of a step. See `elastic.micro_steps`."""
+        return self._preparation.micro_steps(count)
+
     def epochs(self, count: int) -> Iterator[int]:
         """Iterate over the epochs that are still to be trained, out of `count`.
 
@@ -274,7 +291,8 @@ class Run:
 
         Each rank chooses its data itself, by `run.rank` and `run.world`. The gradients of the ranks are averaged.
         """
-        return self._loop.steps(whole_number("count", count, 0))
+        count = whole_number("count", count, 0)
+        return self._preparation.steps(count) if self._preparation.is_used else self._loop.steps(count)
 
     def step(
         self,

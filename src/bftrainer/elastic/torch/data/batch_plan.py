@@ -173,6 +173,14 @@ class BatchPlan:
         batches = full_steps * self._micros(_part(self.global_batch_size(world), rank, world)[1])
         return batches + (self._micros(_part(rest, rank, world)[1]) if rest else 0)
 
+    def batches_from(self, cursor: int, rank: int, world: int) -> int:
+        """Return the micro-batches that `rank` gets from `cursor` to the end of the epoch, if the world stays."""
+        full = self.global_batch_size(world)
+        steps, rest = divmod(self.length - cursor, full)
+        batches = steps * self._micros(_part(full, rank, world)[1])
+        taken = rest and (not self.drop_last or (cursor == 0 and steps == 0))
+        return batches + (self._micros(_part(rest, rank, world)[1]) if taken else 0)
+
     def _micros(self, share: int) -> int:
         """Return the number of micro-batches that a share is split into; a rank without a share gets a stand-in."""
         return 1 if self.max_batch is None or share == 0 else -(-share // self.max_batch)

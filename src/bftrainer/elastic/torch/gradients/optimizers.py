@@ -131,6 +131,21 @@ class Stepper:
         if self.scheduler_every == "step":
             self.schedule()
 
+    def step_only(self, step: int, optimizer: Optimizer) -> None:
+        """Step one optimizer on the present gradients, and nothing else: the script does the rest itself."""
+        factor = self._lr.factor(step, self._batch) if self._lr is not None and self._batch is not None else 1.0
+        self._applying = True
+        try:
+            with scaled(optimizer, factor):
+                optimizer.step()
+        finally:
+            self._applying = False
+
+    @property
+    def is_applying(self) -> bool:
+        """Whether BFTrainer steps an optimizer at the moment."""
+        return self._applying
+
     def clear(self) -> None:
         """Drop all gradients."""
         for optimizer in self.optimizers:

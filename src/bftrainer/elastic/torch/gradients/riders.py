@@ -7,7 +7,7 @@ micro-batch. The sums over the ranks are read as a `StepTotals`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -59,6 +59,11 @@ class StepTotals:
     def settings(self) -> int:
         """Rank 0's digest of its optimizers' settings."""
         return round(self._settings)
+
+    def of_step(self, samples: int, loss: float | None) -> StepTotals:
+        """Return these totals for a step of several sums, with the samples and the mean loss of all of them."""
+        known = loss is not None
+        return replace(self, _samples=samples, _loss=loss * samples if known else 0.0, _loss_weight=samples * known)
 
     def all_know(self, world: int) -> bool:
         """Return whether all `world` ranks know of a new generation."""

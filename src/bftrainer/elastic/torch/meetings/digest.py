@@ -26,10 +26,13 @@ _NEAR = 1e-3
 """Relative difference of norms that does not count as drift. A rank that trains alone soon exceeds it by far."""
 
 
-def settings_of(optimizers: Sequence[Optimizer]) -> int:
-    """Return a number that differs if learning rates, momenta, weight decays or other optimizer settings differ."""
+def settings_of(optimizers: Sequence[Optimizer], place: tuple[int, ...] = ()) -> int:
+    """Return a number that differs if learning rates, momenta, weight decays or other optimizer settings differ.
+
+    It also differs with `place`, numbers that say where in the script a rank is.
+    """
     found = [_number(value) for opt in optimizers for group in opt.param_groups for value in _values(group)]
-    return 1 + hash(tuple(found)) % _MOST  # the hash of numbers is the same in all processes
+    return 1 + hash((*found, *place)) % _MOST  # the hash of numbers is the same in all processes
 
 
 def _values(group: Mapping[str, Any]) -> list[Any]:

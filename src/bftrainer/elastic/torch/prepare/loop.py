@@ -1,0 +1,186 @@
+"""Loop over a prepared loader: gives a script its batches, as often as the script's own loop asks for them.
+
+A script counts its epochs itself, so the n-th loop over the loader is epoch n. On a worker that joins later, the loops
+of epochs that are over are empty. Between two batches the group may change only when every batch that the script has
+received was used in a step: a script may add up the gradients of several batches before it steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from bftrainer.elastic.torch.data.batch_plan import BatchPlan, Step
+from bftrainer.elastic.torch.data.batches import Batches
+from bftrainer.elastic.torch.loop import TrainingLoop
+from bftrainer.elastic.torch.member import TrainingMember
+from bftrainer.elastic.torch.prepare.handed_batch import HandedBatch
+from bftrainer.elastic.torch.prepare.seeds import seed_all
+from bftrainer.elastic.torch.prepare.training import PreparedTraining
+from bftrainer.elastic.torch.reports import ProgressReports
+from bftrainer.errors import InputError
+
+
+class PreparedLoop:
+    """Loops of one rank's script over its prepared loader."""
+
+    def __init__(
+        self, member: TrainingMember, loop: TrainingLoop, reports: ProgressReports, training: PreparedTraining
+    ) -> None:
+        self._member = member
+        self._loop = loop
+        self._reports = reports
+        self._training = training
+        self._begun = 0  # loops over the loader so far
+        self._epoch: int | None = None  # the epoch whose loop is under way
+        self._given: dict[int, int] = {}  # batches given in the loop under way, by id of its plan
+
+    def batches(self, batches: Batches) -> Iterator[Any]:
+        """Iterate over this rank's batches of the script's next epoch. `Batches` calls it."""
+        member, training, plan = self._member, self._training, batches.plan
+        member.join()
+        epoch = self._next_epoch()
+        if epoch is None:
+            return
+        member.together.compare_data(plan.signature, epoch)
+        loader = member.loaders.of(batches.dataset, plan, batches.loading)
+        if not batches.persistent:
+            loader.close()
+        self._reports.batches_are(plan)
+        expected, given = len(batches), 0
+        at: tuple[int, int, int] | None = None  # where the loader is: generation, cursor, part
+        try:
+            while True:
+                training.end_batch()
+                if training.is_at_boundary:
+                    if not self._loop.between(epoch):
+                        return  # the others are in a later epoch, and so is the state received from them
+                    member.together.loop_begins()
+                    training.splits = _splits(plan, member.world)
+                    batch_size = plan.global_batch_size(member.world)
+                    member.stepper.batch_is(member.progress.step, batch_size, plan.global_batch_size(1))
+                here = (member.meter.generation, *_following(training.handed, member.progress.cursor))
+                if here != at:
+                    loader.begin(epoch, here[1], member.rank, member.world)
+                loaded = loader.next()
+                if loaded is None:
+                    self._given.pop(id(plan), None)
+                    training.end_epoch()
+                    self._loop.batches_end(epoch)
+                    return
+                step, micro, batch = loaded
+                handed = _handed(plan, epoch, step, micro, member.rank, member.world)
+                training.hand(handed)
+                at = (here[0], *_following([handed], 0))
+                given += 1
+                self._given[id(plan)] = given
+                yield batch
+        except GeneratorExit:  # a `break`
+            del self._given[id(plan)]
+            training.end_batch()
+            training.leave()
+            self._loop.batches_are_left(epoch, counted=given == expected, plan=plan)
+            raise
+
+    def length(self, plan: BatchPlan) -> int:
+        """Return the batches of a whole epoch; within a loop, those given and still to come in it.
+
+        Both differ on a rank that began within the epoch, or whose batches come again: its script counts those it got.
+        """
+        member, given = self._member, self._given.get(id(plan))
+        if given is None:
+            return plan.batches_in_epoch(member.rank, member.world)
+        cursor, part = _following(self._training.handed, member.progress.cursor)
+        return given + plan.batches_from(cursor, member.rank, member.world) - part
+
+    def steps(self, count: int) -> Iterator[int]:
+        """Iterate over the numbers of the steps still to be made, out of `count`, for a script with its own data."""
+        member, training = self._member, self._training
+        if self._epoch is not None or self._loop.counts_epochs:
+            raise InputError("elastic.steps() counts all steps of a training: do not loop over a prepared loader too")
+        if member.stepper.scales_lr:
+            raise InputError("`lr_scaling` needs a prepared loader: in elastic.steps() the batch is not known")
+        member.join()
+        while True:
+            training.end_batch()
+            if not training.is_at_boundary:
+                raise InputError("optimizer.step() must be called in each of elastic.steps(); it was not in the last")
+            self._loop.between(member.progress.epoch)
+            training.splits = False
+            number = member.progress.cursor
+            if number >= count:
+                break
+            step = Step(number, number + 1, ())
+            training.hand(HandedBatch(step, 0, 1.0 / member.world, 1, True, False, total=member.world))
+            yield number
+        self._loop.finish()
+
+    def micro_steps(self, count: int, seed: int) -> Iterator[int]:
+        """Iterate over this rank's share of `count` micro-steps, by whose number the loss of each is divided.
+
+        Random numbers are seeded anew for each, by its number: whichever rank computes it, it draws the same data.
+        """
+        member, training = self._member, self._training
+        if not training.handed or training.handed[-1].step.micros:
+            raise InputError("elastic.micro_steps() must be used within a loop over elastic.steps()")
+        step = training.handed[-1].step
+        own = range(member.rank, count, member.world) or range(count)[:1]
+        weight = 1.0 if member.rank < count else 0.0  # with more ranks than micro-steps, some compute one for nothing
+        for number, micro_step in enumerate(own):
+            last = number == len(own) - 1
+            training.hand_part(HandedBatch(step, number, weight, int(weight), last, False, total=count))
+            seed_all(seed, step.start, micro_step)
+            yield micro_step
+        seed_all(seed, step.start, count)
+
+    def _next_epoch(self) -> int | None:
+        """Return the epoch of the loop that begins. None if it was over before this worker came."""
+        member, progress = self._member, self._member.progress
+        if self._loop.counts_epochs:  # the script loops over elastic.epochs(n)
+            if self._epoch == progress.epoch:
+                raise InputError(
+                    f"the prepared loader was looped over a second time in epoch {self._epoch}; there is one loop per "
+                    "epoch. Evaluate under torch.no_grad(), or on a loader of its own"
+                )
+            self._epoch = progress.epoch
+            return self._epoch
+        number, self._begun = self._begun, self._begun + 1
+        if number and self._member.progress.epoch == number - 1:
+            self._loop.complete_batches()
+        if number and member.progress.epoch == number - 1:
+            member.state.put_right()
+            member.progress.epoch, member.progress.cursor, member.progress.part = number, 0, 0
+        if number < member.progress.epoch:
+            # The script runs code of epochs that are over. Its effect is in the state already.
+            member.state.repeats_code()
+            return None
+        self._loop.begin_epoch()
+        self._epoch = number
+        return number
+
+
+def _splits(plan: BatchPlan, world: int) -> bool:
+    """Return whether some rank's share of a full batch is larger than what one rank computes at a time."""
+    return plan.max_batch is not None and -(-plan.global_batch_size(world) // world) > plan.max_batch
+
+
+def _handed(plan: BatchPlan, epoch: int, step: Step, micro: int, rank: int, world: int) -> HandedBatch:
+    part = step.micros[micro]
+    is_last = micro == len(step.micros) - 1
+    return HandedBatch(
+        step=step,
+        micro=micro,
+        weight=part.weight,
+        samples=part.samples,
+        is_last=is_last,
+        ends_epoch=is_last and plan.step_at(epoch, step.stop, rank, world) is None,
+        total=step.stop - step.start,
+    )
+
+
+def _following(handed: list[HandedBatch], cursor: int) -> tuple[int, int]:
+    """Return the cursor and the part that come after what the script has received."""
+    if not handed:
+        return cursor, 0
+    last = handed[-1]
+    return (last.step.stop, 0) if last.is_last else (last.step.start, last.micro + 1)

@@ -1,0 +1,162 @@
+"""Preparation of a script's objects: what `elastic.prepare` does with each of them.
+
+The objects stay the script's own. Models, optimizers, schedulers, GradScalers and other objects with a state are
+registered, so that newcomers and resumed runs receive their state. Optimizers and GradScalers work on gradients summed
+over all ranks. In place of a DataLoader the script gets one that looks the same and gives each rank its share.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from bftrainer.elastic import protocol
+from bftrainer.elastic.torch.data.batch_plan import BatchPlan, whole_number
+from bftrainer.elastic.torch.data.batches import Batches
+from bftrainer.elastic.torch.data.source import read
+from bftrainer.elastic.torch.loop import TrainingLoop
+from bftrainer.elastic.torch.member import TrainingMember
+from bftrainer.elastic.torch.prepare import backward
+from bftrainer.elastic.torch.prepare.loader import PreparedLoader
+from bftrainer.elastic.torch.prepare.loop import PreparedLoop
+from bftrainer.elastic.torch.prepare.optimizer import make_elastic
+from bftrainer.elastic.torch.prepare.saving import save_on_main_rank
+from bftrainer.elastic.torch.prepare.scaler import make_elastic_scaler, refuse_other_scalers
+from bftrainer.elastic.torch.prepare.training import PreparedTraining
+from bftrainer.elastic.torch.present_batch import PresentBatch
+from bftrainer.elastic.torch.reports import ProgressReports
+from bftrainer.elastic.torch.state.transfer import Stateful
+from bftrainer.errors import InputError
+
+_PATTERN = "bftrainer_passes"
+"""Name under which the pattern of backward passes is registered."""
+
+
+class _Registers(Protocol):
+    def __call__(self, **objects: Any) -> None: ...
+
+
+class Preparation:
+    """Objects of one script that were prepared."""
+
+    def __init__(
+        self,
+        member: TrainingMember,
+        batch: PresentBatch,
+        loop: TrainingLoop,
+        reports: ProgressReports,
+        register: _Registers,
+        seed: int,
+    ) -> None:
+        self.training = PreparedTraining(member, batch)
+        self._loop = PreparedLoop(member, loop, reports, self.training)
+        self._member = member
+        self._register = register
+        self._seed = seed
+        self._modules: list[nn.Module] = []
+        self._names: dict[str, int] = {}
+        self._loaders: list[PreparedLoader] = []
+
+    def prepare(self, objects: Sequence[Any], *, accumulate: int | None, per_rank_batch: bool, options: Any) -> list[Any]:
+        """Prepare objects, and return them in the order given."""
+        if accumulate is not None:
+            self.training.accumulate = whole_number("accumulate", accumulate, 1)
+        first = not self._names
+        registered = {self._name(thing): thing for thing in objects if not isinstance(thing, DataLoader)}
+        if first:
+            registered[_PATTERN] = self.training.pattern
+        self._register(**registered, **options)
+        prepared = [self._prepared(thing, per_rank_batch) for thing in objects]
+        if first:
+            backward.observe(self.training)
+            if self._member.membership is not None:
+                save_on_main_rank(lambda: self._member.rank == 0)
+            refuse_other_scalers(self._member.stepper.optimizers)
+        return prepared
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the script has called `prepare`."""
+        return bool(self._names)
+
+    def steps(self, count: int) -> Iterator[int]:
+        """Iterate over the steps of a script with its own data."""
+        return self._loop.steps(count)
+
+    def micro_steps(self, count: int) -> Iterator[int]:
+        """Iterate over this rank's micro-steps of a step."""
+        return self._loop.micro_steps(whole_number("count", count, 1), self._seed)
+
+    def _name(self, thing: Any) -> str:
+        """Return a name to register an object by: the order of the arguments is the same on all ranks."""
+        kind = _kind(thing)
+        self._names[kind] = self._names.get(kind, 0) + 1
+        return kind if self._names[kind] == 1 else f"{kind}{self._names[kind]}"
+
+    def _prepared(self, thing: Any, per_rank_batch: bool) -> Any:
+        if isinstance(thing, DataLoader):
+            return self._prepared_loader(thing, per_rank_batch)
+        if isinstance(thing, nn.Module):
+            self._modules.append(thing)
+        elif isinstance(thing, Optimizer):
+            make_elastic(thing, self.training, self._member.stepper)
+        elif isinstance(thing, torch.amp.GradScaler):
+            make_elastic_scaler(thing, self.training)
+            self.training.loss.scaler = thing
+        return thing
+
+    def _prepared_loader(self, loader: DataLoader[Any], per_rank_batch: bool) -> PreparedLoader:
+        if isinstance(loader, PreparedLoader):
+            raise InputError("this DataLoader is prepared already: give each object to elastic.prepare() once")
+        source = read(loader, batch_size=None, global_batch=None, shuffle=None, drop_last=None, loading={})
+        size = source.batch_size
+        assert size is not None
+        plan = BatchPlan(
+            source.length,
+            batch_size=size if per_rank_batch else None,
+            global_batch=None if per_rank_batch else size * ranks_submitted_for(),
+            max_batch=size if len(self._member.stepper.optimizers) < 2 else None,
+            shuffle=source.shuffle,
+            seed=self._seed,
+            drop_last=source.drop_last,
+        )
+        batches = Batches(self._member, source, plan, self._loop.batches)
+        prepared = PreparedLoader(loader, batches, self._is_training, self._loop.length)
+        self._loaders.append(prepared)
+        return prepared
+
+    def _is_training(self) -> bool:
+        return not self._modules or any(module.training for module in self._modules)
+
+
+def ranks_submitted_for() -> int:
+    """Return the number of ranks that the script's batch size was chosen for; 1 if nothing was said."""
+    named = os.environ.get(protocol.RANKS) or "1"
+    try:
+        return whole_number(protocol.RANKS, int(named), 1)
+    except ValueError:
+        raise InputError(f"{protocol.RANKS} must be a whole number, 1 or more, but got {named!r}") from None
+
+
+def _kind(thing: Any) -> str:
+    if isinstance(thing, nn.Module):
+        return "model"
+    if isinstance(thing, Optimizer):
+        return "optimizer"
+    if isinstance(thing, torch.optim.lr_scheduler.LRScheduler):
+        return "scheduler"
+    if isinstance(thing, torch.amp.GradScaler):
+        return "scaler"
+    if isinstance(thing, Stateful) and not isinstance(thing, type):
+        return type(thing).__name__.lower()
+    what = f"the class {thing.__name__}" if isinstance(thing, type) else type(thing).__name__
+    raise InputError(
+        "elastic.prepare() takes models, optimizers, DataLoaders, schedulers, GradScalers and objects with "
+        f"state_dict() and load_state_dict(), but got {what}; for a plain value write elastic.Value(…)"
+    )

@@ -1,0 +1,78 @@
+"""Scripts in the shape of well-known examples, made elastic by `elastic.prepare`, while nodes come and go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.elastic.churn import disturb
+from support.elastic.jobs import on, play, script
+from support.elastic.ledger import committed
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.waits
+
+OBSERVED = script("prepared/observed.py")
+EVENTS = ["join"] * 3 + ["leave"] * 2 + ["kill"] * 3
+
+
+def command(folder: Path, pace_s: float, name: str, *arguments: object) -> list[str]:
+    return [OBSERVED, str(folder), str(pace_s), script(f"prepared/{name}"), str(folder), *map(str, arguments)]
+
+
+def undisturbed(folder: Path, name: str, *arguments: object) -> dict[str, Any]:
+    folder.mkdir(parents=True)
+    assert play(on(1), folder, command(folder, 0, name, *arguments)).status == "done"
+    final: dict[str, Any] = torch.load(folder / "model.pt")
+    return final
+
+
+def disturbed(folder: Path, name: str, *arguments: object, seed: int = 3) -> dict[str, Any]:
+    argv = command(folder, 0.12, name, *arguments)
+    account = disturb(folder, seed, 0, EVENTS, argv=argv)
+    assert account.ended == [], account.ended
+    assert len(account.worlds) >= 3
+    final: dict[str, Any] = torch.load(folder / "model.pt")
+    return final
+
+
+def check_samples(folder: Path, epochs: int, samples: int) -> None:
+    counts = committed(folder)
+    assert sorted(counts) == list(range(epochs))
+    for epoch, counter in counts.items():
+        assert counter == Counter(range(samples)), f"epoch {epoch}"
+
+
+def check_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    for name, weight in found["model"].items():
+        assert (weight - expected["model"][name]).abs().max() < 1e-10 * max(1, weight.abs().max()), name
+    for name in ("lr", "loss", "best"):
+        assert found.get(name) == pytest.approx(expected.get(name), rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "epochs", "samples"),
+    [
+        ("mnist_like.py", (8,), 8, 600),
+        ("imagenet_like.py", (8, 1), 8, 610),
+        ("imagenet_like.py", (10, 4), 10, 610),
+        ("gan_like.py", (8,), 8, 480),
+    ],
+    ids=["mnist", "imagenet", "imagenet, accumulating", "gan"],
+)
+def test_a_script_computes_what_it_does_undisturbed(
+    name: str, arguments: tuple[int, ...], epochs: int, samples: int, tmp_path: Path
+) -> None:
+    expected = undisturbed(tmp_path / "alone", name, *arguments)
+    found = disturbed(tmp_path / "disturbed", name, *arguments)
+    check_samples(tmp_path / "disturbed", epochs, samples)
+    check_same(found, expected)
+
+
+def test_a_script_with_its_own_data_computes_what_it_does_undisturbed(tmp_path: Path) -> None:
+    expected = undisturbed(tmp_path / "alone", "nanogpt_like.py", 60, 0)
+    check_same(disturbed(tmp_path / "disturbed", "nanogpt_like.py", 60, 0), expected)
