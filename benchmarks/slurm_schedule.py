@@ -302,14 +302,28 @@ def joined(moments: Mapping[str, Iterable[float]], gap_s: float) -> Spans:
     return found
 
 
-def gentle_python(folder: Path) -> Path:
-    """A Python that lets all others go first, for `pool.python`.
+_GENTLE = """#!{python}
+import os, runpy, sys
+os.nice(10)
+from bftrainer.processes import warm
+idle = "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); "
+warm._MAIN = idle + warm._MAIN  # what workers are forked from, and so the workers
+while sys.argv[1] != "-m":  # flags of the interpreter
+    del sys.argv[1]
+del sys.argv[:2]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
 
-    A real pilot has the cores of its node. Here all nodes, slurmctld and the main jobs share a few: what a pilot's
-    start takes from them would be measured as a wait.
+
+def gentle_python(folder: Path) -> Path:
+    """A Python whose workers run only when nobody else wants the cores, for `pool.python`.
+
+    A real pilot has the cores of its node: what its workers import and compute takes nothing from slurmctld, from the
+    main jobs and from the pilots of other nodes. Here all of them share a few cores. So the workers are at idle
+    priority, and the agents, whose end a main job waits for, between the two.
     """
     path = folder / "gentle-python"
-    path.write_text(f'#!/bin/sh\nexec nice -n 10 {shlex.quote(sys.executable)} "$@"\n')
+    path.write_text(_GENTLE.format(python=sys.executable))
     path.chmod(0o755)
     return path
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.elastic.churn import disturb
-from support.elastic.jobs import on, play, script
+from support.elastic.jobs import SETTINGS, on, play, script
 from support.elastic.ledger import committed
 
 torch = pytest.importorskip("torch")
@@ -76,3 +77,47 @@ def test_a_script_computes_what_it_does_undisturbed(
 def test_a_script_with_its_own_data_computes_what_it_does_undisturbed(tmp_path: Path) -> None:
     expected = undisturbed(tmp_path / "alone", "nanogpt_like.py", 60, 0)
     check_same(disturbed(tmp_path / "disturbed", "nanogpt_like.py", 60, 0), expected)
+
+
+FEATURES = script("prepared/features.py")
+
+
+def finals(folder: Path, nodes: int, *features: str, ranks: int = 1) -> list[dict[str, Any]]:
+    folder.mkdir()
+    settings = replace(SETTINGS, environment={"BFTRAINER_RANKS": str(ranks)})
+    outcome = play(on(nodes), folder, [FEATURES, str(folder), *features], nodes=(nodes, nodes), settings=settings)
+    assert outcome.status == "done", outcome
+    return [torch.load(path) for path in sorted(folder.glob("final-*.pt"))]
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        ("accumulate", "clip", "epochs"),
+        ("scaler", "clip", "inf"),
+        ("sampler", "workers"),
+        ("penalty", "clip", "zeros"),
+        ("closure",),
+        ("by hand", "break"),
+    ],
+    ids="+".join,
+)
+def test_three_ranks_compute_what_one_does(features: tuple[str, ...], tmp_path: Path) -> None:
+    (expected,) = finals(tmp_path / "one", 1, *features)
+    found = finals(tmp_path / "three", 3, *features)
+    assert len(found) == 3
+    for state in found:
+        assert state["loss"] == pytest.approx(expected["loss"], rel=1e-10)
+        assert (state["lr"], state["steps"], state["scale"]) == (expected["lr"], expected["steps"], expected["scale"])
+        for name, value in state["model"].items():
+            assert torch.equal(value, found[0]["model"][name]), name
+
+
+@pytest.mark.parametrize("features", [("clip",), ("accumulate", "declared", "clip", "scaler")], ids="+".join)
+def test_fewer_ranks_than_submitted_for_take_the_same_batch_in_parts(features: tuple[str, ...], tmp_path: Path) -> None:
+    (expected, *_) = finals(tmp_path / "three", 3, *features, ranks=3)
+    for nodes in (1, 2):
+        found = finals(tmp_path / f"on {nodes}", nodes, *features, ranks=3)
+        for state in found:
+            assert state["loss"] == pytest.approx(expected["loss"], rel=1e-10)
+            assert state["lr"] == expected["lr"]

@@ -189,7 +189,8 @@ class PresentBatch:
         """Sum the gradients and their riders. Return None if a peer was lost; the group is then re-formed already.
 
         `share` is this rank's part of the batch, by which averages weigh. `loss` is the mean over its `count` samples.
-        `place` says where in the script this is, and must be the same on all ranks.
+        `place` says where in the script this is, and must be the same on all ranks. With it, a step may need several
+        sums, and the caller commits the buffers with the step.
         """
         member, buffers = self._member, self._member.buffers
         together = member.world > 1
@@ -230,7 +231,8 @@ class PresentBatch:
             if put_buffers is not None:
                 put_buffers()
             buffers.take(sums[RIDERS:])
-        buffers.commit(others=total.buffers_changed or not together)
+        if not place:
+            buffers.commit(others=total.buffers_changed or not together)
         return total
 
     @contextmanager

@@ -15,6 +15,7 @@ from numbers import Integral
 import numpy as np
 import numpy.typing as npt
 
+from bftrainer.elastic.torch.data.sampler_order import SamplerOrder
 from bftrainer.errors import InputError
 
 
@@ -103,8 +104,10 @@ class BatchPlan:
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
+        order: SamplerOrder | None = None,
     ) -> None:
-        """`length` is the length of the dataset. Give either `batch_size` or `global_batch`.
+        """`length` is the length of the dataset. Give either `batch_size` or `global_batch`. With `order`, the order
+        of samples is that of the script's own sampler, and `length` the number that it draws.
 
         `batch_size` is per rank, so the global batch grows with the world. `global_batch` stays the same. `max_batch`
         is the largest number of samples of one forward and backward pass; a larger share is split.
@@ -119,6 +122,8 @@ class BatchPlan:
         self.seed = whole_number("seed", seed, 0)
         self.shuffle = shuffle
         self.drop_last = drop_last
+        self.own_order = order
+        """The order of the script's own sampler, if it has one."""
         smallest = self.global_batch_size(1)
         if drop_last and smallest > self.length:
             name = "batch_size" if global_batch is None else "global_batch"
@@ -133,7 +138,9 @@ class BatchPlan:
         if self._last is not None and self._last[0] == epoch:
             return self._last[1]
         epoch = whole_number("epoch", epoch, 0)
-        if self.shuffle:
+        if self.own_order is not None:
+            order = self.own_order(epoch)
+        elif self.shuffle:
             # Written out, because `default_rng` may use another generator in a later numpy.
             random = np.random.Generator(np.random.PCG64(np.random.SeedSequence((self.seed, epoch))))
             order = random.permutation(self.length).astype(np.int64, copy=False)
@@ -148,6 +155,7 @@ class BatchPlan:
         """Settings that must be the same on all ranks."""
         sizes = self.batch_size or 0, self.global_batch or 0
         seed = self.seed if self.shuffle else 0  # without shuffling, any seed gives the same order
+        seed = seed if self.own_order is None else self.own_order.digest
         return DataSignature(self.length, *sizes, self.shuffle, self.drop_last, seed)
 
     def global_batch_size(self, world: int) -> int:

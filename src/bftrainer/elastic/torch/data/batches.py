@@ -48,7 +48,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         length = length_of(self.dataset)
-        if length != self.plan.length:
+        if length != self.plan.length and self.plan.own_order is None:
             raise InputError(
                 f"the dataset had {self.plan.length} samples when run.batches() was called and has {length} now; call "
                 "run.batches() again after changing it"

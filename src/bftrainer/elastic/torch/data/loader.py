@@ -48,7 +48,7 @@ class Loader:
     ) -> None:
         """The options are those of torch's DataLoader. Memory is pinned only if there is an accelerator."""
         length = length_of(dataset)
-        if length != plan.length:
+        if length != plan.length and plan.own_order is None:
             raise InputError(f"the dataset must have the {plan.length} samples the plan is for, but got {length}")
         num_workers = whole_number("num_workers", num_workers, 0)
         if prefetch_factor is not None:

@@ -61,6 +61,8 @@ class DataSource:
     drop_last: bool
     loading: Mapping[str, Any]
     """Options of `loader.Loader`."""
+    sampler: Any = None
+    """The script's own sampler, if the order of samples is its own."""
     persistent: bool = False
     """Whether worker processes stay alive from epoch to epoch, with the copy of the dataset they started with."""
 
@@ -73,25 +75,33 @@ def read(
     shuffle: bool | None,
     drop_last: bool | None,
     loading: Mapping[str, Any],
+    own_sampler: bool = False,
 ) -> DataSource:
-    """Read the arguments of `run.batches`. Options given beside a DataLoader replace those of the DataLoader."""
+    """Read the arguments of `run.batches`. Options given beside a DataLoader replace those of the DataLoader.
+
+    `own_sampler`: a DataLoader may have any sampler.
+    """
     given = _checked(loading)
     persistent = given.pop("persistent_workers", None)
     found: dict[str, Any] = {}
+    own: Any = None
     if isinstance(data, DataLoader):
         persistent = data.persistent_workers if persistent is None else persistent
         length = length_of(data.dataset)
         sampler, size, drops = _batching(data, length)
         found = _loading_of(data, given.get("num_workers", data.num_workers))
         batch_size = size if batch_size is None and global_batch is None else batch_size
-        shuffle = _shuffles(sampler, length) if shuffle is None else shuffle
+        if own_sampler and not _is_plain(sampler, length):
+            own = sampler
+        elif shuffle is None:
+            shuffle = _shuffles(sampler, length)
         drop_last = drops if drop_last is None else drop_last
         data = data.dataset
     else:
         length = length_of(data)
     shuffle, drop_last = True if shuffle is None else shuffle, False if drop_last is None else drop_last
     shuffles, drops = flag("shuffle", shuffle), flag("drop_last", drop_last)
-    return DataSource(data, length, batch_size, shuffles, drops, {**found, **given}, bool(persistent))
+    return DataSource(data, length, batch_size, shuffles, drops, {**found, **given}, own, bool(persistent))
 
 
 def length_of(dataset: Any) -> int:
@@ -168,6 +178,16 @@ def _batching(loader: DataLoader[Any], length: int) -> tuple[Any, int, bool]:
     return batches.sampler, batches.batch_size, batches.drop_last
 
 
+def _is_plain(sampler: Any, length: int) -> bool:
+    """Return whether a sampler of torch gives each sample once."""
+    kind = type(sampler)
+    if kind is DistributedSampler:
+        return len(sampler.dataset) == length
+    if kind is RandomSampler:
+        return not sampler.replacement and sampler.num_samples == length
+    return kind is SequentialSampler and len(sampler) == length
+
+
 def _shuffles(sampler: Any, length: int) -> bool:
     """Return whether a sampler of torch shuffles; refuse a sampler that does not give each sample once."""
     kind = type(sampler)
@@ -183,12 +203,8 @@ def _shuffles(sampler: Any, length: int) -> bool:
             "the DataLoader's SubsetRandomSampler leaves samples out; give the subset instead: "
             "run.batches(torch.utils.data.Subset(dataset, indices), batch_size=…)"
         )
-    if kind is DistributedSampler and len(sampler.dataset) == length:  # not needed here, and harmless
-        return bool(sampler.shuffle)
-    if kind is RandomSampler and not sampler.replacement and sampler.num_samples == length:
-        return True
-    if kind is SequentialSampler and len(sampler) == length:
-        return False
+    if _is_plain(sampler, length):
+        return bool(sampler.shuffle) if kind is DistributedSampler else kind is RandomSampler
     known = kind in (RandomSampler, SequentialSampler, DistributedSampler)
     what = f"{kind.__name__} does not give each sample once" if known else f"sampler {kind.__name__} is one of its own"
     raise InputError(

@@ -49,9 +49,15 @@ class PreparedLoop:
         self._reports.batches_are(plan)
         expected, given = len(batches), 0
         at: tuple[int, int, int] | None = None  # where the loader is: generation, cursor, part
+        batch: Any = None
         try:
             while True:
                 training.end_batch()
+                if training.awaits_step:
+                    given += 1
+                    self._given[id(plan)] = given
+                    yield batch  # for nothing: it is not known which one the script expects
+                    continue
                 if training.is_at_boundary:
                     if not self._loop.between(epoch):
                         return  # the others are in a later epoch, and so is the state received from them

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from bftrainer.elastic import protocol
 from bftrainer.elastic.torch.data.batch_plan import BatchPlan, whole_number
 from bftrainer.elastic.torch.data.batches import Batches
+from bftrainer.elastic.torch.data.sampler_order import SamplerOrder
 from bftrainer.elastic.torch.data.source import read
 from bftrainer.elastic.torch.loop import TrainingLoop
 from bftrainer.elastic.torch.member import TrainingMember
@@ -114,17 +115,21 @@ class Preparation:
     def _prepared_loader(self, loader: DataLoader[Any], per_rank_batch: bool) -> PreparedLoader:
         if isinstance(loader, PreparedLoader):
             raise InputError("this DataLoader is prepared already: give each object to elastic.prepare() once")
-        source = read(loader, batch_size=None, global_batch=None, shuffle=None, drop_last=None, loading={})
+        source = read(
+            loader, batch_size=None, global_batch=None, shuffle=None, drop_last=None, loading={}, own_sampler=True
+        )
+        order = SamplerOrder(source.sampler, self._seed) if source.sampler is not None else None
         size = source.batch_size
         assert size is not None
         plan = BatchPlan(
-            source.length,
+            source.length if order is None else order.length,
             batch_size=size if per_rank_batch else None,
             global_batch=None if per_rank_batch else size * ranks_submitted_for(),
             max_batch=size if len(self._member.stepper.optimizers) < 2 else None,
             shuffle=source.shuffle,
             seed=self._seed,
             drop_last=source.drop_last,
+            order=order,
         )
         batches = Batches(self._member, source, plan, self._loop.batches)
         prepared = PreparedLoader(loader, batches, self._is_training, self._loop.length)

@@ -50,6 +50,7 @@ class PreparedTraining:
         self._passes = 0  # backward passes since the last step; with several optimizers, of this batch
         self._parts = 0  # steps for this batch, if there are several optimizers
         self._total: StepTotals | None = None
+        self._others_changed = False  # buffers that are copied from rank 0 have changed in this step
         self._lost = False  # a peer was lost: calls for this batch do nothing
         self.steps = 0
         """Calls of `optimizer.step()` that were answered, whether they changed anything or not."""
@@ -67,6 +68,14 @@ class PreparedTraining:
     def is_at_boundary(self) -> bool:
         """Whether all that the script received is used, so that the group may change now."""
         return not self._handed
+
+    @property
+    def awaits_step(self) -> bool:
+        """Whether a peer was lost while the script adds up gradients, and it has not stepped since.
+
+        It counts its batches from step to step, so those of this step come again only after its step.
+        """
+        return self._lost and not self._stepped
 
     def hand(self, batch: HandedBatch) -> None:
         """Note that the script receives a batch."""
@@ -98,7 +107,7 @@ class PreparedTraining:
 
     def end_batch(self) -> None:
         """Complete a batch for which the script stepped several optimizers, because it asks for the next one."""
-        self._lost = False
+        self._lost = self.awaits_step
         if not self._parts:
             return
         progress = self._member.progress
@@ -184,7 +193,7 @@ class PreparedTraining:
         if self._is_grouped:
             return self._is_complete()
         used = [batch for batch in self._handed if batch.passes]
-        return self.pattern.single_step_follows(self._passes, len(used), last=used[-1].ends_epoch)
+        return self.pattern.single_step_follows(len(used), last=used[-1].ends_epoch)
 
     def _look_for_changes(self) -> None:
         """Refuse gradients that the script changed before they were summed; accept that it cleared them."""
@@ -239,9 +248,11 @@ class PreparedTraining:
         else:
             if not self._is_grouped:
                 used = sum(bool(batch.passes) for batch in handed)
-                self.pattern.stepped(passes, used, last=handed[-1].ends_epoch)
+                self.pattern.stepped(used, last=handed[-1].ends_epoch)
             progress.cursor, progress.part = handed[-1].step.stop, 0
         total = self.loss.total(self._total)
+        member.buffers.commit(others=self._others_changed or member.world == 1)
+        self._others_changed = False
         self._batch.commit(total, total.samples if number == 0 else 0, {})
         self.loss.begin()
         if self._is_several:
@@ -273,12 +284,15 @@ class PreparedTraining:
             if first:
                 self.loss.sent(total)
             self._total = total
+            self._others_changed |= total.buffers_changed
         self._grads.put_back(optimizers)
         return True
 
     def _lose(self) -> bool:
         self._lost = True
+        stepped = self._stepped
         self._begin_anew()
+        self._stepped = stepped
         self._grads.forget(self._optimizers)
         return False
 
