@@ -43,10 +43,10 @@ def evaluate() -> float:
 
 
 seen = 0
-for epoch in elastic.epochs(4) if "epochs" in features else range(4):
+for _epoch in elastic.epochs(4) if "epochs" in features else range(4):
     for number, (x, y) in enumerate(loader):
 
-        def compute(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+        def compute(x: torch.Tensor = x, y: torch.Tensor = y, number: int = number) -> torch.Tensor:
             loss = nn.functional.mse_loss(model(x), y) / accumulate
             if "inf" in features and counter.value == 5:
                 loss = loss * float("inf")

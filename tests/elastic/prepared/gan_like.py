@@ -22,7 +22,7 @@ criterion = nn.BCEWithLogitsLoss()
 loader = DataLoader(TensorDataset(real, noise), batch_size=40, shuffle=True)
 net_d, net_g, optimizer_d, optimizer_g, loader = elastic.prepare(net_d, net_g, optimizer_d, optimizer_g, loader)
 for _epoch in elastic.epochs(epochs):
-    for number, (x, z) in enumerate(loader):
+    for x, z in loader:
         net_d.zero_grad()
         criterion(net_d(x), torch.ones(len(x), 1, dtype=torch.float64)).backward()
         fake = net_g(z)

@@ -26,6 +26,18 @@ from bftrainer.elastic.torch.member import TrainingMember
 from bftrainer.elastic.torch.reports import ProgressReports
 from bftrainer.errors import InputError
 
+_OTHER_SETTINGS = (
+    "the settings of the optimizers (learning rate, momentum, weight decay …) differ between this rank and rank 0: "
+    "register the scheduler, and compute settings on all ranks from values that all have, such as run.progress.step or "
+    "what run.evaluate(…) gave, not from a counter of your own"
+)
+_OTHER_WAY = (
+    "this rank and rank 0 made different numbers of backward passes, or have different settings of the optimizers "
+    "(learning rate, momentum, weight decay …). All ranks must take the same way through the script: give the "
+    "scheduler to elastic.prepare(), count by elastic.epochs(n) or elastic.steps(n), and keep values that change in an "
+    "elastic.Value"
+)
+
 
 class PresentBatch:
     """The batch that the script computes at present."""
@@ -215,17 +227,7 @@ class PresentBatch:
                 self.lose_step(problem, count)
                 return None
         if settings and total.settings != settings:
-            raise InputError(
-                "this rank and rank 0 made different numbers of backward passes, or have different settings of the "
-                "optimizers (learning rate, momentum, weight decay …). All ranks must take the same way through the "
-                "script: register the scheduler, and decide by values that all ranks have, such as "
-                "run.progress.step or what run.evaluate(…) gave"
-                if place
-                else
-                "the settings of the optimizers (learning rate, momentum, weight decay …) differ between this rank and "
-                "rank 0: register the scheduler, and compute settings on all ranks from values that all have, such as "
-                "run.progress.step or what run.evaluate(…) gave, not from a counter of your own"
-            )
+            raise InputError(_OTHER_WAY if place else _OTHER_SETTINGS)
         member.last_save.at_rest = False
         if together and buffers:
             if put_buffers is not None:

@@ -78,9 +78,7 @@ class Run:
         self._reports = ProgressReports(self._member)
         self._batch = PresentBatch(self._member, self._reports)
         self._loop = TrainingLoop(self._member, self._batch, self._reports)
-        self._preparation = Preparation(
-            self._member, self._batch, self._loop, self._reports, self.register, self.seed
-        )
+        self._preparation = Preparation(self._member, self._batch, self._loop, self._reports, self.register, self.seed)
         self._pid = os.getpid()
         if self._member.membership is not None:
             self._member.membership.report = self._reports.report

@@ -64,7 +64,9 @@ class Preparation:
         self._names: dict[str, int] = {}
         self._loaders: list[PreparedLoader] = []
 
-    def prepare(self, objects: Sequence[Any], *, accumulate: int | None, per_rank_batch: bool, options: Any) -> list[Any]:
+    def prepare(
+        self, objects: Sequence[Any], *, accumulate: int | None, per_rank_batch: bool, options: Any
+    ) -> list[Any]:
         """Prepare objects, and return them in the order given."""
         if accumulate is not None:
             self.training.accumulate = whole_number("accumulate", accumulate, 1)

@@ -197,7 +197,8 @@ class PreparedTraining:
 
     def _look_for_changes(self) -> None:
         """Refuse gradients that the script changed before they were summed; accept that it cleared them."""
-        if any([self._grads.is_changed(optimizer) for optimizer in self._optimizers]):
+        changed = [optimizer for optimizer in self._optimizers if self._grads.is_changed(optimizer)]
+        if changed:
             raise InputError(_CHANGED)
 
     def _arrivals(self, optimizer: Optimizer) -> int:
