@@ -62,8 +62,9 @@ def check_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
         ("imagenet_like.py", (8, 1), 8, 610),
         ("imagenet_like.py", (10, 4), 10, 610),
         ("gan_like.py", (8,), 8, 480),
+        ("looks.py", (10,), 10, 96),
     ],
-    ids=["mnist", "imagenet", "imagenet, accumulating", "gan"],
+    ids=["mnist", "imagenet", "imagenet, accumulating", "gan", "looks at a batch"],
 )
 def test_a_script_computes_what_it_does_undisturbed(
     name: str, arguments: tuple[int, ...], epochs: int, samples: int, tmp_path: Path
@@ -121,3 +122,24 @@ def test_fewer_ranks_than_submitted_for_take_the_same_batch_in_parts(features: t
         for state in found:
             assert state["loss"] == pytest.approx(expected["loss"], rel=1e-10)
             assert state["lr"] == expected["lr"]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        ("ahead", "fetches batches ahead"),
+        ("sum", "the loss is a sum over the batch"),
+        ("scaler", "give the GradScaler to elastic.prepare()"),
+        ("early", "was called before loss.backward()"),
+        ("again", "was called without a batch"),
+        ("tail", "was not called after the last 2 batches of the epoch"),
+        ("declared", "accumulate=3, but the script called optimizer.step() after 1 batches"),
+        ("stream", "a stream has no order"),
+        ("number", "but got int"),
+        ("twice", "is prepared already"),
+    ],
+)
+def test_what_would_train_wrongly_is_refused_with_a_remedy(mistake: str, words: str, tmp_path: Path) -> None:
+    outcome = play(on(2), tmp_path, [script("prepared/mistakes.py"), mistake], nodes=(2, 2))
+    assert outcome.status == "failed"
+    assert words in outcome.error, outcome.error

@@ -12,6 +12,7 @@ from typing import Any
 
 from bftrainer.elastic.torch.data.batch_plan import BatchPlan, Step
 from bftrainer.elastic.torch.data.batches import Batches
+from bftrainer.elastic.torch.data.loader import Loader
 from bftrainer.elastic.torch.loop import TrainingLoop
 from bftrainer.elastic.torch.member import TrainingMember
 from bftrainer.elastic.torch.prepare.handed_batch import HandedBatch
@@ -39,15 +40,19 @@ class PreparedLoop:
         """Iterate over this rank's batches of the script's next epoch. `Batches` calls it."""
         member, training, plan = self._member, self._training, batches.plan
         member.join()
-        epoch = self._next_epoch()
-        if epoch is None:
+        first, epoch = not self._begun, self._next_epoch()
+        if epoch is None and not first:
             return
-        member.together.compare_data(plan.signature, epoch)
+        if epoch is not None:
+            member.together.compare_data(plan.signature, epoch)
         loader = member.loaders.of(batches.dataset, plan, batches.loading)
         if not batches.persistent:
             loader.close()
+        if epoch is None:
+            yield from self._one_look(loader)
+            return
         self._reports.batches_are(plan)
-        expected, given = len(batches), 0
+        expected, given, passes = len(batches), 0, training.all_passes
         at: tuple[int, int, int] | None = None  # where the loader is: generation, cursor, part
         batch: Any = None
         try:
@@ -70,7 +75,6 @@ class PreparedLoop:
                     loader.begin(epoch, here[1], member.rank, member.world)
                 loaded = loader.next()
                 if loaded is None:
-                    self._given.pop(id(plan), None)
                     training.end_epoch()
                     self._loop.batches_end(epoch)
                     return
@@ -82,11 +86,30 @@ class PreparedLoop:
                 self._given[id(plan)] = given
                 yield batch
         except GeneratorExit:  # a `break`
-            del self._given[id(plan)]
             training.end_batch()
             training.leave()
-            self._loop.batches_are_left(epoch, counted=given == expected, plan=plan)
+            if training.all_passes == passes:  # the script only wanted to look at a batch
+                self._begun, self._epoch = self._begun - (not self._loop.counts_epochs), None
+            else:
+                self._loop.batches_are_left(epoch, counted=given == expected, plan=plan)
             raise
+        finally:
+            self._given.pop(id(plan), None)
+
+    def _one_look(self, loader: Loader) -> Iterator[Any]:
+        """Give one batch in an epoch that is over, for a script that looks at a batch before it trains."""
+        member = self._member
+        loader.begin(0, 0, member.rank, member.world)
+        loaded = loader.next()
+        passes = self._training.all_passes
+        self._training.hand_for_nothing()
+        try:
+            yield loaded[2] if loaded is not None else None
+        except GeneratorExit:
+            self._begun -= self._training.all_passes == passes
+            raise
+        finally:
+            self._training.leave()
 
     def length(self, plan: BatchPlan) -> int:
         """Return the batches of a whole epoch; within a loop, those given and still to come in it.

@@ -74,7 +74,8 @@ class Preparation:
         registered = {self._name(thing): thing for thing in objects if not isinstance(thing, DataLoader)}
         if first:
             registered[_PATTERN] = self.training.pattern
-        self._register(**registered, **options)
+        if registered or options:
+            self._register(**registered, **options)
         prepared = [self._prepared(thing, per_rank_batch) for thing in objects]
         if first:
             backward.observe(self.training)

@@ -54,6 +54,8 @@ class PreparedTraining:
         self._lost = False  # a peer was lost: calls for this batch do nothing
         self.steps = 0
         """Calls of `optimizer.step()` that were answered, whether they changed anything or not."""
+        self.all_passes = 0
+        """Backward passes for batches, of all steps."""
         self._counts: list[int] = []  # gradients that had arrived before the present pass, by optimizer
         self._stepped = True  # the script called optimizer.step() since it received the last batch
 
@@ -105,6 +107,10 @@ class PreparedTraining:
         self._batch.step = batch.step
         self._member.gradients.whole.weight = 1.0
 
+    def hand_for_nothing(self) -> None:
+        """Note that the script receives a batch whose gradient must not count."""
+        self._lost, self._stepped = True, False
+
     def end_batch(self) -> None:
         """Complete a batch for which the script stepped several optimizers, because it asks for the next one."""
         self._lost = self.awaits_step
@@ -126,8 +132,8 @@ class PreparedTraining:
         self.leave()
 
     def leave(self) -> None:
-        """Forget batches that the script left by `break`."""
-        if self._handed:
+        """Forget batches that the script left by `break`, or that were given for nothing."""
+        if self._handed or self._lost:
             self._member.buffers.take_back()
         self._begin_anew()
         self._lost = False
@@ -138,6 +144,7 @@ class PreparedTraining:
     def pass_begins(self, root: Tensor | None) -> float | None:
         """Prepare the gradients for a backward pass, and return its weight. None if no batch is being computed."""
         if self._lost:
+            self.all_passes += 1
             return 1.0
         if not self._handed:
             return None
@@ -147,6 +154,7 @@ class PreparedTraining:
         self._grads.put_aside(self._optimizers)
         batch.passes += 1
         self._passes += 1
+        self.all_passes += 1
         self._sum_watch.look(root, batch.samples, alone=self._member.membership is None)
         self.loss.add(root, batch)
         self._counts = [self._arrivals(optimizer) for optimizer in self._optimizers]
@@ -225,6 +233,11 @@ class PreparedTraining:
         self._stepped = True
         self.steps += 1
         if self.holds_back():
+            if not self._lost and not self.splits:
+                raise InputError(
+                    f"elastic.prepare() was given accumulate={self.accumulate}, but the script called optimizer.step() "
+                    f"after {len(self._handed)} batches"
+                )
             return
         self._require_batch("optimizer.step()")
         self._refuse_skipped()
