@@ -2,6 +2,7 @@
 
     python benchmarks/rescale.py [--json] [--repetitions 5] [--torchrun-repetitions 3]
     python benchmarks/rescale.py --ranks-per-node 2 [--json] [--repetitions 7]
+    python benchmarks/rescale.py --framework prepare [--json] [--repetitions 5]
 
 Two ranks train a CNN of 100,000 parameters; a third joins (`grow`), leaves with notice (`shrink`), joins again and is
 killed with SIGKILL (`kill`). The figure is the longest time without a committed step around the change. torchrun has
@@ -12,6 +13,9 @@ normal rate that the others keep from its start until it is ready.
 `--ranks-per-node K` is another measurement: 2 → 3 nodes with K ranks each beside as many ranks at one per node, that is
 2K → 3K nodes of which K join, leave or are killed at once. Both in turns, each turn with jobs of its own. `ratio` is
 the pause of nodes with K ranks over that of nodes with one.
+
+`--framework` compares a way to write the script, such as a plain loop with `elastic.prepare`, with `run.step`. Both in
+turns as well. `ratio` is its pause over that of `run.step`.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ from bftrainer.processes.launch import ColdLauncher, Process
 from bftrainer.processes.warm import WarmLauncher
 from changes import CHANGES, HERE, Measured, Shape, commits, longest_gap, measure_changes, settled
 
+FRAMEWORKS = ("prepare",)
 CALM_S = 2.0
 """Undisturbed training before each change of torchrun's nodes, as on the elastic side."""
 
@@ -143,6 +148,32 @@ async def measure_ranks(ranks: int, repetitions: int) -> dict[str, Any]:
     return found
 
 
+async def measure_framework(framework: str, repetitions: int) -> dict[str, Any]:
+    """A script written another way and one with `run.step`, in turns. Each turn is a job of its own."""
+    commands = {framework: lambda folder: [str(HERE / f"rescale_{framework}.py"), folder], "run_step": script}
+    sides = {name: Measured() for name in commands}
+    launcher = WarmLauncher()
+    for number in range(repetitions):
+        for name, command in commands.items():
+            await measure_changes(command, launcher, Shape(), CoordinatorSettings(), sides[name])
+            pauses = ", ".join(f"{change} {times[-1]:.3f} s" for change, times in sides[name].gaps.items())
+            print(f"turn {number + 1}, {name}: {pauses}", file=sys.stderr, flush=True)
+    await launcher.close()
+    found = heading(repetitions) | {"framework": framework}
+    for change in CHANGES:
+        other, ours = (sides[name].pause_s(change) for name in commands)
+        found[change] = {
+            "framework_s": round(other, 4),
+            "run_step_s": round(ours, 4),
+            "ratio": round(other / ours, 3),
+            "framework_all_s": rounded(sides[framework].gaps[change]),
+            "run_step_all_s": rounded(sides["run_step"].gaps[change]),
+        }
+    found["ratio"] = max(found[change]["ratio"] for change in CHANGES)
+    found["load_average"] = round(os.getloadavg()[0], 2)
+    return found
+
+
 def heading(repetitions: int) -> dict[str, Any]:
     """What every result begins with."""
     return {"bftrainer": __version__, "cores": os.cpu_count(), "repetitions": repetitions}
@@ -178,8 +209,11 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, help="5; with --ranks-per-node 7")
     parser.add_argument("--torchrun-repetitions", type=int, default=3)
     parser.add_argument("--ranks-per-node", type=int, help="compare nodes with so many ranks with nodes with one")
+    parser.add_argument("--framework", choices=FRAMEWORKS, help="compare this way to write a script with run.step")
     args = parser.parse_args()
-    if args.ranks_per_node is not None:
+    if args.framework is not None:
+        found = asyncio.run(measure_framework(args.framework, args.repetitions or 5))
+    elif args.ranks_per_node is not None:
         if args.ranks_per_node < 2:
             parser.error(f"--ranks-per-node must be 2 or more, but got {args.ranks_per_node}")
         found = asyncio.run(measure_ranks(args.ranks_per_node, args.repetitions or 7))
@@ -187,6 +221,13 @@ def main() -> None:
         found = asyncio.run(measure(args.repetitions or 5, args.torchrun_repetitions))
     if args.json:
         print(json.dumps(found, indent=1))
+        return
+    if args.framework is not None:
+        for change in CHANGES:
+            row = found[change]
+            print(
+                f"{change:7} {row['framework_s']:.3f} s, run.step {row['run_step_s']:.3f} s: ratio {row['ratio']:.2f}"
+            )
         return
     if args.ranks_per_node is not None:
         print_ranks(found)

@@ -1,11 +1,13 @@
 """What does elasticity cost at every step? Elastic training against DistributedDataParallel, in the same processes.
 
     python benchmarks/step.py [--json] [--ranks 2] [--repetitions 121] [--batch 32] [--samples 1024]
+    python benchmarks/step.py --framework prepare [--json]
 
 Each rank trains an epoch with `bftrainer.elastic`, then the same epoch with plain DistributedDataParallel (its default
 settings, SGD with momentum, torch's DataLoader and DistributedSampler), in turns, in one process and one process group.
 The first of each is not counted; the ratio is the median of the ratios of neighbours. Many short epochs: a pair of them
-scatters by a tenth on a machine whose cores are lent out, the median of 121 by about one per cent.
+scatters by a tenth on a machine whose cores are lent out, the median of 121 by about one per cent. With `--framework
+prepare` the elastic side is the same plain loop as the other one, made elastic by `elastic.prepare`.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ from bftrainer.processes.launch import ColdLauncher
 WORKER = Path(__file__).with_name("workers") / "step_worker.py"
 
 
-async def measure(ranks: int, repetitions: int, batch: int, samples: int) -> dict[str, Any]:
+async def measure(ranks: int, repetitions: int, batch: int, samples: int, framework: str) -> dict[str, Any]:
     """Run the job and read what rank 0 measured."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "rates.json")
         launcher = ColdLauncher()
-        argv = [str(WORKER), str(out), str(repetitions), str(batch), str(samples)]
+        argv = [str(WORKER), str(out), str(repetitions), str(batch), str(samples), framework]
         settings = CoordinatorSettings(silence_s=60.0, background_start=False)
         async with Coordinator(argv, launcher, nodes=(ranks, ranks), folder=Path(folder), settings=settings) as job:
             await job.add(ranks)
@@ -43,6 +45,7 @@ async def measure(ranks: int, repetitions: int, batch: int, samples: int) -> dic
     ratios = [mine / theirs for mine, theirs in zip(rates["elastic"], rates["ddp"], strict=True)]
     return {
         "bftrainer": __version__,
+        "framework": framework,
         "ranks": ranks,
         "batch": batch,
         "cores": os.cpu_count(),
@@ -63,8 +66,9 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=121)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--samples", type=int, default=1024)
+    parser.add_argument("--framework", choices=("run.step", "prepare"), default="run.step")
     args = parser.parse_args()
-    found = asyncio.run(measure(args.ranks, args.repetitions, args.batch, args.samples))
+    found = asyncio.run(measure(args.ranks, args.repetitions, args.batch, args.samples, args.framework))
     if args.json:
         print(json.dumps(found, indent=1))
         return
