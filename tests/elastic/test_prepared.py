@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from support.elastic.churn import disturb
-from support.elastic.jobs import SETTINGS, on, play, script
+from support.elastic.jobs import SETTINGS, on, play, run_alone, script
 from support.elastic.ledger import committed
 
 torch = pytest.importorskip("torch")
@@ -112,6 +112,24 @@ def test_three_ranks_compute_what_one_does(features: tuple[str, ...], tmp_path: 
         assert (state["lr"], state["steps"], state["scale"]) == (expected["lr"], expected["steps"], expected["scale"])
         for name, value in state["model"].items():
             assert torch.equal(value, found[0]["model"][name]), name
+
+
+@pytest.mark.parametrize(
+    "features",
+    [("accumulate", "clip", "zeros"), ("scaler", "clip", "inf"), ("penalty", "break"), ("closure",)],
+    ids="+".join,
+)
+def test_a_prepared_script_computes_what_plain_pytorch_does(features: tuple[str, ...], tmp_path: Path) -> None:
+    found = []
+    for way in ("plain", "prepared"):
+        (tmp_path / way).mkdir()
+        run_alone(tmp_path, FEATURES, tmp_path / way, "ordered", way, *features)
+        found.append(torch.load(tmp_path / way / "final-alone.pt"))
+    plain, prepared = found
+    for name in ("loss", "lr", "steps", "scale"):
+        assert prepared[name] == plain[name], name
+    for name, value in prepared["model"].items():
+        assert torch.equal(value, plain["model"][name]), name
 
 
 @pytest.mark.parametrize("features", [("clip",), ("accumulate", "declared", "clip", "scaler")], ids="+".join)

@@ -23,15 +23,16 @@ scaler = torch.amp.GradScaler("cpu", enabled="scaler" in features, init_scale=2.
 loader = DataLoader(
     TensorDataset(inputs, targets),
     batch_size=16,
-    shuffle=sampler is None,
+    shuffle=sampler is None and "ordered" not in features,
     sampler=sampler,
     num_workers=2 if "workers" in features else 0,
 )
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
 counter = elastic.Value(0)
-model, optimizer, loader, scheduler, scaler, counter = elastic.prepare(
-    model, optimizer, loader, scheduler, scaler, counter, accumulate=accumulate if "declared" in features else None
-)
+if "plain" not in features:
+    model, optimizer, loader, scheduler, scaler, counter = elastic.prepare(
+        model, optimizer, loader, scheduler, scaler, counter, accumulate=accumulate if "declared" in features else None
+    )
 
 
 def evaluate() -> float:

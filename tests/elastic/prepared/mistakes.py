@@ -26,7 +26,7 @@ given = [model, optimizer, 3 if mistake == "number" else loader]
 model, optimizer, loader = elastic.prepare(*given, accumulate=3 if mistake == "declared" else None)
 if mistake == "twice":
     elastic.prepare(loader)
-for epoch in range(2):
+for _epoch in range(2):
     batches = iter(loader)
     ahead = next(batches)
     for number in range(8):
