@@ -1,0 +1,65 @@
+"""A prepared script that is started again goes on where its last snapshot was, whichever way it counts its epochs."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+
+from bftrainer import elastic  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+class _KilledError(Exception):
+    pass
+
+
+def train(folder: Path | None, *, counts: bool, dies_at: int | None = None) -> tuple[list[float], list[int], list[int]]:
+    """Train for five epochs; the weights, the steps made here, and the epochs whose end the script came to."""
+    run = elastic.init(snapshots=folder, snapshot_every_s=1e-6, device="cpu")
+    torch.manual_seed(0)
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    model = nn.Linear(3, 1).double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.8)
+    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8, shuffle=True)
+    model, optimizer, loader, scheduler = run.prepare(model, optimizer, loader, scheduler)
+    made, ended = [], []
+    for epoch in run.epochs(5) if counts else range(5):
+        for inputs, targets in loader:
+            if run.progress.step == dies_at:
+                run._member.state.save()
+                raise _KilledError
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            made.append(run.progress.step)
+        scheduler.step()
+        ended.append(epoch)
+    run.finish()
+    return [*model.weight.flatten().tolist(), optimizer.param_groups[0]["lr"]], made, ended
+
+
+@pytest.mark.parametrize("counts", [True, False], ids=["elastic.epochs", "range"])
+def test_a_script_that_is_killed_goes_on_from_its_snapshot(counts: bool, tmp_path: Path) -> None:
+    expected, steps, _ = train(None, counts=counts)
+    assert steps == list(range(1, 26))
+    with pytest.raises(_KilledError):
+        train(tmp_path, counts=counts, dies_at=13)
+    found, again, ended = train(tmp_path, counts=counts)
+    assert again == list(range(14, 26))
+    assert found == expected
+    assert ended == ([2, 3, 4] if counts else [0, 1, 2, 3, 4])
