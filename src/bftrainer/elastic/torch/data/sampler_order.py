@@ -55,7 +55,7 @@ def _seeded(seed: int, epoch: int, sampler: Any) -> Iterator[None]:
     generator = getattr(sampler, "generator", None)
     random.seed(place)
     np.random.seed(place % (1 << 32))
-    torch.random.default_generator.manual_seed(place)
+    torch.default_generator.manual_seed(place)
     if isinstance(generator, torch.Generator):
         generator.manual_seed(place)
     try:

@@ -62,8 +62,9 @@ class StepTotals:
 
     def of_step(self, samples: int, loss: float | None) -> StepTotals:
         """Return these totals for a step of several sums, with the samples and the mean loss of all of them."""
-        known = loss is not None
-        return replace(self, _samples=samples, _loss=loss * samples if known else 0.0, _loss_weight=samples * known)
+        if loss is None:
+            return replace(self, _samples=samples, _loss=0.0, _loss_weight=0.0)
+        return replace(self, _samples=samples, _loss=loss * samples, _loss_weight=samples)
 
     def all_know(self, world: int) -> bool:
         """Return whether all `world` ranks know of a new generation."""

@@ -98,4 +98,4 @@ def _taken(optimizer: Optimizer) -> _Kept:
     found = [(param, param.grad) for param in params_of([optimizer]) if param.grad is not None]
     for param, _ in found:
         param.grad = None
-    return [(param, grad) for param, grad in found if grad is not None]
+    return found

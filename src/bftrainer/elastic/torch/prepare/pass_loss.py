@@ -20,13 +20,17 @@ class PassLoss:
     def __init__(self) -> None:
         self.scaler: Any = None
         """The prepared GradScaler, by whose scale the losses are multiplied."""
-        self.begin()
+        self._unsent: Tensor | None = None  # the loss of passes that no sum has counted
+        self._own = 0  # this rank's samples of them
+        self._total = 0  # the samples of all ranks
+        self._loss = 0.0
+        self._samples = 0
+        self._known = False
 
     def begin(self) -> None:
         """Begin a step."""
         self._forget()
-        self._loss, self._samples = 0.0, 0
-        self._known = False
+        self._loss, self._samples, self._known = 0.0, 0, False
 
     def add(self, root: Tensor | None, batch: HandedBatch) -> None:
         """Add the loss of a pass that begins."""
@@ -59,5 +63,5 @@ class PassLoss:
         return last.of_step(self._samples, self._loss if self._known else None)
 
     def _forget(self) -> None:
-        self._unsent: Tensor | None = None
+        self._unsent = None
         self._own = self._total = 0
