@@ -161,3 +161,11 @@ def test_what_would_train_wrongly_is_refused_with_a_remedy(mistake: str, words: 
     outcome = play(on(2), tmp_path, [script("prepared/mistakes.py"), mistake], nodes=(2, 2))
     assert outcome.status == "failed"
     assert words in outcome.error, outcome.error
+
+
+def test_a_script_with_random_numbers_of_its_own_ends_within_the_range_of_undisturbed_seeds(tmp_path: Path) -> None:
+    undisturbed_losses = [undisturbed(tmp_path / str(seed), "vae_like.py", 12, seed)["loss"] for seed in range(5)]
+    found = disturbed(tmp_path / "disturbed", "vae_like.py", 12, 0)["loss"]
+    check_samples(tmp_path / "disturbed", 12, 400)
+    low, high = min(undisturbed_losses), max(undisturbed_losses)
+    assert low - (high - low) < found < high + (high - low), (found, undisturbed_losses)
