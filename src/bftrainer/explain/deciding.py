@@ -53,7 +53,7 @@ class _Explainer:
             command,
             tuple(sorted(shown, key=lambda one: (one.file, one.line))),
             self._edits.changes(),
-            tuple(dict.fromkeys([*notices, *more])),
+            tuple(dict.fromkeys([*notices, *more, *map(_left_out, self._edits.left_out())])),
             self._edits.diff(),
         )
 
@@ -121,6 +121,11 @@ class _Explainer:
             "call elastic.prepare before that loop with the model, the optimizer, the DataLoader and the scheduler",
         )
         return "prepare", shown, [told]
+
+
+def _left_out(name: str) -> Notice:
+    what = "the changed lines of this file would not be valid Python, so they are not shown"
+    return Notice(name, 1, what, "make the changes of docs/which-way.md by hand")
 
 
 def _optional(one: Evidence) -> Evidence:

@@ -43,8 +43,12 @@ class Edits:
         self._removed |= {(file.name, line) for line in range(first, last + 1)}
 
     def changes(self) -> tuple[LineChange, ...]:
-        """Return the changed lines of all files. A file that would not be valid Python any more is left as it is."""
+        """Return the changed lines of all files. A file that would not be valid Python after them is left as it is."""
         return tuple(change for file in self._files.values() for change in self._changes_of(file))
+
+    def left_out(self) -> list[str]:
+        """Return the names of the files that would not be valid Python after their changes."""
+        return [file.name for file in self._files.values() if not self._changes_of(file)]
 
     def diff(self) -> str:
         """Return the changes as a unified diff."""

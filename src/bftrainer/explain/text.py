@@ -33,10 +33,11 @@ def _lines(explanation: Explanation) -> Iterator[str]:
 def _evidence(evidence: Sequence[Evidence]) -> Iterator[str]:
     if evidence:
         yield from ("", "Why:", "")
-    width = max((len(_place(one)) for one in evidence), default=0)
-    for one in evidence:
-        text = one.text if len(one.text) <= 60 else f"{one.text[:57]}…"
-        yield f"  {_place(one):{width}}  {text}  ({one.what})"
+    rows = [(_place(one), one.text if len(one.text) <= 60 else f"{one.text[:57]}…", one.what) for one in evidence]
+    places = max((len(place) for place, _, _ in rows), default=0)
+    texts = max((len(text) for _, text, _ in rows), default=0)
+    for place, text, what in rows:
+        yield f"  {place:{places}}  {text:{texts}}  {what}"
 
 
 def _notices(title: str, notices: Sequence[Notice]) -> Iterator[str]:

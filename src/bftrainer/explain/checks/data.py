@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from bftrainer.explain import lines
 from bftrainer.explain.reading.kinds import SAMPLERS, STREAMS, Kind
 from bftrainer.explain.places import notice
-from bftrainer.explain.training.loops import Training, loader_of
+from bftrainer.explain.training.loops import Training, is_assumed, loader_of
 from bftrainer.explain.reading.program import Program
 from bftrainer.explain.report import Notice
 from bftrainer.explain.reading.source import dotted
@@ -25,6 +25,13 @@ def data_notices(program: Program, training: Training) -> Iterator[Notice]:
         for origin in program.origins(loader):
             if isinstance(origin, ast.Call) and program.kind_of_origin(origin) is Kind.LOADER:
                 yield from loader_notices(program, origin)
+        if is_assumed(program, loader):
+            yield notice(
+                program,
+                training.batch,
+                f"`{dotted(loader)}` is assumed to be a DataLoader; its definition was not found",
+                "if it is none, make one: DataLoader(dataset, batch_size=…, shuffle=True)",
+            )
         yield from _several_loaders(program, training)
     elif training.cut is not None:
         yield notice(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from bftrainer.explain import lines
 from bftrainer.explain.training.loops import Training, loader_of
 from bftrainer.explain.places import notice
+from bftrainer.explain.reading.kinds import Kind
 from bftrainer.explain.reading.program import Loop, Program
 from bftrainer.explain.report import Notice
 from bftrainer.explain.reading.source import dotted
@@ -19,7 +20,6 @@ def loop_notices(program: Program, training: Training) -> Iterator[Notice]:
     """Yield what is to be known about the loop of a training."""
     yield from _summed_losses(program, training)
     yield from _closures(program, training)
-    yield from _gradients_by_hand(program, training)
     yield from _other_loops(program, training)
 
 
@@ -61,20 +61,19 @@ def _closures(program: Program, training: Training) -> Iterator[Notice]:
                 )
 
 
-def _gradients_by_hand(program: Program, training: Training) -> Iterator[Notice]:
+def gradient_notices(program: Program, training: Training) -> Iterator[Notice]:
+    """Yield the lines that change gradients between a backward pass and a step."""
     nodes = [one.node for one in training.reached]
     if any(isinstance(node, ast.Attribute) and node.attr == lines.SYNCHRONIZE.rstrip("()") for node in nodes):
         return
-    optimizer = ast.unparse(training.steps[0].optimizer) if training.steps else "optimizer"
+    by_run = any(program.kind(step.optimizer) is Kind.RUN for step in training.steps)
+    remedy = f"call {ast.unparse(training.steps[0].optimizer)}.{lines.SYNCHRONIZE} before: then they are those of all ranks"
+    if by_run:
+        remedy = "change them in a hook (param.register_hook) instead"
     for node in nodes:
         if _changes_gradient(node):
-            yield notice(
-                program,
-                node,
-                "gradients are changed by hand, when each rank has only its own part of them",
-                f"call {optimizer}.{lines.SYNCHRONIZE} before; then they are the gradients of all ranks",
-                refused=True,
-            )
+            what = "gradients are changed by hand, when a rank may have only its own part of them"
+            yield notice(program, node, what, remedy, refused=by_run)
 
 
 def _changes_gradient(node: ast.AST) -> bool:

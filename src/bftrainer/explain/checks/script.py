@@ -103,7 +103,7 @@ def _writes(program: Program, call: ast.Call) -> bool:
     func = call.func
     name = program.name(func)
     last = func.attr if isinstance(func, ast.Attribute) else name.rpartition(".")[2]
-    if last == "open" and name in ("open", "io.open", "gzip.open", "codecs.open", ""):
+    if last == "open" and name in ("open", "io.open", "gzip.open", "codecs.open"):
         modes = [*call.args[1:2], *(one.value for one in call.keywords if one.arg == "mode")]
     elif last == "open" and isinstance(func, ast.Attribute):  # of a path
         modes = [*call.args[:1], *(one.value for one in call.keywords if one.arg == "mode")]

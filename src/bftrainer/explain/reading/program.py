@@ -247,9 +247,12 @@ class Program:
             found = self._kind_of_class(cls, 0)
             if found is not None:
                 return found
-        name = self.name(origin.func) if dotted(origin.func) else ""
-        if not name and isinstance(origin.func, ast.Attribute):
-            name = origin.func.attr
+        func = origin.func
+        if isinstance(func, ast.Attribute) and func.attr == "batches" and self.kind(func.value) is Kind.RUN:
+            return Kind.LOADER
+        name = self.name(func)
+        if not name and isinstance(func, ast.Attribute):
+            name = func.attr
         found = kind_of_name(name)
         if found is None and name.rpartition(".")[2][:1].isupper() and origin.args and _is_parameters(origin.args[0]):
             return Kind.OPTIMIZER

@@ -88,7 +88,18 @@ def loader_of(program: Program, loop: Loop) -> ast.expr | None:
         if inner is None:
             break
         node = inner
-    return node if program.kind(node) is Kind.LOADER else None
+    return node if program.kind(node) is Kind.LOADER or is_assumed(program, node) else None
+
+
+def is_assumed(program: Program, node: ast.expr) -> bool:
+    """Return whether an object is only assumed to be a DataLoader, by its name, because it comes from elsewhere."""
+    if not re.search(r"train|iter|batch", dotted(node).rpartition(".")[2].lower()) or program.kind(node) is not None:
+        return False
+    origins = program.origins(node)
+    names = [program.name(one.func) if isinstance(one, ast.Call) else "" for one in origins]
+    return all(name and not name.startswith(("torch.", "numpy.", "np.")) for name in names) and not any(
+        program.functions(one) for one in origins if isinstance(one, ast.Call)
+    )
 
 
 def _wrapped(node: ast.expr) -> ast.expr | None:
@@ -109,6 +120,14 @@ def range_of(loop: Loop) -> ast.Call | None:
             return node
         node = _wrapped(node)
     return None
+
+
+def _is_counted(loop: Loop) -> bool:
+    """Whether a loop counts: over `range`, or over the steps of an elastic training."""
+    if isinstance(loop, ast.While) or range_of(loop) is not None:
+        return True
+    func = loop.iter.func if isinstance(loop.iter, ast.Call) else None
+    return func is not None and dotted(func).rpartition(".")[2] in ("steps", "micro_steps", "count")
 
 
 class _Reaches:
@@ -180,7 +199,7 @@ def _classified(program: Program, reaches: _Reaches, path: list[Loop], others: t
         place = next((at for at, loop in enumerate(path) if at and not _repeats(loop)), 0)
         if place:
             cut = path[place]
-        elif isinstance(path[0], ast.While) or range_of(path[0]) is not None:
+        elif _is_counted(path[0]):
             iteration = path[0]
         else:
             cut = path[0]

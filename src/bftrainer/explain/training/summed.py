@@ -86,7 +86,7 @@ class _SumSearch:
         for function in self._program.functions(call):
             for value in returns(self._program, function):
                 self.look(value, index, depth + 1)
-        if isinstance(func, ast.Name | ast.Attribute):
+        if isinstance(func, ast.Name | ast.Attribute | ast.Call):
             for origin in self._program.origins(func):
                 self._module(origin, index, depth)
 

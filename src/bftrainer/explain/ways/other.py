@@ -6,9 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from bftrainer.explain.places import evidence
+from bftrainer.explain.places import evidence, notice
 from bftrainer.explain.reading.program import Program
 from bftrainer.explain.report import Evidence, Notice
+from bftrainer.explain.training.loops import backward_calls
 
 _PACKAGES = {
     "tensorflow": "TensorFlow",
@@ -47,13 +48,15 @@ def other_notices(program: Program) -> list[Notice]:
     signs = list(_signs(program))
     starter = next((node for node, what in signs if what.startswith("starts")), None)
     if starter is not None:
-        line = int(getattr(starter, "lineno", 1))
         what = "the script starts another one that trains"
-        return [Notice(program.file(starter).name, line, what, "submit the script that trains, not its launcher")]
+        return [notice(program, starter, what, "submit the script that trains, not its launcher")]
     if signs:
         node, what = signs[0]
-        line = int(getattr(node, "lineno", 1))
-        return [Notice(program.file(node).name, line, f"{what}: there is no adapter for it", _MEMBERSHIP)]
+        return [notice(program, node, f"{what}: there is no adapter for it", _MEMBERSHIP)]
+    backwards = backward_calls(program)
+    if backwards:
+        what = "gradients are computed here, but no optimizer was found that is stepped"
+        return [notice(program, backwards[0], what, "update the weights with an optimizer of torch.optim")]
     what = "no line computes gradients and steps an optimizer, in this file and in the modules beside it"
     remedy = f"name the script that holds the training loop. Apart from that, {_MEMBERSHIP}"
     return [Notice(script.name, 1, what, remedy)]

@@ -11,7 +11,7 @@ from bftrainer.explain.training.carried import carried_values
 from bftrainer.explain.checks.data import data_notices
 from bftrainer.explain.edits import Edits, add_import, indentation
 from bftrainer.explain.reading.kinds import Kind
-from bftrainer.explain.checks.loop import loop_notices, tail_notice, tails
+from bftrainer.explain.checks.loop import gradient_notices, loop_notices, tail_notice, tails
 from bftrainer.explain.places import evidence, notice, source_text
 from bftrainer.explain.training.loops import Training, range_of
 from bftrainer.explain.training.objects import TrainedObject, TrainedObjects, find_objects
@@ -56,6 +56,7 @@ def explain_plain(program: Program, training: Training, edits: Edits) -> Iterato
             end = test.end_col_offset or 0
             edits.replace(program.file(test), test.end_lineno or test.lineno, end, end, joined)
         yield tail_notice(program, tail)
+    yield from gradient_notices(program, training)
     yield from carried_notices(program, training, objects)
     yield from training_notices(program, training)
 
@@ -186,16 +187,17 @@ def _loops(program: Program, training: Training, edits: Edits) -> Iterator[Notic
     if loop is None:
         return
     if isinstance(loop, ast.While):
-        if not count_steps(program, loop, edits):
-            yield notice(
-                program,
-                loop,
-                "the number of steps of this loop was not found",
-                f"write it as `for step in {lines.STEPS}(n):`, without a counter of your own",
-                refused=True,
-            )
+        counted = count_steps(program, loop, edits)
     else:
-        replace_range(program, loop, lines.STEPS, edits)
+        counted = replace_range(program, loop, lines.STEPS, edits)
+    if not counted:
+        yield notice(
+            program,
+            loop,
+            "the number of steps of this loop was not found",
+            f"write it as `for step in {lines.STEPS}(n):`, without a counter of your own",
+            refused=True,
+        )
     for inner in _micro_loops(program, training):
         replace_range(program, inner, lines.MICRO_STEPS, edits)
         add_import(edits, program.file(inner), lines.IMPORT_ELASTIC)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from bftrainer.explain import lines
 from bftrainer.explain.reading.kinds import Kind
-from bftrainer.explain.checks.loop import tail_notice, tails
+from bftrainer.explain.checks.loop import gradient_notices, tail_notice, tails
 from bftrainer.explain.places import evidence, notice
 from bftrainer.explain.training.loops import Training, loader_of, range_of, step_calls
 from bftrainer.explain.training.objects import TrainedObjects, find_objects
@@ -67,6 +67,7 @@ def explain_written(program: Program, training: Training | None) -> Iterator[Not
     if training is None:
         return
     objects = find_objects(program, training)
+    yield from gradient_notices(program, training)
     if _prepare_calls(program):
         yield from _mistakes_with_prepare(program, training, objects)
         for tail in tails(program, training):
