@@ -38,7 +38,8 @@ def test_the_text_has_the_way_the_diff_and_the_command(call: Call) -> None:
     assert answer.status == 0
     assert answer.err == ""
     assert answer.out.startswith("train.py: elastic.prepare\n")
-    assert "\n  +    for epoch in elastic.epochs(1, args.epochs + 1):\n" in answer.out
+    prepared = "model, optimizer, train_loader, scheduler"
+    assert f"\n  +    {prepared} = elastic.prepare({prepared})\n" in answer.out
     assert answer.out.endswith("\n  bftrainer submit --nodes 2-8 train.py --epochs 3\n")
 
 

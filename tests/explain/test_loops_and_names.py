@@ -212,6 +212,33 @@ for it in range(1000):
     assert "next()" in noticed(by_next.warnings)[9]
 
 
+@pytest.mark.parametrize(
+    ("header", "wanted"),
+    [
+        ("range(3)", "for epoch in elastic.epochs(3):"),
+        ("range(0, args.n)", "for epoch in elastic.epochs(args.n):"),
+        ("trange(2 * 3)", "for epoch in elastic.epochs(2 * 3):"),
+        ("tqdm(range(3))", "for epoch in tqdm(elastic.epochs(3)):"),
+        ("range(1, 4)", None),
+        ("range(start, 4)", None),
+        ("range(0, 9, 3)", None),
+    ],
+)
+def test_a_range_from_0_becomes_epochs_and_any_other_stays(tmp_path: Path, header: str, wanted: str | None) -> None:
+    text = f"""\
+net = nn.Linear(1, 1)
+optimizer = torch.optim.Adam(net.parameters())
+loader = DataLoader(data)
+for epoch in {header}:
+    for x in loader:
+        net(x).mean().backward()
+        optimizer.step()
+"""
+    explanation = explain_text(tmp_path, HEAD + text)
+    assert [text for line, text in changed(explanation) if line == 8][1:] == ([wanted] if wanted else [])
+    assert (8 in noticed(explanation.warnings)) == (wanted is None)
+
+
 def test_an_epoch_loop_that_is_no_range_is_left_with_a_word(tmp_path: Path) -> None:
     explanation = explain_text(
         tmp_path,

@@ -325,12 +325,37 @@ def test_a_prepared_script_has_nothing_to_change(tmp_path: Path) -> None:
     assert explanation.notices == ()
 
 
+def test_objects_in_a_list_may_be_prepared(tmp_path: Path) -> None:
+    line = "objects = [model, optimizer, loader, scaler]\nmodel, optimizer, loader, scaler = elastic.prepare(*objects)"
+    assert explain_text(tmp_path, PREPARED.format(prepare=line)).refused == ()
+
+
 def test_an_object_that_is_not_prepared_is_refused(tmp_path: Path) -> None:
     line = "model, optimizer, loader = elastic.prepare(model, optimizer, loader)"
     assert "give scaler to elastic.prepare" in noticed(explain_text(tmp_path, PREPARED.format(prepare=line)).refused)[12]
 
 
-def test_prepared_objects_that_are_not_used_are_refused(tmp_path: Path) -> None:
+def test_a_prepared_script_with_a_run_has_nothing_to_change_either(tmp_path: Path) -> None:
+    line = "run = elastic.init()\nmodel, optimizer, loader, scaler = run.prepare(model, optimizer, loader, scaler)"
+    explanation = explain_text(tmp_path, PREPARED.format(prepare=line))
+    assert explanation.way == "elastic"
+    assert explanation.notices == ()
+
+
+def test_a_loop_of_a_prepared_script_over_range_is_advised_to_change(tmp_path: Path) -> None:
+    line = "model, optimizer, loader, scaler = elastic.prepare(model, optimizer, loader, scaler)"
+    explanation = explain_text(tmp_path, PREPARED.format(prepare=line).replace("elastic.epochs(3)", "range(3)"))
+    assert "elastic.epochs(n)" in noticed(explanation.warnings)[10]
+    assert explanation.refused == ()
+
+
+def test_a_sampler_is_refused_by_run_batches(tmp_path: Path) -> None:
+    text = run_script().replace("run.batches(data, batch_size=4)", "run.batches(loader)")
+    loader = "from torch.utils.data import DataLoader\nloader = DataLoader(data, sampler=Mine(data))\nrun = elastic"
+    assert "run.batches must decide" in noticed(explain_text(tmp_path, text.replace("run = elastic", loader)).refused)[5]
+
+
+def test_a_prepared_loader_that_is_not_used_is_refused(tmp_path: Path) -> None:
     text = PREPARED.format(prepare="elastic.prepare(model, optimizer, loader, scaler)")
     assert "assign them: model, optimizer, loader, scaler =" in noticed(explain_text(tmp_path, text).refused)[9]
 

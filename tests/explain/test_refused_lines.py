@@ -99,19 +99,19 @@ def test_lbfgs_is_refused(tmp_path: Path) -> None:
     assert "LBFGS" in refused[7]
 
 
-def test_a_closure_of_another_optimizer_is_refused_at_its_step(tmp_path: Path) -> None:
+def test_a_closure_of_another_optimizer_is_computed_once_and_fine(tmp_path: Path) -> None:
     text = loop(
         backward="def closure():\n            loss.backward()\n            return loss", step="optimizer.step(closure)"
     )
-    assert "without a closure" in noticed(explain_text(tmp_path, text).refused)[15]
+    explanation = explain_text(tmp_path, text)
+    assert explanation.way == "prepare"
+    assert explanation.notices == ()
 
 
 @pytest.mark.parametrize(
     ("loader", "said"),
     [
-        ("data, sampler=torch.utils.data.WeightedRandomSampler(weights, 100)", "WeightedRandomSampler"),
         ("data, batch_sampler=BucketBatchSampler(data)", "BucketBatchSampler"),
-        ("data, sampler=limit", "order of samples"),
         ("Stream(), batch_size=4", "stream"),
         ('load_dataset("c4", streaming=True), batch_size=4', "stream"),
     ],
@@ -123,9 +123,18 @@ def test_data_whose_order_is_not_ours_is_refused(tmp_path: Path, loader: str, sa
     assert said in refused[8]
 
 
+@pytest.mark.parametrize(
+    ("sampler", "said"), [("torch.utils.data.WeightedRandomSampler(weights, 100)", "WeightedRandomSampler"), ("limit", "limit")]
+)
+def test_an_own_sampler_is_told_what_it_must_do(tmp_path: Path, sampler: str, said: str) -> None:
+    explanation = explain_text(tmp_path, loop(loader=f"data, sampler={sampler}"))
+    assert explanation.refused == ()
+    assert f"the sampler {said} must draw the same" in noticed(explanation.warnings)[8]
+
+
 @pytest.mark.parametrize("loader", ["data, sampler=None", "data, sampler=torch.utils.data.RandomSampler(data)"])
 def test_usual_samplers_are_not(tmp_path: Path, loader: str) -> None:
-    assert explain_text(tmp_path, loop(loader=loader)).refused == ()
+    assert explain_text(tmp_path, loop(loader=loader)).notices == ()
 
 
 def test_data_parallel_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from bftrainer.explain import lines
+from bftrainer.explain.reading.flow import flow_of
 from bftrainer.explain.reading.kinds import SAMPLERS, STREAMS, Kind
 from bftrainer.explain.places import notice
 from bftrainer.explain.training.loops import Training, is_assumed, loader_of
@@ -24,7 +25,7 @@ def data_notices(program: Program, training: Training) -> Iterator[Notice]:
         assert loader is not None
         for origin in program.origins(loader):
             if isinstance(origin, ast.Call) and program.kind_of_origin(origin) is Kind.LOADER:
-                yield from loader_notices(program, origin)
+                yield from _loader_or_batches(program, origin)
         if is_assumed(program, loader):
             yield notice(
                 program,
@@ -44,26 +45,39 @@ def data_notices(program: Program, training: Training) -> Iterator[Notice]:
         )
     elif training.iteration is not None:
         yield from _iteration(program, training)
+        yield from _ahead(program, training)
 
 
-def loader_notices(program: Program, loader: ast.Call) -> Iterator[Notice]:
-    """Yield what is to be known about a call of DataLoader."""
+def _loader_or_batches(program: Program, call: ast.Call) -> Iterator[Notice]:
+    """Notices of a DataLoader, also of one that is given to `run.batches`."""
+    loaders = [] if _last(call) != "batches" or not call.args else program.origins(call.args[0])
+    given = [one for one in loaders if isinstance(one, ast.Call) and program.kind_of_origin(one) is Kind.LOADER]
+    for loader in given:
+        yield from _loader_notices(program, loader, by_run=True)
+    if not given:
+        yield from _loader_notices(program, call, by_run=False)
+
+
+def _loader_notices(program: Program, loader: ast.Call, *, by_run: bool) -> Iterator[Notice]:
     given = {keyword.arg: keyword.value for keyword in loader.keywords if keyword.arg}
-    for name in ("sampler", "batch_sampler"):
-        value = given.get(name)
-        if value is None or (isinstance(value, ast.Constant) and value.value is None):
-            continue
-        made = [_last(origin) for origin in program.origins(value)]
-        others = [one for one in made if one and one not in SAMPLERS]
-        if name == "batch_sampler" or others or not made:
-            shown = others[0] if others else dotted(value) or name
-            yield notice(
-                program,
-                value,
-                f"the {name.replace('_', ' ')} {shown} decides the order of samples, which BFTrainer must decide itself",
-                "use shuffle=True and weight the loss instead, or choose samples with torch.utils.data.Subset",
-                refused=True,
-            )
+    sampler, batch_sampler = given.get("sampler"), given.get("batch_sampler")
+    if batch_sampler is not None and not _is_none(batch_sampler):
+        yield notice(
+            program,
+            batch_sampler,
+            f"the batch sampler {_maker(program, batch_sampler)} makes the batches, which BFTrainer must make itself",
+            "use batch_size and a sampler",
+            refused=True,
+        )
+    if sampler is not None and not _is_none(sampler) and not _is_usual(program, sampler):
+        shown = _maker(program, sampler)
+        if by_run:
+            what = f"the sampler {shown} decides the order of samples, which run.batches must decide itself"
+            remedy = "use shuffle=True and weight the loss, or choose samples with torch.utils.data.Subset"
+        else:
+            what = f"the sampler {shown} must draw the same samples on all ranks, and as many in each epoch"
+            remedy = "nothing to do if it draws random numbers of torch, numpy or Python: they are seeded by the epoch"
+        yield notice(program, sampler, what, remedy, refused=by_run)
     dataset = loader.args[0] if loader.args else given.get("dataset")
     if dataset is not None and is_stream(program, dataset):
         yield notice(
@@ -90,6 +104,22 @@ def is_stream(program: Program, dataset: ast.expr) -> bool:
             if any(base in STREAMS for base in bases):
                 return True
     return False
+
+
+def _is_none(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value is None
+
+
+def _is_usual(program: Program, sampler: ast.expr) -> bool:
+    """Whether a sampler gives each sample once, in order or shuffled."""
+    made = [_last(origin) for origin in program.origins(sampler) if not _is_none(origin)]
+    return bool(made) and all(one in SAMPLERS for one in made)
+
+
+def _maker(program: Program, node: ast.expr) -> str:
+    """The class of an object, or else its name."""
+    made = [_last(origin) for origin in program.origins(node)]
+    return next((one for one in made if one and one not in SAMPLERS), "") or dotted(node) or "of its own"
 
 
 def _last(origin: ast.expr) -> str:
@@ -138,3 +168,26 @@ def _iteration(program: Program, training: Training) -> Iterator[Notice]:
             "every step uses all data, so all ranks compute the same and more nodes do not make it faster",
             "loop over a DataLoader with batches",
         )
+
+
+def _ahead(program: Program, training: Training) -> Iterator[Notice]:
+    """The batches that a loop with data of its own draws for its next pass, not for the present one."""
+    loops = [one.node for one in training.reached if isinstance(one.node, ast.For | ast.While)]
+    for loop in [training.iteration, *loops]:
+        if loop is None:
+            continue
+        flow = flow_of(loop.body)
+        for name in sorted(flow.early & set(flow.changed)):
+            drawn = [one for one in flow.changed[name] if isinstance(one, ast.Assign) and _draws(one.value)]
+            if drawn:
+                yield notice(
+                    program,
+                    drawn[0],
+                    f"`{name}` is drawn here for the next pass of the loop, perhaps on a node that is gone by then",
+                    "draw each batch in the pass that computes it",
+                )
+                break
+
+
+def _draws(value: ast.expr) -> bool:
+    return isinstance(value, ast.Call) and _DRAWS.search(_last(value).lower()) is not None

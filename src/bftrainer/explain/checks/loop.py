@@ -1,16 +1,15 @@
-"""Checks of a training loop: losses, closures, accumulation, gradients, and loops around or beside the training."""
+"""Checks of a training loop: losses, optimizers, gradients, and loops around or beside the training."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from bftrainer.explain import lines
-from bftrainer.explain.training.loops import Training, loader_of
+from bftrainer.explain.training.loops import Training
 from bftrainer.explain.places import notice
 from bftrainer.explain.reading.kinds import Kind
-from bftrainer.explain.reading.program import Loop, Program
+from bftrainer.explain.reading.program import Program
 from bftrainer.explain.report import Notice
 from bftrainer.explain.reading.source import dotted
 from bftrainer.explain.training.summed import loss_of, sums_in
@@ -19,7 +18,7 @@ from bftrainer.explain.training.summed import loss_of, sums_in
 def loop_notices(program: Program, training: Training) -> Iterator[Notice]:
     """Yield what is to be known about the loop of a training."""
     yield from _summed_losses(program, training)
-    yield from _closures(program, training)
+    yield from _optimizers(program, training)
     yield from _other_loops(program, training)
 
 
@@ -35,7 +34,7 @@ def _summed_losses(program: Program, training: Training) -> Iterator[Notice]:
         )
 
 
-def _closures(program: Program, training: Training) -> Iterator[Notice]:
+def _optimizers(program: Program, training: Training) -> Iterator[Notice]:
     told: set[int] = set()
     for step in training.steps:
         for origin in program.origins(step.optimizer):
@@ -50,15 +49,6 @@ def _closures(program: Program, training: Training) -> Iterator[Notice]:
                         refused=True,
                     )
                 break
-        else:
-            if step.call.args and step.optimizer is not step.call.args[0]:
-                yield notice(
-                    program,
-                    step.call,
-                    "the optimizer computes the loss itself, in a closure",
-                    f"call backward() first, then {ast.unparse(step.optimizer)}.step() without a closure",
-                    refused=True,
-                )
 
 
 def gradient_notices(program: Program, training: Training) -> Iterator[Notice]:
@@ -111,90 +101,6 @@ def _other_loops(program: Program, training: Training) -> Iterator[Notice]:
             f"a second loop trains, beside the one in line {training.anchor.lineno}",
             "use the prepared objects in both loops, or make it a script of its own",
         )
-
-
-# Accumulation that leaves batches without a step at the end of an epoch.
-
-
-@dataclass(frozen=True, eq=False)
-class Tail:
-    """A test that decides whether a batch is followed by a step. `condition` is what is missing in it, if known."""
-
-    test: ast.If
-    condition: str
-    continues: bool
-    """The test skips the step with `continue`."""
-
-
-def tails(program: Program, training: Training) -> list[Tail]:
-    """Return the tests that let the last batches of an epoch go without a step."""
-    if training.batch is None:
-        return []
-    found: dict[ast.If, Tail] = {}
-    for step in training.steps:
-        for node in program.ancestors(step.call):
-            if node is training.batch:
-                break
-            if isinstance(node, ast.If) and _counts(node.test) and not _has_backward(node):
-                found[node] = Tail(node, _last_batch(program, training.batch, node), False)
-    for one in training.reached:
-        node = one.node
-        if isinstance(node, ast.If) and _counts(node.test) and isinstance(node.body[-1], ast.Continue):
-            if program.parents[node] is training.batch and any(call.lineno < node.lineno for call in training.backwards):
-                found[node] = Tail(node, _last_batch(program, training.batch, node), True)
-    return list(found.values())
-
-
-def tail_notice(program: Program, tail: Tail) -> Notice:
-    """Say what is wrong with a test."""
-    remedy = "make a step after the last batch of an epoch, too"
-    if tail.condition:
-        joined = "and" if tail.continues else "or"
-        test = ast.unparse(tail.test.test)
-        wanted = _negated(tail.condition) if tail.continues else tail.condition
-        remedy += f": `if {test} {joined} {wanted}:`"
-    return notice(
-        program,
-        tail.test,
-        "the last batches of an epoch are accumulated without a step if their number does not divide",
-        remedy,
-        refused=True,
-    )
-
-
-def _negated(condition: str) -> str:
-    return condition.replace("==", "!=")
-
-
-def _counts(test: ast.expr) -> bool:
-    """Whether a test counts batches and does not look for the last one."""
-    nodes = list(ast.walk(test))
-    has_modulo = any(isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) for node in nodes)
-    looks = any(isinstance(node, ast.Call) and dotted(node.func) == "len" for node in nodes)
-    names = " ".join(dotted(node).lower() for node in nodes if isinstance(node, ast.Name | ast.Attribute))
-    return has_modulo and not looks and "last" not in names and not any(isinstance(node, ast.Or) for node in nodes)
-
-
-def _has_backward(node: ast.If) -> bool:
-    nodes = [inner for statement in node.body for inner in ast.walk(statement)]
-    return any(isinstance(inner, ast.Attribute) and inner.attr == "backward" for inner in nodes)
-
-
-def _last_batch(program: Program, batch: Loop, test: ast.If) -> str:
-    """The condition for the last batch; empty if the loop does not number its batches from 0."""
-    if isinstance(batch, ast.While) or program.scopes[batch] is not program.scopes[test]:
-        return ""
-    numbered = [node for node in ast.walk(batch.iter) if isinstance(node, ast.Call) and dotted(node.func) == "enumerate"]
-    loader = loader_of(program, batch)
-    first = batch.target.elts[0] if isinstance(batch.target, ast.Tuple) else None
-    if not numbered or loader is None or not isinstance(first, ast.Name) or not dotted(loader):
-        return ""
-    call = numbered[0]
-    if len(call.args) == 1 and not call.keywords:
-        return f"{first.id} + 1 == len({ast.unparse(loader)})"
-    start = call.args[1] if len(call.args) > 1 else call.keywords[0].value
-    from_one = isinstance(start, ast.Constant) and start.value == 1
-    return f"{first.id} == len({ast.unparse(loader)})" if from_one else ""
 
 
 def _shortened(node: ast.expr) -> str:

@@ -16,6 +16,7 @@ from bftrainer.explain.reading.source import dotted
 
 _SEEDERS = frozenset("manual_seed manual_seed_all seed set_seed seed_everything seed_all RandomState default_rng".split())
 _WRITERS = frozenset("savefig save_image to_csv to_json to_parquet savetxt savez write_text write_bytes".split())
+_FILE_CALLS = frozenset("numpy.save np.save shutil.copy shutil.copy2 shutil.copyfile shutil.move os.rename os.replace".split())
 _RANK = re.compile(r"(^|_)rank($|_)|^(ddp|world|global|local|node)_?rank$|\brank\b", re.IGNORECASE)
 _GUARD = re.compile(r"rank|main|master|zero|primary", re.IGNORECASE)
 
@@ -54,7 +55,8 @@ def script_notices(program: Program) -> Iterator[Notice]:
             loads[0],
             "the script resumes from its own checkpoint. This is harmless: a node that joins later reads it, too, and "
             "then takes over the state of the others",
-            "keep it to start from a model of your own; to continue after a loss of nodes it is not needed",
+            "keep it to start from a model of your own; epochs and steps then count from 0. To continue after a loss of "
+            "nodes it is not needed",
         )
 
 
@@ -95,7 +97,7 @@ def file_notices(program: Program, training: Training) -> Iterator[Notice]:
                 program,
                 call,
                 "this file is written by all ranks at once",
-                f"write it under `if {lines.IS_MAIN}:`, or with torch.save, which only the main rank does",
+                f"write it under `if {lines.IS_MAIN}:`, with {lines.WITH_RUN}; torch.save to a path needs no test",
             )
 
 
@@ -108,7 +110,7 @@ def _writes(program: Program, call: ast.Call) -> bool:
     elif last == "open" and isinstance(func, ast.Attribute):  # of a path
         modes = [*call.args[:1], *(one.value for one in call.keywords if one.arg == "mode")]
     else:
-        return last in _WRITERS or name in ("numpy.save", "np.save")
+        return last in _WRITERS or name in _FILE_CALLS
     texts = [mode.value for mode in modes if isinstance(mode, ast.Constant)]
     return any(isinstance(text, str) and re.search("[wax+]", text) for text in texts)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from bftrainer.explain.checks.loop import tail_notice, tails
+from bftrainer.explain.checks.accumulation import find_accumulation, tail_notices
 from bftrainer.explain.places import evidence, notice
 from bftrainer.explain.training.loops import Training
 from bftrainer.explain.training.objects import find_objects
@@ -117,8 +117,7 @@ def explain_distributed(program: Program, training: Training | None) -> Iterator
     if training is None:
         return
     yield from training_notices(program, training)
-    for tail in tails(program, training):
-        yield tail_notice(program, tail)
+    yield from tail_notices(program, find_accumulation(program, training))
     yield from carried_notices(program, training, find_objects(program, training))
 
 

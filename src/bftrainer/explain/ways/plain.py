@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from bftrainer.explain import lines
 from bftrainer.explain.training.carried import carried_values
+from bftrainer.explain.checks.accumulation import count_notices, find_accumulation, tail_notices
 from bftrainer.explain.checks.data import data_notices
 from bftrainer.explain.edits import Edits, add_import, indentation
 from bftrainer.explain.reading.kinds import Kind
-from bftrainer.explain.checks.loop import gradient_notices, loop_notices, tail_notice, tails
+from bftrainer.explain.checks.loop import gradient_notices, loop_notices
 from bftrainer.explain.places import evidence, notice, source_text
 from bftrainer.explain.training.loops import Training, range_of
 from bftrainer.explain.training.objects import TrainedObject, TrainedObjects, find_objects
@@ -49,13 +50,14 @@ def explain_plain(program: Program, training: Training, edits: Edits) -> Iterato
     objects = find_objects(program, training)
     yield from _prepare(program, training, objects, edits)
     yield from _loops(program, training, edits)
-    for tail in tails(program, training):
-        if tail.condition and not isinstance(tail.test.test, ast.BoolOp):
-            joined = f" and {tail.condition.replace('==', '!=')}" if tail.continues else f" or {tail.condition}"
-            test = tail.test.test
+    accumulation = find_accumulation(program, training)
+    for one in accumulation:
+        test = one.test.test
+        if one.addition and not isinstance(test, ast.BoolOp):
             end = test.end_col_offset or 0
-            edits.replace(program.file(test), test.end_lineno or test.lineno, end, end, joined)
-        yield tail_notice(program, tail)
+            edits.replace(program.file(test), test.end_lineno or test.lineno, end, end, one.addition)
+    yield from tail_notices(program, accumulation)
+    yield from count_notices(program, accumulation)
     yield from gradient_notices(program, training)
     yield from carried_notices(program, training, objects)
     yield from training_notices(program, training)
@@ -177,12 +179,7 @@ def _inline_loader(
 
 def _loops(program: Program, training: Training, edits: Edits) -> Iterator[Notice]:
     if training.epoch is not None and not replace_range(program, training.epoch, lines.EPOCHS, edits):
-        yield notice(
-            program,
-            training.epoch,
-            "a node that joins later runs this loop from its beginning, also epochs that are over",
-            f"loop over {lines.EPOCHS}(n), which begins in the current epoch",
-        )
+        yield epoch_notice(program, training.epoch)
     loop = training.iteration
     if loop is None:
         return
@@ -195,7 +192,7 @@ def _loops(program: Program, training: Training, edits: Edits) -> Iterator[Notic
             program,
             loop,
             "the number of steps of this loop was not found",
-            f"write it as `for step in {lines.STEPS}(n):`, without a counter of your own",
+            f"write it as `for step in {lines.STEPS}(n):`, which counts from 0, without a counter of your own",
             refused=True,
         )
     for inner in _micro_loops(program, training):
@@ -203,13 +200,27 @@ def _loops(program: Program, training: Training, edits: Edits) -> Iterator[Notic
         add_import(edits, program.file(inner), lines.IMPORT_ELASTIC)
 
 
+def epoch_notice(program: Program, loop: Loop) -> Notice:
+    """Advise `elastic.epochs` for a loop over epochs."""
+    return notice(
+        program,
+        loop,
+        "on a node that joins later this loop runs from its beginning: in epochs that are over the loader is empty, but "
+        "the rest of the loop runs",
+        f"loop over {lines.EPOCHS}(n): it begins in the current epoch, and counts from 0 (advised, not needed)",
+    )
+
+
 def replace_range(program: Program, loop: Loop, name: str, edits: Edits) -> bool:
-    """Have a loop go over `name(…)` instead of `range(…)`. Returns whether it could be done."""
+    """Have a loop go over `name(n)` instead of `range(n)`. Returns whether it could be done."""
     call = range_of(loop)
-    if call is None or call.keywords or call.func.lineno != call.func.end_lineno:
+    if call is None or call.keywords or call.lineno != call.end_lineno:
         return False
-    func = call.func
-    edits.replace(program.file(loop), func.lineno, func.col_offset, func.end_col_offset or 0, name)
+    zero = len(call.args) == 2 and isinstance(call.args[0], ast.Constant) and call.args[0].value == 0
+    if len(call.args) != 1 and not zero:
+        return False
+    count = source_text(program, call.args[-1])
+    edits.replace(program.file(loop), call.lineno, call.col_offset, call.end_col_offset or 0, f"{name}({count})")
     add_import(edits, program.file(loop), lines.IMPORT_ELASTIC)
     return True
 

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 from bftrainer.explain import lines
 from bftrainer.explain.reading.kinds import Kind
-from bftrainer.explain.checks.loop import gradient_notices, tail_notice, tails
+from bftrainer.explain.checks.accumulation import count_notices, find_accumulation, tail_notices
+from bftrainer.explain.checks.loop import gradient_notices
 from bftrainer.explain.places import evidence, notice
-from bftrainer.explain.training.loops import Training, loader_of, range_of, step_calls
+from bftrainer.explain.training.loops import Training, range_of, step_calls
 from bftrainer.explain.training.objects import TrainedObjects, find_objects
-from bftrainer.explain.ways.plain import carried_notices, training_notices
+from bftrainer.explain.ways.plain import carried_notices, epoch_notice, training_notices
 from bftrainer.explain.reading.program import Program
 from bftrainer.explain.report import Evidence, Notice
 from bftrainer.explain.reading.source import dotted
@@ -47,7 +48,15 @@ def _init_calls(program: Program) -> list[ast.Call]:
 
 
 def _prepare_calls(program: Program) -> list[ast.Call]:
-    return [call for call in program.calls if program.name(call.func) in lines.PREPARE_NAMES]
+    return [call for call in program.calls if _is_prepare(program, call)]
+
+
+def _is_prepare(program: Program, call: ast.Call) -> bool:
+    """Whether a call is `elastic.prepare` or `run.prepare`."""
+    func = call.func
+    if isinstance(func, ast.Attribute) and func.attr == "prepare" and program.kind(func.value) is Kind.RUN:
+        return True
+    return program.name(func) in lines.PREPARE_NAMES
 
 
 def explain_written(program: Program, training: Training | None) -> Iterator[Notice]:
@@ -62,17 +71,20 @@ def explain_written(program: Program, training: Training | None) -> Iterator[Not
                 "remove it",
                 refused=True,
             )
-    if _init_calls(program):
+    prepared = bool(_prepare_calls(program))
+    if _init_calls(program) and not prepared:
         yield from _mistakes_with_run(program)
     if training is None:
         return
     objects = find_objects(program, training)
     yield from gradient_notices(program, training)
-    if _prepare_calls(program):
+    if prepared:
         yield from _mistakes_with_prepare(program, training, objects)
-        for tail in tails(program, training):
-            yield tail_notice(program, tail)
-    yield from carried_notices(program, training, objects, "run.register" if _init_calls(program) else lines.PREPARE)
+        accumulation = find_accumulation(program, training)
+        yield from tail_notices(program, accumulation)
+        if not any(word.arg == lines.ACCUMULATE for call in _prepare_calls(program) for word in call.keywords):
+            yield from count_notices(program, accumulation)
+    yield from carried_notices(program, training, objects, lines.PREPARE if prepared else "run.register")
     yield from training_notices(program, training)
 
 
@@ -137,15 +149,17 @@ def _mistakes_with_prepare(program: Program, training: Training, objects: Traine
     calls = _prepare_calls(program)
     given = {ast.unparse(argument) for call in calls for argument in call.args}
     for call in calls:
-        if isinstance(program.parents[call], ast.Expr):
+        loaders = [one for one in call.args if program.kind(one) is Kind.LOADER]
+        if loaders and isinstance(program.parents[call], ast.Expr):
             yield notice(
                 program,
                 call,
-                "the prepared objects are those that are returned, and they are not used",
+                "the prepared loader is the one that is returned, and it is not used",
                 f"assign them: {', '.join(map(ast.unparse, call.args))} = {ast.unparse(call)}",
                 refused=True,
             )
     local = any(program.scopes[call] is program.scopes[training.anchor] for call in calls)
+    local = local and not any(isinstance(one, ast.Starred) for call in calls for one in call.args)
     for one in objects.named if local else ():
         if one.kind in (Kind.OPTIMIZER, Kind.LOADER, Kind.SCHEDULER, Kind.SCALER) and one.text not in given:
             yield notice(
@@ -155,12 +169,5 @@ def _mistakes_with_prepare(program: Program, training: Training, objects: Traine
                 f"give {one.text} to {lines.PREPARE}",
                 refused=True,
             )
-    if training.epoch is not None and range_of(training.epoch) is not None and loader_of(program, training.epoch) is None:
-        call = range_of(training.epoch)
-        if call is not None and dotted(call.func).endswith("range"):
-            yield notice(
-                program,
-                training.epoch,
-                "a node that joins later runs this loop from its beginning, also epochs that are over",
-                f"loop over {lines.EPOCHS}(n), which begins in the current epoch (advised, not needed)",
-            )
+    if training.epoch is not None and range_of(training.epoch) is not None:
+        yield epoch_notice(program, training.epoch)
