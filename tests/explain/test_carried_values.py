@@ -40,7 +40,11 @@ def carried(folder: Path, before: str, body: str, later: str = "") -> dict[str, 
     [
         ("best = 0.0", "if total > best:\n    best = total", {"best"}),
         ("best = 0.0", "best = max(best, total)", {"best"}),
-        ("best, bad = None, 0", "if best is None or total < best:\n    best, bad = total, 0\nelse:\n    bad += 1", {"best", "bad"}),
+        (
+            "best, bad = None, 0",
+            "if best is None or total < best:\n    best, bad = total, 0\nelse:\n    bad += 1",
+            {"best", "bad"},
+        ),
         ("steps = 0", "steps += 1", {"steps"}),
         ("losses = []", "losses.append(total)", {"losses"}),
         ("seen = dict(a=[])", "seen['a'].append(total)", {"seen"}),

@@ -141,7 +141,9 @@ def test_a_name_with_control_characters_does_not_reach_the_terminal(call: Call) 
 @pytest.mark.waits
 def test_neither_torch_nor_the_script_is_imported(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("raise SystemExit('imported')\n" + (SCRIPTS / "mnist.py").read_text())
-    code = "import sys\nfrom bftrainer.cli.main import run\nrun(['submit', '--explain', 'train.py'])\nprint(*sys.modules)"
+    code = (
+        "import sys\nfrom bftrainer.cli.main import run\nrun(['submit', '--explain', 'train.py'])\nprint(*sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=120
     )

@@ -71,7 +71,10 @@ main()
     ("made", "expected"),
     [
         ("params = list(a.parameters()) + list(b.parameters())\nopt = torch.optim.Adam(params)", "a, b, opt, loader"),
-        ("opt = torch.optim.Adam([{'params': a.body.parameters()}, {'params': a.head.parameters()}])", "a, opt, loader"),
+        (
+            "opt = torch.optim.Adam([{'params': a.body.parameters()}, {'params': a.head.parameters()}])",
+            "a, opt, loader",
+        ),
         ("opt = make(a)", "a, opt, loader"),
         ("opt = Lion(filter(lambda p: p.requires_grad, a.parameters()))", "a, opt, loader"),
         ("opts = [torch.optim.Adam(a.parameters())]\nopt = opts[0]", "a, opt, loader"),

@@ -124,7 +124,8 @@ def test_data_whose_order_is_not_ours_is_refused(tmp_path: Path, loader: str, sa
 
 
 @pytest.mark.parametrize(
-    ("sampler", "said"), [("torch.utils.data.WeightedRandomSampler(weights, 100)", "WeightedRandomSampler"), ("limit", "limit")]
+    ("sampler", "said"),
+    [("torch.utils.data.WeightedRandomSampler(weights, 100)", "WeightedRandomSampler"), ("limit", "limit")],
 )
 def test_an_own_sampler_is_told_what_it_must_do(tmp_path: Path, sampler: str, said: str) -> None:
     explanation = explain_text(tmp_path, loop(loader=f"data, sampler={sampler}"))
@@ -137,9 +138,10 @@ def test_usual_samplers_are_not(tmp_path: Path, loader: str) -> None:
     assert explain_text(tmp_path, loop(loader=loader)).notices == ()
 
 
-def test_data_parallel_is_refused(tmp_path: Path) -> None:
+def test_data_parallel_is_a_warning(tmp_path: Path) -> None:
     explanation = explain_text(tmp_path, loop(before="model = nn.DataParallel(model)"))
-    assert "one process per GPU" in noticed(explanation.refused)[6]
+    assert explanation.refused == ()
+    assert "one process per GPU" in noticed(explanation.warnings)[6]
 
 
 def test_sync_batch_norm_is_a_warning(tmp_path: Path) -> None:
@@ -171,7 +173,7 @@ def test_accumulation_without_a_last_step_is_refused_and_changed(tmp_path: Path,
     "step",
     [
         "if (i + 1) % 4 == 0 or i + 1 == len(loader):\n            optimizer.step()",
-        "if i % 5 == 0:\n            loss.backward()\n            optimizer.step()",  # a critic's steps, not accumulation
+        "if i % 5 == 0:\n            loss.backward()\n            optimizer.step()",  # a critic
         "optimizer.step()\n        if i % 10 == 0:\n            print(loss.item())",
     ],
 )
@@ -306,6 +308,6 @@ def test_batches_that_are_cut_by_hand_are_refused(tmp_path: Path) -> None:
     assert "DataLoader" in noticed(explanation.refused)[6]
 
 
-def test_two_loaders_at_once_are_refused(tmp_path: Path) -> None:
+def test_two_loaders_at_once_are_a_warning(tmp_path: Path) -> None:
     text = loop().replace("enumerate(loader)", "zip(loader, loader_b)")
-    assert "only one of them" in noticed(explain_text(tmp_path, text).refused)[10]
+    assert "only one is prepared" in noticed(explain_text(tmp_path, text).warnings)[10]

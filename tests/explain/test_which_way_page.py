@@ -1,4 +1,4 @@
-"""The page "Which way for my script?": what it shows is what the command prints, and its lines are those of the code."""
+"""The page "Which way for my script?": it shows what the command prints, and the lines that the command writes."""
 
 from __future__ import annotations
 

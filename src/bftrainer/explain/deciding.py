@@ -1,7 +1,7 @@
 """Decision: which way makes a script elastic. Puts its explanation together.
 
-The order of the questions matters: a script that uses bftrainer already is one, whatever else it does, and a framework's
-own distributed code says nothing about the script.
+The order of the questions matters. A script that uses bftrainer already is one, whatever else it does, and the
+distributed code of a framework says nothing about the script.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bftrainer.errors import InputError
-from bftrainer.explain.ways import distributed, frameworks, other, plain, written
 from bftrainer.explain.edits import Edits
-from bftrainer.explain.reading.finding import read_files
 from bftrainer.explain.lines import WAYS
 from bftrainer.explain.places import evidence, notice
-from bftrainer.explain.training.loops import Training, backward_calls, find_training, step_calls
+from bftrainer.explain.reading.finding import read_files
 from bftrainer.explain.reading.program import Program
 from bftrainer.explain.report import Evidence, Explanation, Notice
+from bftrainer.explain.training.loops import Training, backward_calls, find_training, step_calls
+from bftrainer.explain.ways import distributed, frameworks, other, plain, written
 
 
 def explain(words: Sequence[str], folder: Path, nodes: str = "1-4") -> Explanation:
@@ -44,8 +44,10 @@ class _Explainer:
     def explain(self, notices: Iterable[Notice]) -> Explanation:
         way, shown, more = self._way()
         launcher = ["--launcher", WAYS[way].launcher] if WAYS[way].launcher else []
-        command = "" if way == "none" else shlex.join(
-            ["bftrainer", "submit", *launcher, "--nodes", self._nodes, *self._words]
+        command = (
+            ""
+            if way == "none"
+            else shlex.join(["bftrainer", "submit", *launcher, "--nodes", self._nodes, *self._words])
         )
         return Explanation(
             self._program.files[0].name,

@@ -10,8 +10,8 @@ import difflib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from bftrainer.explain.report import LineChange
 from bftrainer.explain.reading.source import SourceFile, parse
+from bftrainer.explain.report import LineChange
 
 
 class Edits:

@@ -102,7 +102,9 @@ def submit(
     ] = None,
     explain: Annotated[
         bool,
-        typer.Option("--explain", help="Say how the script becomes elastic, line by line. Reads it, and queues nothing."),
+        typer.Option(
+            "--explain", help="Say how the script becomes elastic, line by line. Reads it, and queues nothing."
+        ),
     ] = False,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until the trainer is finished; exit status 1 if it failed.")

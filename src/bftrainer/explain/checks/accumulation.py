@@ -1,4 +1,4 @@
-"""Checks of gradient accumulation: every epoch must end with a step, and few ranks must know how many batches make one."""
+"""Checks of gradient accumulation: an epoch must end with a step, and few ranks must know how many batches make one."""
 
 from __future__ import annotations
 
@@ -48,9 +48,11 @@ def find_accumulation(program: Program, training: Training) -> list[Accumulation
                 found[node] = _accumulation(program, batch, node, continues=False)
     for one in training.reached:
         node = one.node
-        if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Continue) and _counts(node.test):
-            if program.parents[node] is batch and any(call.lineno < node.lineno for call in training.backwards):
-                found[node] = _accumulation(program, batch, node, continues=True)
+        if not isinstance(node, ast.If) or program.parents[node] is not batch or not _counts(node.test):
+            continue
+        computed = any(call.lineno < node.lineno for call in training.backwards)
+        if computed and isinstance(node.body[-1], ast.Continue):
+            found[node] = _accumulation(program, batch, node, continues=True)
     return list(found.values())
 
 
@@ -110,11 +112,19 @@ def _last_batch(program: Program, batch: Loop, test: ast.If) -> str:
     """The condition for the last batch; empty if the loop does not number its batches."""
     if isinstance(batch, ast.While) or program.scopes[batch] is not program.scopes[test]:
         return ""
-    numbered = [node for node in ast.walk(batch.iter) if isinstance(node, ast.Call) and dotted(node.func) == "enumerate"]
+    numbered = [
+        node for node in ast.walk(batch.iter) if isinstance(node, ast.Call) and dotted(node.func) == "enumerate"
+    ]
     loader = loader_of(program, batch)
     first = batch.target.elts[0] if isinstance(batch.target, ast.Tuple) else None
     if not numbered or loader is None or not isinstance(first, ast.Name) or not dotted(loader):
         return ""
-    starts = [*numbered[0].args[1:], *(one.value for one in numbered[0].keywords)]
-    start = starts[0].value if starts and isinstance(starts[0], ast.Constant) else 0 if not starts else None
-    return {0: f"{first.id} + 1 == len({dotted(loader)})", 1: f"{first.id} == len({dotted(loader)})"}.get(start, "")
+    call = numbered[0]
+    starts = [*call.args[1:], *(one.value for one in call.keywords)]
+    if not starts or _is_constant(starts[0], 0):
+        return f"{first.id} + 1 == len({dotted(loader)})"
+    return f"{first.id} == len({dotted(loader)})" if _is_constant(starts[0], 1) else ""
+
+
+def _is_constant(node: ast.expr, value: int) -> bool:
+    return isinstance(node, ast.Constant) and node.value == value

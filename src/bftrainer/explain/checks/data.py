@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator
 
 from bftrainer.explain import lines
+from bftrainer.explain.places import notice
 from bftrainer.explain.reading.flow import flow_of
 from bftrainer.explain.reading.kinds import SAMPLERS, STREAMS, Kind
-from bftrainer.explain.places import notice
-from bftrainer.explain.training.loops import Training, is_assumed, loader_of
 from bftrainer.explain.reading.program import Program
-from bftrainer.explain.report import Notice
 from bftrainer.explain.reading.source import dotted
+from bftrainer.explain.report import Notice
+from bftrainer.explain.training.loops import Training, is_assumed, loader_of
 
 _DRAWS = re.compile(r"batch|sample|next|draw|rand|generate|fetch|perm")
 
@@ -133,15 +133,15 @@ def _several_loaders(program: Program, training: Training) -> Iterator[Notice]:
     batch = training.batch
     assert isinstance(batch, ast.For | ast.AsyncFor)
     for node in ast.walk(batch.iter):
-        if isinstance(node, ast.Call) and dotted(node.func) == "zip" and len(node.args) > 1:
-            if all(program.kind(one) is Kind.LOADER for one in node.args):
-                yield notice(
-                    program,
-                    node,
-                    "the loop goes over several loaders at once; only one of them can be prepared",
-                    "use one DataLoader of a dataset that gives the samples of all of them (StackDataset)",
-                    refused=True,
-                )
+        zipped = node.args if isinstance(node, ast.Call) and dotted(node.func) == "zip" else []
+        if len(zipped) > 1 and all(program.kind(one) is Kind.LOADER for one in zipped):
+            yield notice(
+                program,
+                node,
+                "the loop goes over several loaders at once, but only one is prepared; every rank draws all samples of "
+                "the others",
+                "use one DataLoader of a dataset that gives the samples of all of them (torch.utils.data.StackDataset)",
+            )
 
 
 def _iteration(program: Program, training: Training) -> Iterator[Notice]:

@@ -6,12 +6,12 @@ import ast
 from collections.abc import Iterator
 
 from bftrainer.explain import lines
-from bftrainer.explain.training.loops import Training
 from bftrainer.explain.places import notice
 from bftrainer.explain.reading.kinds import Kind
 from bftrainer.explain.reading.program import Program
-from bftrainer.explain.report import Notice
 from bftrainer.explain.reading.source import dotted
+from bftrainer.explain.report import Notice
+from bftrainer.explain.training.loops import Training
 from bftrainer.explain.training.summed import loss_of, sums_in
 
 
@@ -57,7 +57,9 @@ def gradient_notices(program: Program, training: Training) -> Iterator[Notice]:
     if any(isinstance(node, ast.Attribute) and node.attr == lines.SYNCHRONIZE.rstrip("()") for node in nodes):
         return
     by_run = any(program.kind(step.optimizer) is Kind.RUN for step in training.steps)
-    remedy = f"call {ast.unparse(training.steps[0].optimizer)}.{lines.SYNCHRONIZE} before: then they are those of all ranks"
+    remedy = (
+        f"call {ast.unparse(training.steps[0].optimizer)}.{lines.SYNCHRONIZE} before: then they are those of all ranks"
+    )
     if by_run:
         remedy = "change them in a hook (param.register_hook) instead"
     for node in nodes:

@@ -8,15 +8,30 @@ from collections.abc import Iterator
 
 from bftrainer.explain import lines
 from bftrainer.explain.places import notice
-from bftrainer.explain.training.loops import Training
 from bftrainer.explain.reading.program import Program
 from bftrainer.explain.reading.reach import Reached
-from bftrainer.explain.report import Notice
 from bftrainer.explain.reading.source import dotted
+from bftrainer.explain.report import Notice
+from bftrainer.explain.training.loops import Training
 
-_SEEDERS = frozenset("manual_seed manual_seed_all seed set_seed seed_everything seed_all RandomState default_rng".split())
-_WRITERS = frozenset("savefig save_image to_csv to_json to_parquet savetxt savez write_text write_bytes".split())
-_FILE_CALLS = frozenset("numpy.save np.save shutil.copy shutil.copy2 shutil.copyfile shutil.move os.rename os.replace".split())
+_SEEDERS = frozenset(
+    ["manual_seed", "manual_seed_all", "seed", "set_seed", "seed_everything", "seed_all", "RandomState", "default_rng"]
+)
+_WRITERS = frozenset(
+    ["savefig", "save_image", "to_csv", "to_json", "to_parquet", "savetxt", "savez", "write_text", "write_bytes"]
+)
+_FILE_CALLS = frozenset(
+    [
+        "numpy.save",
+        "np.save",
+        "shutil.copy",
+        "shutil.copy2",
+        "shutil.copyfile",
+        "shutil.move",
+        "os.rename",
+        "os.replace",
+    ]
+)
 _RANK = re.compile(r"(^|_)rank($|_)|^(ddp|world|global|local|node)_?rank$|\brank\b", re.IGNORECASE)
 _GUARD = re.compile(r"rank|main|master|zero|primary", re.IGNORECASE)
 
@@ -33,7 +48,6 @@ def script_notices(program: Program) -> Iterator[Notice]:
                 call,
                 "DataParallel splits batches over the GPUs of one process, but there is one process per GPU",
                 "remove it and use the module itself",
-                refused=True,
             )
         elif last in ("convert_sync_batchnorm", "SyncBatchNorm"):
             yield notice(
@@ -55,8 +69,8 @@ def script_notices(program: Program) -> Iterator[Notice]:
             loads[0],
             "the script resumes from its own checkpoint. This is harmless: a node that joins later reads it, too, and "
             "then takes over the state of the others",
-            "keep it to start from a model of your own; epochs and steps then count from 0. To continue after a loss of "
-            "nodes it is not needed",
+            "keep it to start from a model of your own; epochs and steps then count from 0. After a loss of nodes it "
+            "is not needed",
         )
 
 

@@ -13,8 +13,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from bftrainer.errors import InputError
-from bftrainer.explain.report import Notice
 from bftrainer.explain.reading.source import SourceFile, read_source
+from bftrainer.explain.report import Notice
 
 MOST_FILES = 40
 """Local modules that are read beside the script."""

@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-_CHANGING = frozenset("append extend insert add update appendleft setdefault".split())
+_CHANGING = frozenset(["append", "extend", "insert", "add", "update", "appendleft", "setdefault"])
 """Methods that change a list, dict or set."""
 
 _Block = Sequence[ast.stmt]

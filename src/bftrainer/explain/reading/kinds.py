@@ -19,8 +19,37 @@ class Kind(StrEnum):
 
 
 _OPTIMIZERS = frozenset(
-    "Adam AdamW AdamW8bit Adam8bit Adamax NAdam RAdam SparseAdam Adadelta Adagrad Adafactor ASGD SGD RMSprop Rprop LBFGS "
-    "Lion LAMB Lamb LARS Lars Muon SOAP Shampoo AdaBelief FusedAdam FusedLAMB FusedSGD ZeroRedundancyOptimizer".split()
+    [
+        "Adam",
+        "AdamW",
+        "AdamW8bit",
+        "Adam8bit",
+        "Adamax",
+        "NAdam",
+        "RAdam",
+        "SparseAdam",
+        "Adadelta",
+        "Adagrad",
+        "Adafactor",
+        "ASGD",
+        "SGD",
+        "RMSprop",
+        "Rprop",
+        "LBFGS",
+        "Lion",
+        "LAMB",
+        "Lamb",
+        "LARS",
+        "Lars",
+        "Muon",
+        "SOAP",
+        "Shampoo",
+        "AdaBelief",
+        "FusedAdam",
+        "FusedLAMB",
+        "FusedSGD",
+        "ZeroRedundancyOptimizer",
+    ]
 )
 _MODEL_MAKERS = frozenset({"create_model", "from_pretrained", "from_config", "get_peft_model"})
 _WRAPPERS = frozenset({"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDP", "DDP"})
@@ -36,12 +65,31 @@ _BASES = {
 }
 
 THROUGH = frozenset(
-    "to cuda cpu train eval half float double bfloat16 requires_grad_ apply share_memory to_empty unwatch".split()
+    [
+        "to",
+        "cuda",
+        "cpu",
+        "train",
+        "eval",
+        "half",
+        "float",
+        "double",
+        "bfloat16",
+        "requires_grad_",
+        "apply",
+        "share_memory",
+        "to_empty",
+        "unwatch",
+    ]
 )
 """Methods of a module that return the module."""
-WRAPS = frozenset({"tqdm", "enumerate", "iter", "islice", "cycle", "list", "auto", "track", "log_every", "progress_bar"})
+WRAPS = frozenset(
+    {"tqdm", "enumerate", "iter", "islice", "cycle", "list", "auto", "track", "log_every", "progress_bar"}
+)
 """Functions that iterate over their first argument."""
-STREAMS = frozenset("IterableDataset WebDataset WebLoader StreamingDataset IterDataPipe IterableWrapper".split())
+STREAMS = frozenset(
+    ["IterableDataset", "WebDataset", "WebLoader", "StreamingDataset", "IterDataPipe", "IterableWrapper"]
+)
 """Classes of data sets that have no length and no index."""
 SAMPLERS = frozenset({"DistributedSampler", "RandomSampler", "SequentialSampler"})
 """Samplers whose order BFTrainer can make itself."""

@@ -1,7 +1,7 @@
 """Reach of a loop: all that runs in it, also in the functions of the program that it calls.
 
-A `Frame` remembers by which calls a node was reached. So an expression inside a function can be named as the loop's own
-function names it.
+A `CallFrame` remembers by which calls a node was reached. So an expression inside a function can be named as the
+function of the loop names it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from bftrainer.explain.reading.program import Function, Program, argument, is_fu
 
 
 @dataclass(frozen=True, eq=False)
-class Frame:
+class CallFrame:
     """A call by which a function was reached; none for the loop itself."""
 
     call: ast.Call | None = None
     function: Function | None = None
-    outer: Frame | None = None
+    outer: CallFrame | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,13 +28,13 @@ class Reached:
     """A node that runs in a loop."""
 
     node: ast.AST
-    frame: Frame
+    frame: CallFrame
 
 
 def reach(program: Program, roots: Iterable[ast.AST]) -> Iterator[Reached]:
     """Yield all nodes that run when `roots` run. Each function is entered once."""
     entered: set[Function] = set()
-    waiting = deque([(root, Frame()) for root in roots])
+    waiting = deque([(root, CallFrame()) for root in roots])
     while waiting:
         root, frame = waiting.popleft()
         for node in _without_definitions(root):
@@ -44,7 +44,7 @@ def reach(program: Program, roots: Iterable[ast.AST]) -> Iterator[Reached]:
             for function in [*program.functions(node), *_given_functions(program, node)]:
                 if function not in entered:
                     entered.add(function)
-                    waiting += [(statement, Frame(node, function, frame)) for statement in function.body]
+                    waiting += [(statement, CallFrame(node, function, frame)) for statement in function.body]
 
 
 def _without_definitions(root: ast.AST) -> Iterator[ast.AST]:
@@ -65,7 +65,7 @@ def _given_functions(program: Program, call: ast.Call) -> list[Function]:
     return [function for function in named if program.scopes[function] is program.scopes[call]]
 
 
-def outer_expression(program: Program, node: ast.expr, frame: Frame) -> ast.expr | None:
+def outer_expression(program: Program, node: ast.expr, frame: CallFrame) -> ast.expr | None:
     """Return the expression that names the same object where the loop is; None if there is none."""
     found: ast.expr | None = node
     while found is not None and frame.call is not None and frame.outer is not None:
@@ -74,7 +74,7 @@ def outer_expression(program: Program, node: ast.expr, frame: Frame) -> ast.expr
     return found
 
 
-def _one_up(program: Program, node: ast.expr, frame: Frame, depth: int) -> ast.expr | None:
+def _one_up(program: Program, node: ast.expr, frame: CallFrame, depth: int) -> ast.expr | None:
     """Name an object of a function as the caller of the function does."""
     call, function = frame.call, frame.function
     assert call is not None

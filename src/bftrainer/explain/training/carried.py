@@ -14,8 +14,10 @@ from bftrainer.explain.reading.flow import flow_of, mentioned
 from bftrainer.explain.reading.program import Binding, Loop, Program, is_function
 from bftrainer.explain.reading.source import dotted
 
-_EMPTY = frozenset("list dict set tuple int float str bool defaultdict deque Counter OrderedDict".split())
-_CLOCKS = frozenset("time perf_counter monotonic now process_time".split())
+_EMPTY = frozenset(
+    ["list", "dict", "set", "tuple", "int", "float", "str", "bool", "defaultdict", "deque", "Counter", "OrderedDict"]
+)
+_CLOCKS = frozenset(["time", "perf_counter", "monotonic", "now", "process_time"])
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bftrainer.explain.reading.kinds import WRAPS, Kind, kind_by_hint
 from bftrainer.explain.reading.program import Loop, Program, is_loop
-from bftrainer.explain.reading.reach import Frame, Reached, reach
+from bftrainer.explain.reading.reach import CallFrame, Reached, reach
 from bftrainer.explain.reading.source import dotted
 
 MOST_REPEATS = 20
@@ -21,7 +21,7 @@ class StepCall:
 
     call: ast.Call
     optimizer: ast.expr
-    frame: Frame
+    frame: CallFrame
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class Training:
     around: tuple[Loop, ...]
     others: tuple[Loop, ...]
     reached: tuple[Reached, ...]
-    frames: dict[ast.AST, Frame]
+    frames: dict[ast.AST, CallFrame]
     steps: tuple[StepCall, ...]
     backwards: tuple[ast.Call, ...]
 

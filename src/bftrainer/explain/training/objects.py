@@ -1,4 +1,4 @@
-"""Objects of a training: its modules, optimizers, loader, schedulers and scaler, by the names the script has for them."""
+"""Objects of a training: its modules, optimizers, loader, schedulers and scaler, as the script names them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from bftrainer.explain.reading.kinds import Kind
-from bftrainer.explain.training.loops import Training, loader_of
 from bftrainer.explain.reading.program import Program, is_function, parameters
-from bftrainer.explain.reading.reach import Frame, outer_expression
+from bftrainer.explain.reading.reach import CallFrame, outer_expression
 from bftrainer.explain.reading.source import dotted
+from bftrainer.explain.training.loops import Training, loader_of
 
 ORDER = (Kind.MODEL, Kind.OPTIMIZER, Kind.LOADER, Kind.SCHEDULER, Kind.SCALER, Kind.AVERAGE)
 _METHODS = {
@@ -81,7 +81,7 @@ class _Finder:
         self._training = training
         self._scope = program.scopes[training.anchor]
 
-    def optimizers(self, node: ast.expr, frame: Frame) -> Iterator[TrainedObject]:
+    def optimizers(self, node: ast.expr, frame: CallFrame) -> Iterator[TrainedObject]:
         """The optimizer of a step, or all of them if a loop goes over a list of optimizers."""
         container = self._container(node)
         if container is None:
@@ -105,7 +105,7 @@ class _Finder:
         program = self._program
         values = [binding.value for one in optimizers for binding in program.bindings(one.expression or one.seen)]
         trained = [module for value in values for module in modules_in(program, value)]
-        models = [self._object(Kind.MODEL, module, Frame()) for module in trained]
+        models = [self._object(Kind.MODEL, module, CallFrame()) for module in trained]
         if trained and all(program.scopes[one] is self._scope for one in trained) and all(one.text for one in models):
             return models
         called = [one for one in self._called_models() if one.text]
@@ -133,7 +133,7 @@ class _Finder:
         assert isinstance(batch, ast.For | ast.AsyncFor)
         node = loader_of(self._program, batch)
         assert node is not None
-        return self._object(Kind.LOADER, node, self._training.frames.get(batch, Frame()))
+        return self._object(Kind.LOADER, node, self._training.frames.get(batch, CallFrame()))
 
     def called_on(self, kind: Kind, methods: tuple[str, ...]) -> Iterator[TrainedObject]:
         """The objects of a kind whose methods the training calls."""
@@ -142,7 +142,7 @@ class _Finder:
             if isinstance(func, ast.Attribute) and func.attr in methods and self._program.kind(func.value) is kind:
                 yield self._object(kind, func.value, one.frame)
 
-    def _object(self, kind: Kind, node: ast.expr, frame: Frame) -> TrainedObject:
+    def _object(self, kind: Kind, node: ast.expr, frame: CallFrame) -> TrainedObject:
         outer = outer_expression(self._program, node, frame)
         outer = None if outer is None else self._with_constant_index(outer)
         if outer is None or not self._is_nameable(outer):
@@ -156,7 +156,9 @@ class _Finder:
             return node
         for binding in self._program.bindings(node.slice):
             if binding.element and isinstance(binding.value, ast.List | ast.Tuple):
-                texts = [one for one in binding.value.elts if isinstance(one, ast.Constant) and "train" in str(one.value)]
+                texts = [
+                    one for one in binding.value.elts if isinstance(one, ast.Constant) and "train" in str(one.value)
+                ]
                 if texts:
                     made = ast.Subscript(node.value, texts[0], ast.Load())
                     self._program.scopes[made] = self._program.scopes[node]

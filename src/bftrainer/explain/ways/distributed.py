@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from bftrainer.explain.checks.accumulation import find_accumulation, tail_notices
 from bftrainer.explain.places import evidence, notice
+from bftrainer.explain.reading.program import Program
+from bftrainer.explain.report import Evidence, Notice
 from bftrainer.explain.training.loops import Training
 from bftrainer.explain.training.objects import find_objects
 from bftrainer.explain.ways.plain import carried_notices, training_notices
-from bftrainer.explain.reading.program import Program
-from bftrainer.explain.report import Evidence, Notice
 
 _DISTRIBUTED = {
     "init_process_group": "makes a process group",
@@ -123,7 +123,9 @@ def explain_distributed(program: Program, training: Training | None) -> Iterator
 
 def restart_notices(program: Program, shown: Evidence) -> Iterator[Notice]:
     """Yield what is to be known about a script that restarts at each change of its nodes."""
-    if not any(program.name(call.func).endswith(("torch.load", "load_checkpoint", "dcp.load")) for call in program.calls):
+    if not any(
+        program.name(call.func).endswith(("torch.load", "load_checkpoint", "dcp.load")) for call in program.calls
+    ):
         yield Notice(
             shown.file,
             shown.line,

@@ -9,21 +9,23 @@ from bftrainer.explain import lines
 from bftrainer.explain.checks.data import is_stream
 from bftrainer.explain.edits import Edits, add_import, indentation
 from bftrainer.explain.places import notice
+from bftrainer.explain.reading.program import Program
+from bftrainer.explain.report import Notice
 from bftrainer.explain.training.loops import Training
 from bftrainer.explain.training.objects import TrainedObjects
 from bftrainer.explain.ways.plain import carried_notices, training_notices
-from bftrainer.explain.reading.program import Program
-from bftrainer.explain.report import Notice
 
 _TORCHRUN = "submit it with --launcher torchrun: it restarts from its checkpoint at each change"
 _HUGGING_FACE = ("transformers.", "trl.", "sentence_transformers.")
 _LIGHTNING = ("lightning.", "pytorch_lightning.")
-_SHARDING_OPTIONS = frozenset("fsdp fsdp_config deepspeed fsdp_plugin deepspeed_plugin megatron_lm_plugin".split())
+_SHARDING_OPTIONS = frozenset(
+    ["fsdp", "fsdp_config", "deepspeed", "fsdp_plugin", "deepspeed_plugin", "megatron_lm_plugin"]
+)
 _SHARDING_STRATEGY = ("fsdp", "deepspeed", "modelparallel", "xla")
 
 
 def _made_of(program: Program, call: ast.Call, packages: tuple[str, ...], ending: str) -> bool:
-    """Whether a call makes an object of a class of these packages, or of a class of the program that is based on one."""
+    """Whether a call makes an object of a class of these packages, or of a class of the program based on one."""
     return _is_of(program, call.func, packages, ending, 0)
 
 
@@ -148,7 +150,7 @@ def explain_lightning(program: Program, edits: Edits) -> Iterator[Notice]:
             yield notice(
                 program,
                 strategy,
-                f"the strategy {ast.unparse(strategy)} splits the model over the ranks, and a part is lost with its node",
+                f"the strategy {ast.unparse(strategy)} splits the model over the ranks; a part is lost with its node",
                 _TORCHRUN,
                 refused=True,
             )

@@ -23,7 +23,9 @@ _PACKAGES = {
     "fastai": "fastai",
     "composer": "Composer",
 }
-_STARTS = re.compile(r"\b(torchrun|accelerate launch|torch\.distributed\.(run|launch)|deepspeed|horovodrun|mpirun|srun)\b")
+_STARTS = re.compile(
+    r"\b(torchrun|accelerate launch|torch\.distributed\.(run|launch)|deepspeed|horovodrun|mpirun|srun)\b"
+)
 _MEMBERSHIP = (
     "any iterative program can be a trainer by bftrainer.elastic.membership; a program that saves and loads its state "
     "can restart at each change with --launcher torchrun, and one that asks where it may run fits --launcher hosts"

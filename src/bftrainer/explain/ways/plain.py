@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bftrainer.explain import lines
-from bftrainer.explain.training.carried import carried_values
 from bftrainer.explain.checks.accumulation import count_notices, find_accumulation, tail_notices
 from bftrainer.explain.checks.data import data_notices
-from bftrainer.explain.edits import Edits, add_import, indentation
-from bftrainer.explain.reading.kinds import Kind
 from bftrainer.explain.checks.loop import gradient_notices, loop_notices
+from bftrainer.explain.checks.script import file_notices, script_notices
+from bftrainer.explain.edits import Edits, add_import, indentation
 from bftrainer.explain.places import evidence, notice, source_text
-from bftrainer.explain.training.loops import Training, range_of
-from bftrainer.explain.training.objects import TrainedObject, TrainedObjects, find_objects
+from bftrainer.explain.reading.kinds import Kind
 from bftrainer.explain.reading.program import Loop, Program, is_function, parameters
 from bftrainer.explain.reading.reach import reach
 from bftrainer.explain.report import Evidence, Notice
-from bftrainer.explain.checks.script import file_notices, script_notices
+from bftrainer.explain.training.carried import carried_values
 from bftrainer.explain.training.counted import count_steps
+from bftrainer.explain.training.loops import Training, range_of
+from bftrainer.explain.training.objects import TrainedObject, TrainedObjects, find_objects
 
 
 def plain_evidence(program: Program, training: Training) -> Iterator[Evidence]:
@@ -205,8 +205,8 @@ def epoch_notice(program: Program, loop: Loop) -> Notice:
     return notice(
         program,
         loop,
-        "on a node that joins later this loop runs from its beginning: in epochs that are over the loader is empty, but "
-        "the rest of the loop runs",
+        "on a node that joins later this loop runs from its beginning: in epochs that are over the loader is empty, "
+        "but the rest of the loop runs",
         f"loop over {lines.EPOCHS}(n): it begins in the current epoch, and counts from 0 (advised, not needed)",
     )
 

@@ -6,16 +6,16 @@ import ast
 from collections.abc import Iterator
 
 from bftrainer.explain import lines
-from bftrainer.explain.reading.kinds import Kind
 from bftrainer.explain.checks.accumulation import count_notices, find_accumulation, tail_notices
 from bftrainer.explain.checks.loop import gradient_notices
 from bftrainer.explain.places import evidence, notice
+from bftrainer.explain.reading.kinds import Kind
+from bftrainer.explain.reading.program import Program
+from bftrainer.explain.reading.source import dotted
+from bftrainer.explain.report import Evidence, Notice
 from bftrainer.explain.training.loops import Training, range_of, step_calls
 from bftrainer.explain.training.objects import TrainedObjects, find_objects
 from bftrainer.explain.ways.plain import carried_notices, epoch_notice, training_notices
-from bftrainer.explain.reading.program import Program
-from bftrainer.explain.report import Evidence, Notice
-from bftrainer.explain.reading.source import dotted
 
 _GRADIENT_CALLS = frozenset({"clip_grad_norm_", "clip_grad_value_", "unscale_"})
 
