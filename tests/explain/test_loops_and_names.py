@@ -184,6 +184,24 @@ it, n = 0, 100
     assert explanation.notices == ()
 
 
+def test_only_the_counter_of_the_steps_is_known_to_a_newcomer(tmp_path: Path) -> None:
+    text = """\
+net = nn.Linear(1, 1)
+optimizer = torch.optim.Adam(net.parameters())
+it = 0
+good = 0
+while it < 100:
+    net(get_batch()).mean().backward()
+    optimizer.step()
+    good += 1
+    it += 1
+print(good)
+"""
+    warnings = noticed(explain_text(tmp_path, HEAD + text).warnings)
+    assert set(warnings) == {8}
+    assert "`good` is kept for later steps (line 12)" in warnings[8]
+
+
 def test_a_while_loop_whose_steps_are_not_counted_is_refused(tmp_path: Path) -> None:
     explanation = explain_text(
         tmp_path,

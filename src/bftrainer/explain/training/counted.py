@@ -21,31 +21,42 @@ class _Limit:
     test: ast.If | None = None
 
 
+def step_counter(program: Program, loop: ast.While) -> str:
+    """Return the variable that counts the steps of a loop; empty if none was found."""
+    found = _counting(program, loop)
+    return "" if found is None else found[0].counter
+
+
 def count_steps(program: Program, loop: ast.While, edits: Edits) -> bool:
     """Put the new header of a loop into `edits`, and remove its counting. Returns whether the loop counts steps."""
+    found = _counting(program, loop)
+    if found is None or loop.test.end_lineno != loop.lineno:
+        return False
+    limit, counting = found
+    file = program.file(loop)
+    count = ast.unparse(limit.limit) + (" + 1" if limit.inclusive else "")
+    header = f"for {limit.counter} in {lines.STEPS}({count})"
+    edits.replace(file, loop.lineno, loop.col_offset, loop.test.end_col_offset or 0, header)
+    for one in counting:
+        edits.remove(file, one.lineno, one.end_lineno or one.lineno)
+    add_import(edits, file, lines.IMPORT_ELASTIC)
+    return True
+
+
+def _counting(program: Program, loop: ast.While) -> tuple[_Limit, list[ast.stmt]] | None:
+    """What ends a loop, and the statements that count and test, which can be removed."""
     counters = {
         node.target.id: node
         for node in loop.body
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and _is_plus_one(node)
     }
-    limits = [one for one in _limits(loop) if one.counter in counters]
-    if not limits or loop.test.end_lineno != loop.lineno:
-        return False
-    limit = limits[0]
+    limit = next((one for one in _limits(loop) if one.counter in counters), None)
+    if limit is None or not _begins_at_zero(program, loop, limit.counter):
+        return None
     increment = counters[limit.counter]
-    if not _begins_at_zero(program, loop, limit.counter) or _tests_before_counting(loop, limit, increment):
-        return False
-    file = program.file(loop)
-    gone = [increment] if limit.test is None else [increment, limit.test]
-    if len(loop.body) <= len(gone) or not all(_has_own_lines(file, one) for one in gone):
-        return False
-    count = ast.unparse(limit.limit) + (" + 1" if limit.inclusive else "")
-    header = f"for {limit.counter} in {lines.STEPS}({count})"
-    edits.replace(file, loop.lineno, loop.col_offset, loop.test.end_col_offset or 0, header)
-    for one in gone:
-        edits.remove(file, one.lineno, one.end_lineno or one.lineno)
-    add_import(edits, file, lines.IMPORT_ELASTIC)
-    return True
+    counting: list[ast.stmt] = [increment] if limit.test is None else [increment, limit.test]
+    removable = len(loop.body) > len(counting) and all(_has_own_lines(program.file(loop), one) for one in counting)
+    return (limit, counting) if removable and not _tests_before_counting(loop, limit, increment) else None
 
 
 def _is_plus_one(node: ast.AugAssign) -> bool:

@@ -18,7 +18,7 @@ from bftrainer.explain.reading.program import Loop, Program, is_function, parame
 from bftrainer.explain.reading.reach import reach
 from bftrainer.explain.report import Evidence, Notice
 from bftrainer.explain.training.carried import carried_values
-from bftrainer.explain.training.counted import count_steps
+from bftrainer.explain.training.counted import count_steps, step_counter
 from bftrainer.explain.training.loops import Training, range_of
 from bftrainer.explain.training.objects import TrainedObject, TrainedObjects, find_objects
 
@@ -244,7 +244,9 @@ def carried_notices(
     program: Program, training: Training, objects: TrainedObjects, given_to: str = lines.PREPARE
 ) -> Iterator[Notice]:
     """Yield the variables that a node that joins later does not know."""
-    known = {one.text for one in objects.named} | _counters(training)
+    known = {one.text for one in objects.named}
+    if isinstance(training.iteration, ast.While):
+        known.add(step_counter(program, training.iteration))
     passes = "steps" if training.iteration is not None else "epochs"
     for value in carried_values(program, training.anchor, known):
         places = f"{'line' if len(value.lines) == 1 else 'lines'} {', '.join(map(str, value.lines))}"
@@ -257,15 +259,3 @@ def carried_notices(
             )
         what = f"`{value.name}` is kept for later {passes} ({places}), but a node that joins later does not know it"
         yield notice(program, value.first, what, remedy)
-
-
-def _counters(training: Training) -> set[str]:
-    """Variables that count the steps of a loop that becomes `elastic.steps`."""
-    loop = training.iteration
-    if not isinstance(loop, ast.While):
-        return set()
-    return {
-        node.target.id
-        for node in loop.body
-        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and isinstance(node.op, ast.Add)
-    }
