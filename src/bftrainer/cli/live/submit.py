@@ -14,6 +14,7 @@ from typer.core import TyperCommand
 from bftrainer.cli.common.connection import Json, State, Url, connect, live_packages, printable, say
 from bftrainer.cli.common.output import print_json, warn
 from bftrainer.cli.live.control import wait_for
+from bftrainer.cli.live.explain import explain_script
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.errors import BFTrainerError, InputError
 
@@ -99,6 +100,12 @@ def submit(
     max_restarts: Annotated[
         int | None, typer.Option(metavar="N", help="Number of restarts allowed after failures; default: 5.")
     ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain", help="Say how the script becomes elastic, line by line. Reads it, and queues nothing."
+        ),
+    ] = False,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until the trainer is finished; exit status 1 if it failed.")
     ] = False,
@@ -111,7 +118,11 @@ def submit(
     \b
     bftrainer submit --nodes 1-8 train.py --epochs 3
     bftrainer submit --array grid.yaml
+    bftrainer submit --explain train.py
     """
+    if explain:
+        explain_script(script or [], nodes=nodes, from_file=bool(spec or array), as_json=as_json)
+        return
     given: dict[str, Any] = {"nodes": nodes, "name": name, "weight": weight, "env": env or None, "cwd": cwd}
     given |= {"python": python, "launcher": launcher, "curve": curve, "up_s": up_s, "down_s": down_s}
     given |= {"work": work, "model": model, "max_restarts": max_restarts, "group": group}

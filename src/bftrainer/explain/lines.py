@@ -1,0 +1,70 @@
+"""Lines that make a script elastic: every name and line of the API that an explanation tells a user to write.
+
+This is the only place of this package that spells them. When the API changes, change it here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+IMPORT_ELASTIC = "from bftrainer import elastic"
+PREPARE = "elastic.prepare"
+EPOCHS = "elastic.epochs"
+"""Replaces `range` in the loop over epochs. It takes a number, and counts from 0."""
+STEPS = "elastic.steps"
+"""Replaces `range` in a loop that makes one step per pass and has no DataLoader. It takes a number, too."""
+MICRO_STEPS = "elastic.micro_steps"
+ACCUMULATE = "accumulate"
+"""Argument of `prepare`: the number of batches per step."""
+VALUE = "elastic.Value"
+SYNCHRONIZE = "synchronize()"
+"""Method of a prepared optimizer: afterwards the gradients are those of all ranks."""
+IS_MAIN = "run.is_main"
+WITH_RUN = "`run = elastic.init()` and `run.prepare(…)` in place of `elastic.prepare(…)`"
+"""How a script gets the `run` of `IS_MAIN`."""
+
+IMPORT_TRANSFORMERS = "from bftrainer.integrations import transformers as bft"
+ELASTIC_TRAINER = "bft.elastic({trainer})"
+IMPORT_ACCELERATOR = "from bftrainer.integrations.accelerate import ElasticAccelerator as {name}"
+IMPORT_STRATEGY = "from bftrainer.integrations.lightning import ElasticStrategy"
+STRATEGY = "ElasticStrategy()"
+
+INIT_NAMES = frozenset({"bftrainer.elastic.init"})
+PREPARE_NAMES = frozenset({"bftrainer.elastic.prepare"})
+INTEGRATIONS = "bftrainer.integrations"
+MEMBERSHIP = "bftrainer.elastic.membership"
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to make a script elastic: its title, what it means for the script, and the launcher it needs."""
+
+    title: str
+    meaning: str
+    launcher: str = ""
+
+
+WAYS = {
+    "elastic": Way("already elastic", "The script uses bftrainer already."),
+    "transformers": Way(
+        "bftrainer.integrations.transformers",
+        "The script keeps its Hugging Face Trainer and its TrainingArguments.",
+    ),
+    "accelerate": Way(
+        "bftrainer.integrations.accelerate", "The script keeps its loop and all calls of its Accelerator."
+    ),
+    "lightning": Way("bftrainer.integrations.lightning", "The script keeps its Trainer and its LightningModule."),
+    "ddp": Way(
+        "--launcher ddp",
+        "No line changes. BFTrainer stands in for the process group, DistributedDataParallel and DistributedSampler.",
+        "ddp",
+    ),
+    "torchrun": Way(
+        "--launcher torchrun",
+        "No line changes, but all workers restart from the script's own checkpoint whenever a node comes or goes.",
+        "torchrun",
+    ),
+    "prepare": Way(PREPARE, "The script keeps its own loop."),
+    "none": Way("none", "No training was found that BFTrainer can make elastic."),
+}
+"""The ways, by the value of `way` in the JSON output."""

@@ -1,0 +1,101 @@
+"""Counted loops: turns `while True:` with a counter of its own into `for n in elastic.steps(…):`."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from bftrainer.explain import lines
+from bftrainer.explain.edits import Edits, add_import
+from bftrainer.explain.reading.program import Program
+from bftrainer.explain.reading.source import SourceFile
+
+
+@dataclass(frozen=True, eq=False)
+class _Limit:
+    """A comparison of a counter with the number of steps. `inclusive`: the counter reaches the limit."""
+
+    counter: str
+    limit: ast.expr
+    inclusive: bool
+    test: ast.If | None = None
+
+
+def step_counter(program: Program, loop: ast.While) -> str:
+    """Return the variable that counts the steps of a loop; empty if none was found."""
+    found = _counting(program, loop)
+    return "" if found is None else found[0].counter
+
+
+def count_steps(program: Program, loop: ast.While, edits: Edits) -> bool:
+    """Put the new header of a loop into `edits`, and remove its counting. Returns whether the loop counts steps."""
+    found = _counting(program, loop)
+    if found is None or loop.test.end_lineno != loop.lineno:
+        return False
+    limit, counting = found
+    file = program.file(loop)
+    count = ast.unparse(limit.limit) + (" + 1" if limit.inclusive else "")
+    header = f"for {limit.counter} in {lines.STEPS}({count})"
+    edits.replace(file, loop.lineno, loop.col_offset, loop.test.end_col_offset or 0, header)
+    for one in counting:
+        edits.remove(file, one.lineno, one.end_lineno or one.lineno)
+    add_import(edits, file, lines.IMPORT_ELASTIC)
+    return True
+
+
+def _counting(program: Program, loop: ast.While) -> tuple[_Limit, list[ast.stmt]] | None:
+    """What ends a loop, and the statements that count and test, which can be removed."""
+    counters = {
+        node.target.id: node
+        for node in loop.body
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and _is_plus_one(node)
+    }
+    limit = next((one for one in _limits(loop) if one.counter in counters), None)
+    if limit is None or not _begins_at_zero(program, loop, limit.counter):
+        return None
+    increment = counters[limit.counter]
+    counting: list[ast.stmt] = [increment] if limit.test is None else [increment, limit.test]
+    removable = len(loop.body) > len(counting) and all(_has_own_lines(program.file(loop), one) for one in counting)
+    return (limit, counting) if removable and not _tests_before_counting(loop, limit, increment) else None
+
+
+def _is_plus_one(node: ast.AugAssign) -> bool:
+    return isinstance(node.op, ast.Add) and isinstance(node.value, ast.Constant) and node.value.value == 1
+
+
+def _limits(loop: ast.While) -> list[_Limit]:
+    """The tests that end a loop: its own, and those that `break` in its body."""
+    found = [_compared(loop.test, stays=True)]
+    for node in loop.body:
+        if isinstance(node, ast.If) and len(node.body) == 1 and isinstance(node.body[0], ast.Break) and not node.orelse:
+            found.append(_compared(node.test, stays=False, test=node))
+    return [one for one in found if one is not None]
+
+
+def _compared(node: ast.expr, *, stays: bool, test: ast.If | None = None) -> _Limit | None:
+    if not isinstance(node, ast.Compare) or len(node.ops) != 1 or not isinstance(node.left, ast.Name):
+        return None
+    op, limit = node.ops[0], node.comparators[0]
+    if isinstance(op, ast.Lt | ast.LtE) and stays:
+        return _Limit(node.left.id, limit, isinstance(op, ast.LtE), test)
+    if isinstance(op, ast.Gt | ast.GtE | ast.Eq) and not stays:
+        return _Limit(node.left.id, limit, isinstance(op, ast.Gt), test)
+    return None
+
+
+def _tests_before_counting(loop: ast.While, limit: _Limit, increment: ast.stmt) -> bool:
+    """Whether the test comes after the work of a step, but before the step is counted: one step more."""
+    return limit.test is not None and 0 < loop.body.index(limit.test) < loop.body.index(increment)
+
+
+def _begins_at_zero(program: Program, loop: ast.While, counter: str) -> bool:
+    bindings = program.local_bindings(program.scopes[loop], counter)
+    values = [one.value for one in bindings if not isinstance(one.statement, ast.AugAssign)]
+    return any(isinstance(value, ast.Constant) and value.value == 0 for value in values)
+
+
+def _has_own_lines(file: SourceFile, node: ast.stmt) -> bool:
+    """Whether a statement shares its lines with no other one."""
+    first = file.line(node.lineno).encode()[: node.col_offset]
+    last = file.line(node.end_lineno or node.lineno).encode()[node.end_col_offset or 0 :].strip()
+    return not first.strip() and (not last or last.startswith(b"#"))

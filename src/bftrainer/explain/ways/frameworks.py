@@ -1,0 +1,192 @@
+"""Frameworks: the changes for Hugging Face Trainer, Accelerate and Lightning."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from bftrainer.explain import lines
+from bftrainer.explain.checks.data import is_stream
+from bftrainer.explain.edits import Edits, add_import, indentation
+from bftrainer.explain.places import notice
+from bftrainer.explain.reading.program import Program
+from bftrainer.explain.report import Notice
+from bftrainer.explain.training.loops import Training
+from bftrainer.explain.training.objects import TrainedObjects
+from bftrainer.explain.ways.plain import carried_notices, training_notices
+
+_TORCHRUN = "submit it with --launcher torchrun: it restarts from its checkpoint at each change"
+_HUGGING_FACE = ("transformers.", "trl.", "sentence_transformers.")
+_LIGHTNING = ("lightning.", "pytorch_lightning.")
+_SHARDING_OPTIONS = frozenset(
+    ["fsdp", "fsdp_config", "deepspeed", "fsdp_plugin", "deepspeed_plugin", "megatron_lm_plugin"]
+)
+_SHARDING_STRATEGY = ("fsdp", "deepspeed", "modelparallel", "xla")
+
+
+def _made_of(program: Program, call: ast.Call, packages: tuple[str, ...], ending: str) -> bool:
+    """Whether a call makes an object of a class of these packages, or of a class of the program based on one."""
+    return _is_of(program, call.func, packages, ending, 0)
+
+
+def _is_of(program: Program, node: ast.expr, packages: tuple[str, ...], ending: str, depth: int) -> bool:
+    name = program.name(node)
+    if name.startswith(packages) and name.endswith(ending):
+        return True
+    if depth > 6:
+        return False
+    return any(
+        _is_of(program, base, packages, ending, depth + 1) for cls in program.classes(node) for base in cls.bases
+    )
+
+
+# Hugging Face.
+
+
+def trainer_calls(program: Program) -> list[ast.Call]:
+    """Return the calls that make a Hugging Face Trainer."""
+    return [call for call in program.calls if _made_of(program, call, _HUGGING_FACE, "Trainer")]
+
+
+def explain_transformers(program: Program, edits: Edits) -> Iterator[Notice]:
+    """Put the changes of a script with a Hugging Face Trainer into `edits`, and yield its notices."""
+    for call in trainer_calls(program):
+        file, func = program.file(call), call.func
+        if func.lineno == func.end_lineno:
+            wrapped = lines.ELASTIC_TRAINER.format(trainer=ast.unparse(func))
+            edits.replace(file, func.lineno, func.col_offset, func.end_col_offset or 0, wrapped)
+            add_import(edits, file, lines.IMPORT_TRANSFORMERS)
+        datasets = [one.value for one in call.keywords if one.arg == "train_dataset"]
+        for dataset in datasets:
+            if is_stream(program, dataset):
+                yield notice(
+                    program,
+                    dataset,
+                    "the training data is a stream: it has no length and no index, so samples cannot be given to ranks",
+                    "load it without streaming",
+                    refused=True,
+                )
+    arguments = [call for call in program.calls if _made_of(program, call, _HUGGING_FACE, "TrainingArguments")]
+    configs = [call for call in program.calls if _made_of(program, call, ("trl.",), "Config")]
+    yield from _sharding(program, [*arguments, *configs])
+
+
+def _sharding(program: Program, calls: list[ast.Call]) -> Iterator[Notice]:
+    for call in calls:
+        for keyword in call.keywords:
+            given = not (isinstance(keyword.value, ast.Constant) and not keyword.value.value)
+            if keyword.arg in _SHARDING_OPTIONS and given:
+                yield notice(
+                    program,
+                    keyword.value,
+                    f"{keyword.arg} splits the model over the ranks, and a part is lost with its node",
+                    _TORCHRUN,
+                    refused=True,
+                )
+
+
+# Accelerate.
+
+
+def accelerator_calls(program: Program) -> list[ast.Call]:
+    """Return the calls that make an Accelerator."""
+    return [call for call in program.calls if _made_of(program, call, ("accelerate.",), "Accelerator")]
+
+
+def explain_accelerate(program: Program, training: Training | None, edits: Edits) -> Iterator[Notice]:
+    """Put the changes of a script with an Accelerator into `edits`, and yield its notices."""
+    for call in accelerator_calls(program):
+        if isinstance(call.func, ast.Name):
+            _change_import(program, call.func, edits)
+        else:
+            file, func = program.file(call), call.func
+            edits.replace(file, func.lineno, func.col_offset, func.end_col_offset or 0, "Accelerator")
+            add_import(edits, file, lines.IMPORT_ACCELERATOR.format(name="Accelerator"))
+    yield from _sharding(program, accelerator_calls(program))
+    for call in program.calls:
+        if program.name(call.func).endswith(("accelerate.notebook_launcher", "accelerate.debug_launcher")):
+            yield notice(
+                program,
+                call,
+                "the script starts its processes itself, but BFTrainer starts one per GPU",
+                "call the training function directly",
+                refused=True,
+            )
+    if training is not None:
+        yield from carried_notices(program, training, TrainedObjects(), "accelerator.prepare")
+        yield from training_notices(program, training)
+
+
+def _change_import(program: Program, func: ast.Name, edits: Edits) -> None:
+    """Import the elastic Accelerator under the name that the script uses."""
+    file = program.file(func)
+    for node in ast.walk(file.tree):
+        if not isinstance(node, ast.ImportFrom) or (node.module or "").partition(".")[0] != "accelerate":
+            continue
+        others = [alias for alias in node.names if (alias.asname or alias.name) != func.id]
+        if len(others) == len(node.names):
+            continue
+        indent = indentation(file, node.lineno)
+        edits.remove(file, node.lineno, node.end_lineno or node.lineno)
+        if others:
+            names = ", ".join(one.name + (f" as {one.asname}" if one.asname else "") for one in others)
+            edits.insert(file, node.lineno, f"{indent}from {node.module} import {names}")
+        edits.insert(file, node.lineno, indent + lines.IMPORT_ACCELERATOR.format(name=func.id))
+
+
+# Lightning.
+
+
+def lightning_calls(program: Program) -> list[ast.Call]:
+    """Return the calls that make a Lightning Trainer."""
+    return [call for call in program.calls if _made_of(program, call, _LIGHTNING, ".Trainer")]
+
+
+def explain_lightning(program: Program, edits: Edits) -> Iterator[Notice]:
+    """Put the changes of a script with a Lightning Trainer into `edits`, and yield its notices."""
+    for call in lightning_calls(program):
+        strategy = next((one.value for one in call.keywords if one.arg == "strategy"), None)
+        if strategy is not None and _shards(strategy):
+            yield notice(
+                program,
+                strategy,
+                f"the strategy {ast.unparse(strategy)} splits the model over the ranks; a part is lost with its node",
+                _TORCHRUN,
+                refused=True,
+            )
+            continue
+        _set_strategy(program, call, strategy, edits)
+        for keyword in call.keywords:
+            if keyword.arg in ("devices", "num_nodes") and not _is_one(keyword.value):
+                yield notice(
+                    program,
+                    keyword.value,
+                    f"{keyword.arg}={ast.unparse(keyword.value)}: BFTrainer decides how many processes there are, one "
+                    "per GPU of each node",
+                    f"remove {keyword.arg}, and give the number of nodes to `bftrainer submit --nodes`",
+                )
+
+
+def _shards(strategy: ast.expr) -> bool:
+    return any(word in ast.unparse(strategy).lower() for word in _SHARDING_STRATEGY)
+
+
+def _is_one(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value in (1, "1", "auto")
+
+
+def _set_strategy(program: Program, call: ast.Call, strategy: ast.expr | None, edits: Edits) -> None:
+    file, func = program.file(call), call.func
+    if strategy is not None:
+        if strategy.lineno != strategy.end_lineno:
+            return
+        edits.replace(file, strategy.lineno, strategy.col_offset, strategy.end_col_offset or 0, lines.STRATEGY)
+    else:
+        line = func.end_lineno or func.lineno
+        text = file.line(line).encode()
+        start = text.find(b"(", func.end_col_offset or 0)
+        if start < 0 or call.args:
+            return
+        more = ", " if call.keywords else ""
+        edits.replace(file, line, start + 1, start + 1, f"strategy={lines.STRATEGY}{more}")
+    add_import(edits, file, lines.IMPORT_STRATEGY)

@@ -1,0 +1,401 @@
+"""Scripts for torchrun, frameworks, scripts that use bftrainer already, and programs that do not train with PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.explained import after, changed, explain_text, noticed
+
+DDP = """\
+import os
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+
+dist.init_process_group("nccl")
+{wrap}
+model = {model}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+sampler = DistributedSampler(data)
+loader = DataLoader(data, sampler=sampler)
+model.load_state_dict(torch.load("last.pt"))
+best = 0.0
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    for x in loader:
+        loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+    total = torch.tensor(evaluate(model))
+    dist.all_reduce(total)
+    best = max(best, total.item())
+    if dist.get_rank() == 0:
+        open("log", "a").write(str(best))
+"""
+
+
+def ddp(wrap: str = "", model: str = "DDP(torch.nn.Linear(1, 1))") -> str:
+    return DDP.format(wrap=wrap, model=model)
+
+
+def test_a_ddp_script_is_submitted_unchanged_and_told_of_its_best_value(tmp_path: Path) -> None:
+    explanation = explain_text(tmp_path, ddp())
+    assert explanation.way == "ddp"
+    assert explanation.changes == ()
+    assert explanation.refused == ()
+    assert set(noticed(explanation.warnings)) == {14, 15}
+    assert "--launcher ddp" in explanation.command
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("group = dist.new_group([0, 1])", "ranks that are fixed"),
+        ("dist.send(tensor, dst=1)", "ranks that are fixed"),
+        ("dist.recv(tensor, src=0)", "ranks that are fixed"),
+        ("torch.distributed.rpc.init_rpc('a')", "remote calls"),
+        ("mp.spawn(main, nprocs=4)", "LOCAL_RANK"),
+        ("mesh = torch.distributed.device_mesh.init_device_mesh('cuda', (2, 4))", "another part of the model"),
+        ("from torch.distributed.fsdp import fully_shard; fully_shard(net)", "lost with its node"),
+        ("opt = torch.distributed.optim.ZeroRedundancyOptimizer(params, torch.optim.Adam)", "lost with its node"),
+    ],
+)
+def test_what_cannot_be_stood_in_for_is_named_and_falls_back_to_torchrun(tmp_path: Path, line: str, said: str) -> None:
+    explanation = explain_text(tmp_path, ddp(line))
+    assert explanation.way == "torchrun"
+    assert said in noticed(explanation.refused)[9]
+    assert explanation.command == "bftrainer submit --launcher torchrun --nodes 1-4 train.py"
+
+
+def test_fsdp_under_its_own_name_is_found(tmp_path: Path) -> None:
+    text = ddp(model="FSDP(net)").replace(
+        "from torch.nn.parallel import DistributedDataParallel as DDP",
+        "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP",
+    )
+    assert 10 in noticed(explain_text(tmp_path, text).refused)
+
+
+def test_a_torchrun_script_without_a_checkpoint_is_told_that_it_starts_over(tmp_path: Path) -> None:
+    text = ddp("dist.send(tensor, 1)").replace('model.load_state_dict(torch.load("last.pt"))', "pass")
+    assert any("no line was found that reads a checkpoint" in one.what for one in explain_text(tmp_path, text).warnings)
+    with_one = explain_text(tmp_path, ddp("dist.send(tensor, 1)"))
+    assert not any("no line was found" in one.what for one in with_one.warnings)
+
+
+def test_an_own_socket_is_not_torch_s_send(tmp_path: Path) -> None:
+    assert explain_text(tmp_path, ddp("sock.send(b'x'); queue.recv()")).way == "ddp"
+
+
+OWN_BATCHES = """\
+import os
+import torch
+from torch.distributed import init_process_group
+
+ddp = int(os.environ.get("RANK", -1)) != -1
+{group}
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for it in range(100):
+    model(get_batch()).mean().backward()
+    optimizer.step()
+"""
+
+
+def test_own_batches_with_an_optional_process_group_are_a_plain_loop(tmp_path: Path) -> None:
+    explanation = explain_text(tmp_path, OWN_BATCHES.format(group="if ddp:\n    init_process_group()"))
+    assert explanation.way == "prepare"
+    assert "for it in elastic.steps(100):" in [text for _, text in changed(explanation)]
+    assert "not used" in next(one.what for one in explanation.evidence if one.line == 7)
+
+
+def test_own_batches_with_a_process_group_in_any_case_restart(tmp_path: Path) -> None:
+    explanation = explain_text(tmp_path, OWN_BATCHES.format(group="init_process_group()"))
+    assert explanation.way == "torchrun"
+    assert "no DataLoader" in noticed(explanation.refused)[9]
+
+
+# Frameworks.
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("import transformers\nt = transformers.Trainer(model)\n", "t = bft.elastic(transformers.Trainer)(model)"),
+        (
+            "from transformers import Seq2SeqTrainer\nt = Seq2SeqTrainer(model)\n",
+            "t = bft.elastic(Seq2SeqTrainer)(model)",
+        ),
+        ("from trl import SFTTrainer\nt = SFTTrainer(model)\n", "t = bft.elastic(SFTTrainer)(model)"),
+        (
+            "from transformers import Trainer\nclass Mine(Trainer):\n    pass\nt = Mine(model)\n",
+            "t = bft.elastic(Mine)(model)",
+        ),
+    ],
+)
+def test_trainers_of_hugging_face_are_found_under_any_name(tmp_path: Path, text: str, line: str) -> None:
+    explanation = explain_text(tmp_path, text)
+    assert explanation.way == "transformers"
+    assert changed(explanation)[-1][1] == line
+    assert after(explanation, tmp_path)["train.py"][1] == "from bftrainer.integrations import transformers as bft"
+
+
+def test_a_subclass_in_another_file_is_a_trainer(tmp_path: Path) -> None:
+    mine = "from transformers import Trainer\nclass Mine(Trainer):\n    pass\n"
+    explanation = explain_text(tmp_path, "from mine import Mine\nMine(model).train()\n", mine=mine)
+    assert explanation.way == "transformers"
+    assert changed(explanation)[-1] == (2, "bft.elastic(Mine)(model).train()")
+
+
+def test_a_model_of_hugging_face_in_an_own_loop_is_a_plain_loop(tmp_path: Path) -> None:
+    explanation = explain_text(
+        tmp_path,
+        """\
+        import torch
+        from transformers import AutoModel
+
+        model = AutoModel.from_pretrained("x")
+        optimizer = torch.optim.AdamW(model.parameters())
+        loader = torch.utils.data.DataLoader(data)
+        for batch in loader:
+            model(**batch).loss.backward()
+            optimizer.step()
+        """,
+    )
+    assert explanation.way == "prepare"
+    assert changed(explanation)[-1] == (7, "model, optimizer, loader = elastic.prepare(model, optimizer, loader)")
+
+
+@pytest.mark.parametrize("option", ["deepspeed='ds.json'", "fsdp='full_shard'"])
+def test_a_sharding_trainer_falls_back_to_torchrun(tmp_path: Path, option: str) -> None:
+    imports = "from transformers import Trainer, TrainingArguments"
+    explanation = explain_text(tmp_path, f"{imports}\na = TrainingArguments('o', {option})\nTrainer(m, a)\n")
+    assert explanation.way == "torchrun"
+    assert explanation.changes == ()
+    assert 2 in noticed(explanation.refused)
+
+
+def test_a_stream_for_a_trainer_is_refused(tmp_path: Path) -> None:
+    text = "from transformers import Trainer\nd = load_dataset('c4', streaming=True)\nTrainer(m, train_dataset=d)\n"
+    assert "stream" in noticed(explain_text(tmp_path, text).refused)[3]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (
+            "from accelerate import Accelerator\na = Accelerator()\n",
+            [
+                "from bftrainer.integrations.accelerate import ElasticAccelerator as Accelerator",
+                "a = Accelerator()",
+                "",
+            ],
+        ),
+        (
+            "def main():\n    from accelerate import Accelerator as Acc\n    a = Acc()\n",
+            [
+                "def main():",
+                "    from bftrainer.integrations.accelerate import ElasticAccelerator as Acc",
+                "    a = Acc()",
+                "",
+            ],
+        ),
+        (
+            "import accelerate\na = accelerate.Accelerator(cpu=True)\n",
+            [
+                "import accelerate",
+                "from bftrainer.integrations.accelerate import ElasticAccelerator as Accelerator",
+                "a = Accelerator(cpu=True)",
+                "",
+            ],
+        ),
+    ],
+)
+def test_an_accelerator_is_replaced_however_it_is_imported(tmp_path: Path, text: str, wanted: list[str]) -> None:
+    explanation = explain_text(tmp_path, text)
+    assert explanation.way == "accelerate"
+    assert after(explanation, tmp_path)["train.py"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("call", "wanted"),
+    [
+        ("L.Trainer()", "L.Trainer(strategy=ElasticStrategy())"),
+        ("L.Trainer(strategy='ddp', max_epochs=3)", "L.Trainer(strategy=ElasticStrategy(), max_epochs=3)"),
+        ("L.Trainer(**options)", "L.Trainer(strategy=ElasticStrategy(), **options)"),
+        ("L.Trainer(devices='auto')", "L.Trainer(strategy=ElasticStrategy(), devices='auto')"),
+    ],
+)
+def test_a_lightning_trainer_gets_the_strategy(tmp_path: Path, call: str, wanted: str) -> None:
+    explanation = explain_text(tmp_path, f"import pytorch_lightning as L\n{call}\n")
+    assert explanation.way == "lightning"
+    assert after(explanation, tmp_path)["train.py"][1:3] == [
+        "from bftrainer.integrations.lightning import ElasticStrategy",
+        wanted,
+    ]
+    assert explanation.notices == ()
+
+
+def test_a_sharding_strategy_of_lightning_falls_back_to_torchrun(tmp_path: Path) -> None:
+    explanation = explain_text(tmp_path, "from lightning.pytorch import Trainer\nTrainer(strategy='fsdp')\n")
+    assert explanation.way == "torchrun"
+    assert explanation.changes == ()
+    assert 2 in noticed(explanation.refused)
+
+
+def test_fabric_restarts(tmp_path: Path) -> None:
+    explanation = explain_text(tmp_path, "import lightning as L\nfabric = L.Fabric()\n")
+    assert explanation.way == "torchrun"
+
+
+# Already elastic.
+
+RUN = """\
+import torch
+from bftrainer import elastic
+
+run = elastic.init()
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run.register(model=model, optimizer=optimizer)
+for epoch in {epochs}:
+    for x in run.batches(data, batch_size=4):
+        loss = model(x).mean()
+        loss.backward()
+        {step}
+"""
+
+
+def run_script(epochs: str = "run.epochs(3)", step: str = "run.step(loss=loss)") -> str:
+    return RUN.format(epochs=epochs, step=step)
+
+
+def test_an_elastic_script_has_nothing_to_change(tmp_path: Path) -> None:
+    explanation = explain_text(tmp_path, run_script())
+    assert explanation.way == "elastic"
+    assert explanation.changes == ()
+    assert explanation.notices == ()
+    assert [one.line for one in explanation.evidence] == [4]
+
+
+def test_an_elastic_loop_of_steps_has_nothing_to_change_either(tmp_path: Path) -> None:
+    text = run_script().replace(
+        "    for x in run.batches(data, batch_size=4):\n        loss", "    x = get_batch()\n    loss"
+    )
+    text = text.replace("run.epochs", "run.steps").replace("        ", "    ")
+    assert explain_text(tmp_path, text).notices == ()
+
+
+@pytest.mark.parametrize(
+    ("parts", "line", "said"),
+    [
+        ({"step": "optimizer.step(); run.step(loss=loss)"}, 12, "run.step() steps the registered"),
+        ({"step": "torch.nn.utils.clip_grad_norm_(model.parameters(), 1); run.step()"}, 12, "clip_norm"),
+        ({"epochs": "range(3)"}, 8, "run.epochs"),
+    ],
+)
+def test_mistakes_of_elastic_scripts_are_refused(tmp_path: Path, parts: dict[str, str], line: int, said: str) -> None:
+    assert said in noticed(explain_text(tmp_path, run_script(**parts)).refused)[line]
+
+
+def test_a_process_group_in_an_elastic_script_is_refused(tmp_path: Path) -> None:
+    text = run_script().replace("run = elastic", "torch.distributed.init_process_group()\nrun = elastic")
+    assert "remove it" in noticed(explain_text(tmp_path, text).refused)[4]
+
+
+PREPARED = """\
+import torch
+from torch.utils.data import DataLoader
+from bftrainer import elastic
+
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda")
+loader = DataLoader(data)
+{prepare}
+for epoch in elastic.epochs(3):
+    for x in loader:
+        scaler.scale(model(x).mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+"""
+
+
+def test_a_prepared_script_has_nothing_to_change(tmp_path: Path) -> None:
+    line = "model, optimizer, loader, scaler = elastic.prepare(model, optimizer, loader, scaler)"
+    explanation = explain_text(tmp_path, PREPARED.format(prepare=line))
+    assert explanation.way == "elastic"
+    assert explanation.notices == ()
+
+
+def test_objects_in_a_list_may_be_prepared(tmp_path: Path) -> None:
+    line = "objects = [model, optimizer, loader, scaler]\nmodel, optimizer, loader, scaler = elastic.prepare(*objects)"
+    assert explain_text(tmp_path, PREPARED.format(prepare=line)).refused == ()
+
+
+def test_an_object_that_is_not_prepared_is_refused(tmp_path: Path) -> None:
+    line = "model, optimizer, loader = elastic.prepare(model, optimizer, loader)"
+    assert (
+        "give scaler to elastic.prepare" in noticed(explain_text(tmp_path, PREPARED.format(prepare=line)).refused)[12]
+    )
+
+
+def test_a_prepared_script_with_a_run_has_nothing_to_change_either(tmp_path: Path) -> None:
+    line = "run = elastic.init()\nmodel, optimizer, loader, scaler = run.prepare(model, optimizer, loader, scaler)"
+    explanation = explain_text(tmp_path, PREPARED.format(prepare=line))
+    assert explanation.way == "elastic"
+    assert explanation.notices == ()
+
+
+def test_a_loop_of_a_prepared_script_over_range_is_advised_to_change(tmp_path: Path) -> None:
+    line = "model, optimizer, loader, scaler = elastic.prepare(model, optimizer, loader, scaler)"
+    explanation = explain_text(tmp_path, PREPARED.format(prepare=line).replace("elastic.epochs(3)", "range(3)"))
+    assert "elastic.epochs(n)" in noticed(explanation.warnings)[10]
+    assert explanation.refused == ()
+
+
+def test_a_sampler_is_refused_by_run_batches(tmp_path: Path) -> None:
+    text = run_script().replace("run.batches(data, batch_size=4)", "run.batches(loader)")
+    loader = "from torch.utils.data import DataLoader\nloader = DataLoader(data, sampler=Mine(data))\nrun = elastic"
+    assert (
+        "run.batches must decide" in noticed(explain_text(tmp_path, text.replace("run = elastic", loader)).refused)[5]
+    )
+
+
+def test_a_prepared_loader_that_is_not_used_is_refused(tmp_path: Path) -> None:
+    text = PREPARED.format(prepare="elastic.prepare(model, optimizer, loader, scaler)")
+    assert "assign them: model, optimizer, loader, scaler =" in noticed(explain_text(tmp_path, text).refused)[9]
+
+
+def test_an_integration_that_is_imported_only_is_told(tmp_path: Path) -> None:
+    text = "import lightning as L\nfrom bftrainer.integrations.lightning import ElasticStrategy\nL.Trainer()\n"
+    explanation = explain_text(tmp_path, text)
+    assert explanation.way == "elastic"
+    assert "not used" in noticed(explanation.warnings)[2]
+
+
+# Neither.
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("import tensorflow as tf\nmodel.fit(x)\n", 1, "TensorFlow"),
+        ("import os\nfrom jax import numpy\n", 2, "JAX"),
+        ("from sklearn.svm import SVC\nSVC().fit(x, y)\n", 1, "scikit-learn"),
+        ("import subprocess\nsubprocess.run(['torchrun', 'train2.py'])\n", 2, "submit the script that trains"),
+        ("import torch\nmodel = torch.load('m.pt')\nprint(model(x))\n", 1, "membership"),
+        ("", 1, "no line computes gradients"),
+    ],
+)
+def test_other_programs_have_no_way_and_are_told_what_is_possible(
+    tmp_path: Path, text: str, line: int, said: str
+) -> None:
+    explanation = explain_text(tmp_path, text)
+    assert explanation.way == "none"
+    assert explanation.command == ""
+    assert explanation.changes == ()
+    assert said in noticed(explanation.warnings)[line]
