@@ -240,12 +240,12 @@ for it in range(1000):
         ("range(0, args.n)", "for epoch in elastic.epochs(args.n):"),
         ("trange(2 * 3)", "for epoch in elastic.epochs(2 * 3):"),
         ("tqdm(range(3))", "for epoch in tqdm(elastic.epochs(3)):"),
-        ("range(1, 4)", None),
-        ("range(start, 4)", None),
+        ("range(1, 4)", "for epoch in elastic.epochs(1, 4):"),
+        ("range(start, 4)", "for epoch in elastic.epochs(start, 4):"),
         ("range(0, 9, 3)", None),
     ],
 )
-def test_a_range_from_0_becomes_epochs_and_any_other_stays(tmp_path: Path, header: str, wanted: str | None) -> None:
+def test_a_range_becomes_epochs_unless_it_has_a_step(tmp_path: Path, header: str, wanted: str | None) -> None:
     text = f"""\
 net = nn.Linear(1, 1)
 optimizer = torch.optim.Adam(net.parameters())

@@ -353,7 +353,7 @@ def test_a_prepared_script_with_a_run_has_nothing_to_change_either(tmp_path: Pat
 def test_a_loop_of_a_prepared_script_over_range_is_advised_to_change(tmp_path: Path) -> None:
     line = "model, optimizer, loader, scaler = elastic.prepare(model, optimizer, loader, scaler)"
     explanation = explain_text(tmp_path, PREPARED.format(prepare=line).replace("elastic.epochs(3)", "range(3)"))
-    assert "elastic.epochs(n)" in noticed(explanation.warnings)[10]
+    assert "elastic.epochs(…)" in noticed(explanation.warnings)[10]
     assert explanation.refused == ()
 
 

@@ -207,19 +207,22 @@ def epoch_notice(program: Program, loop: Loop) -> Notice:
         loop,
         "on a node that joins later this loop runs from its beginning: in epochs that are over the loader is empty, "
         "but the rest of the loop runs",
-        f"loop over {lines.EPOCHS}(n): it begins in the current epoch, and counts from 0 (advised, not needed)",
+        f"loop over {lines.EPOCHS}(…) in place of range(…): it begins in the current epoch (advised, not needed)",
     )
 
 
 def replace_range(program: Program, loop: Loop, name: str, edits: Edits) -> bool:
-    """Have a loop go over `name(n)` instead of `range(n)`. Returns whether it could be done."""
+    """Have a loop go over `name(n)` instead of `range(n)`. Returns whether it could be done.
+
+    Only epochs may have a number to begin with.
+    """
     call = range_of(loop)
     if call is None or call.keywords or call.lineno != call.end_lineno:
         return False
     zero = len(call.args) == 2 and isinstance(call.args[0], ast.Constant) and call.args[0].value == 0
-    if len(call.args) != 1 and not zero:
+    if len(call.args) != 1 and not zero and (len(call.args) != 2 or name != lines.EPOCHS):
         return False
-    count = source_text(program, call.args[-1])
+    count = ", ".join(source_text(program, given) for given in (call.args[-1:] if zero else call.args))
     edits.replace(program.file(loop), call.lineno, call.col_offset, call.end_col_offset or 0, f"{name}({count})")
     add_import(edits, program.file(loop), lines.IMPORT_ELASTIC)
     return True

@@ -19,6 +19,9 @@ _real_backward: Callable[..., None] = torch.autograd.backward
 class PassObserver(Protocol):
     """What is told of the backward passes of a script."""
 
+    def leaves_pass_out(self) -> bool:
+        """Return whether the gradient of the pass that would begin is not wanted."""
+
     def pass_begins(self, root: Tensor | None) -> float | None:
         """Return the weight of the pass that begins; None if it is not part of training. `root` is the loss."""
 
@@ -42,6 +45,8 @@ def _backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any)
     observer = _observer
     if observer is None or _within:
         _real_backward(tensors, grad_tensors, *args, **kwargs)
+        return
+    if observer.leaves_pass_out():
         return
     roots: Sequence[Tensor] = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
     weight = observer.pass_begins(roots[0] if len(roots) == 1 else None)

@@ -33,10 +33,13 @@ from bftrainer.elastic.torch.prepare.training import PreparedTraining
 from bftrainer.elastic.torch.present_batch import PresentBatch
 from bftrainer.elastic.torch.reports import ProgressReports
 from bftrainer.elastic.torch.state.transfer import Stateful
+from bftrainer.elastic.torch.value import Value
 from bftrainer.errors import InputError
 
 _PATTERN = "bftrainer_passes"
 """Name under which the pattern of backward passes is registered."""
+_FIRST_EPOCH = "bftrainer_first_epoch"
+"""Name under which the number of the first epoch is registered."""
 
 
 class _Registers(Protocol):
@@ -60,6 +63,8 @@ class Preparation:
         self._member = member
         self._register = register
         self._seed = seed
+        self._epochs = loop.epochs
+        self._first_epoch = Value(0)
         self._modules: list[nn.Module] = []
         self._names: dict[str, int] = {}
         self._loaders: list[PreparedLoader] = []
@@ -73,7 +78,7 @@ class Preparation:
         first = not self._names
         registered = {self._name(thing): thing for thing in objects if not isinstance(thing, DataLoader)}
         if first:
-            registered[_PATTERN] = self.training.pattern
+            registered |= {_PATTERN: self.training.pattern, _FIRST_EPOCH: self._first_epoch}
         if registered or options:
             self._register(**registered, **options)
         prepared = [self._prepared(thing, per_rank_batch) for thing in objects]
@@ -88,6 +93,24 @@ class Preparation:
     def is_used(self) -> bool:
         """Whether the script has called `prepare`."""
         return bool(self._names)
+
+    def epochs(self, start: int, stop: int) -> Iterator[int]:
+        """Iterate over the epochs of a script that counts them from `start`.
+
+        A worker that joins later counts as the others do, even if it has read another `start` from a checkpoint.
+        """
+        start, stop = whole_number("start", start, 0), whole_number("stop", stop, 0)
+        if not self.is_used:
+            raise InputError("call elastic.prepare(model, optimizer, …) before the training loop")
+        return self._numbered(start, stop)
+
+    def _numbered(self, start: int, stop: int) -> Iterator[int]:
+        if not self._member.joined:
+            self._first_epoch.value = start
+            self._member.join()
+        first = self._first_epoch.value
+        for epoch in self._epochs(max(0, stop - first)):
+            yield epoch + first
 
     def steps(self, count: int) -> Iterator[int]:
         """Iterate over the steps of a script with its own data."""

@@ -141,11 +141,16 @@ class PreparedTraining:
 
     # Backward passes.
 
+    def leaves_pass_out(self) -> bool:
+        """Return whether the batch comes again, so that its gradient is not wanted.
+
+        Nor could it be computed: the weights are no longer those that the loss was computed with.
+        """
+        self.all_passes += self._lost
+        return self._lost
+
     def pass_begins(self, root: Tensor | None) -> float | None:
         """Prepare the gradients for a backward pass, and return its weight. None if no batch is being computed."""
-        if self._lost:
-            self.all_passes += 1
-            return 1.0
         if not self._handed:
             return None
         batch = next((batch for batch in self._handed if not batch.passes), self._handed[-1])
@@ -164,9 +169,6 @@ class PreparedTraining:
     def pass_ends(self) -> None:
         """Sum the gradients of a backward pass if a step may follow, or keep them until one does."""
         optimizers = self._optimizers
-        if self._lost:
-            self._grads.forget(optimizers)
-            return
         if self._is_several:
             self._several_pass_ends()
         elif self._sums_now():
