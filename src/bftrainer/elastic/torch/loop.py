@@ -46,7 +46,7 @@ class TrainingLoop:
         member.join()
         undo: Callable[[], None] | None = None
         self.counts_epochs = True
-        while member.progress.epoch < count:
+        while member.progress.epoch < count and not member.progress.over:
             epoch = member.progress.epoch
             self.begin_epoch()
             yield epoch
@@ -125,7 +125,7 @@ class TrainingLoop:
         member.join()
         while self.between(member.progress.epoch):
             number = member.progress.cursor
-            if number >= count:
+            if number >= count or member.progress.over:
                 break
             batch_in_hand.begin(Step(number, number + 1, ()), 0, 1.0 / member.world)
             yield number
@@ -164,6 +164,7 @@ class TrainingLoop:
         self._batch.step = None  # a `break` before the step skips that batch, on all ranks
         self.complete_batches()
         self.begin_epoch()
+        member.progress.over = True
         member.give_owed()
         member.fence("the end of the training")
         member.state.put_right()

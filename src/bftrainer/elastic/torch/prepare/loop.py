@@ -137,7 +137,7 @@ class PreparedLoop:
             self._loop.between(member.progress.epoch)
             training.splits = False
             number = member.progress.cursor
-            if number >= count:
+            if number >= count or member.progress.over:
                 break
             step = Step(number, number + 1, ())
             training.hand(HandedBatch(step, 0, 1.0 / member.world, 1, True, False, total=member.world))
@@ -179,7 +179,7 @@ class PreparedLoop:
         if number and member.progress.epoch == number - 1:
             member.state.put_right()
             member.progress.epoch, member.progress.cursor, member.progress.part = number, 0, 0
-        if number < member.progress.epoch:
+        if number < member.progress.epoch or member.progress.over:
             # The script runs code of epochs that are over. Its effect is in the state already.
             member.state.repeats_code()
             return None

@@ -48,6 +48,9 @@ class Progress:
     part: int = 0
     """Committed calls of `run.step(optimizer=…)` for the batch at `cursor`."""
 
+    over: bool = False
+    """Whether the script has left its training loop. A worker that joins now has nothing to train."""
+
     def key(self) -> tuple[int, int, int]:
         """Return the values by which the progress of two ranks is compared."""
         return self.epoch, self.cursor, self.step
@@ -151,6 +154,7 @@ class TrainingState:
         found = self._snapshots.latest() if self._snapshots is not None else None
         if found is not None:
             self._load(found.state)
+            self.progress.over = False  # a training that was complete may be given more epochs
             self._repeats_top()
             self._saved = self._resumed = found.step
             print(f"bftrainer: resumed from {found.path} at step {found.step}", file=sys.stderr, flush=True)
