@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -175,19 +176,25 @@ def test_a_script_with_random_numbers_of_its_own_ends_within_the_range_of_undist
     assert low - (high - low) < found < high + (high - low), (found, undisturbed_losses)
 
 
-@pytest.mark.parametrize("way", ["range", "break"])
-def test_a_node_that_joins_when_the_loop_is_over_has_nothing_to_train(way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["range", "epochs", "break"])
+def test_the_loss_of_the_main_rank_after_the_loop_loses_no_result_and_a_newcomer_trains_nothing(
+    way: str, tmp_path: Path
+) -> None:
     async def scenario(job: Coordinator) -> None:
         await job.add(2)
-        await until(lambda: (tmp_path / "trained").exists())
+        await until(lambda: len(list(tmp_path.glob("trained-*"))) == 2)
         await job.add(1)
         newcomer = job.nodes[-1]
-        await until(lambda: newcomer not in job.nodes or job.roster.is_ready(newcomer))
+        await until(lambda: job.roster.is_ready(newcomer))
+        (main,) = (path.name.split("-", 1)[1].removesuffix("-0") for path in tmp_path.glob("trained-*-0"))
+        job.signal(main, signal.SIGKILL)
+        await until(lambda: len(job.nodes) == 2)
         (tmp_path / "go").touch()
 
-    outcome = play(scenario, tmp_path, [script("prepared/late.py"), str(tmp_path), way])
+    outcome = play(scenario, tmp_path, [script("prepared/late.py"), str(tmp_path), way], nodes=(2, 8))
     assert outcome.status == "done", outcome
-    assert (tmp_path / "model.pt").exists()
+    assert set(torch.load(tmp_path / "model.pt")) == {"weight", "bias"}
+    assert len(list(tmp_path.glob("trained-*"))) in (2, 3)
 
 
 async def until(condition: Callable[[], bool]) -> None:

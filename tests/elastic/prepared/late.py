@@ -1,5 +1,6 @@
-"""A script whose work after the training takes long: `late.py FOLDER range|break`. A node joins meanwhile."""
+"""A script whose work after the training takes long: `late.py FOLDER range|epochs|break`."""
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -15,15 +16,16 @@ x = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
 loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
 model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-model, optimizer, loader = elastic.prepare(model, optimizer, loader)
-for epoch in range(3):
+run = elastic.init()
+model, optimizer, loader = run.prepare(model, optimizer, loader)
+for epoch in elastic.epochs(3) if way == "epochs" else range(3):
     for inputs, targets in loader:
         nn.functional.mse_loss(model(inputs), targets).backward()
         optimizer.step()
         optimizer.zero_grad()
     if way == "break" and epoch == 1:
         break
-(folder / "trained").touch()
+(folder / f"trained-{os.environ['BFTRAINER_WORKER']}-{run.rank}").touch()
 deadline = time.monotonic() + 60
 while not (folder / "go").exists() and time.monotonic() < deadline:
     time.sleep(0.02)

@@ -39,8 +39,11 @@ class TrainingLoop:
         """Whether this rank's part in the training has ended."""
         return self._finished or self._member.left
 
-    def epochs(self, count: int) -> Iterator[int]:
-        """Iterate over the epochs still to be trained, out of `count`; then complete the training."""
+    def epochs(self, count: int, *, finishes: bool = True) -> Iterator[int]:
+        """Iterate over the epochs still to be trained, out of `count`; then complete the training.
+
+        Without `finishes` it is completed when the script ends, so that its code after the loop belongs to it.
+        """
         member, state = self._member, self._member.state
         self._reports.epochs = count
         member.join()
@@ -64,7 +67,8 @@ class TrainingLoop:
                     member.stepper.schedule()
                 progress = member.progress
                 progress.epoch, progress.cursor, progress.part = epoch + 1, 0, 0
-        self.finish()
+        if finishes:
+            self.finish()
 
     def batches(self, batches: Batches) -> Iterator[Any]:
         """Iterate over this rank's batches of the present epoch. `Batches` calls it."""

@@ -347,6 +347,7 @@ class Run:
         to do something after a `break` that needs the complete training, such as saving the model.
         """
         self._loop.finish()
+        self._preparation.finished()
 
     def _at_exit(self) -> None:
         member = self._member

@@ -16,6 +16,7 @@ from bftrainer.elastic.torch.data.loader import Loader
 from bftrainer.elastic.torch.loop import TrainingLoop
 from bftrainer.elastic.torch.member import TrainingMember
 from bftrainer.elastic.torch.prepare.handed_batch import HandedBatch
+from bftrainer.elastic.torch.prepare.saving import Saves
 from bftrainer.elastic.torch.prepare.seeds import seed_all
 from bftrainer.elastic.torch.prepare.training import PreparedTraining
 from bftrainer.elastic.torch.reports import ProgressReports
@@ -26,8 +27,14 @@ class PreparedLoop:
     """Loops of one rank's script over its prepared loader."""
 
     def __init__(
-        self, member: TrainingMember, loop: TrainingLoop, reports: ProgressReports, training: PreparedTraining
+        self,
+        member: TrainingMember,
+        loop: TrainingLoop,
+        reports: ProgressReports,
+        training: PreparedTraining,
+        saves: Saves,
     ) -> None:
+        self._saves = saves
         self._member = member
         self._loop = loop
         self._reports = reports
@@ -66,6 +73,7 @@ class PreparedLoop:
                 if training.is_at_boundary:
                     if not self._loop.between(epoch):
                         return  # the others are in a later epoch, and so is the state received from them
+                    self._saves.take_over()
                     member.together.loop_begins()
                     training.splits = _splits(plan, member.world)
                     batch_size = plan.global_batch_size(member.world)

@@ -27,7 +27,7 @@ from bftrainer.elastic.torch.prepare import backward
 from bftrainer.elastic.torch.prepare.loader import PreparedLoader
 from bftrainer.elastic.torch.prepare.loop import PreparedLoop
 from bftrainer.elastic.torch.prepare.optimizer import make_elastic
-from bftrainer.elastic.torch.prepare.saving import save_on_main_rank
+from bftrainer.elastic.torch.prepare.saving import Saves
 from bftrainer.elastic.torch.prepare.scaler import make_elastic_scaler, refuse_other_scalers
 from bftrainer.elastic.torch.prepare.training import PreparedTraining
 from bftrainer.elastic.torch.present_batch import PresentBatch
@@ -58,8 +58,9 @@ class Preparation:
         register: _Registers,
         seed: int,
     ) -> None:
-        self.training = PreparedTraining(member, batch)
-        self._loop = PreparedLoop(member, loop, reports, self.training)
+        self._saves = Saves(lambda: member.rank == 0)
+        self.training = PreparedTraining(member, batch, self._saves)
+        self._loop = PreparedLoop(member, loop, reports, self.training, self._saves)
         self._member = member
         self._register = register
         self._seed = seed
@@ -85,7 +86,7 @@ class Preparation:
         if first:
             backward.observe(self.training)
             if self._member.membership is not None:
-                save_on_main_rank(lambda: self._member.rank == 0)
+                self._saves.take_charge()
             refuse_other_scalers(self._member.stepper.optimizers)
         return prepared
 
@@ -109,8 +110,12 @@ class Preparation:
             self._first_epoch.value = start
             self._member.join()
         first = self._first_epoch.value
-        for epoch in self._epochs(max(0, stop - first)):
+        for epoch in self._epochs(max(0, stop - first), finishes=False):
             yield epoch + first
+
+    def finished(self) -> None:
+        """Write what the lost main rank should have written. The training is complete."""
+        self._saves.take_over()
 
     def steps(self, count: int) -> Iterator[int]:
         """Iterate over the steps of a script with its own data."""

@@ -19,6 +19,7 @@ from bftrainer.elastic.torch.prepare.handed_batch import HandedBatch
 from bftrainer.elastic.torch.prepare.pass_gradients import PassGradients
 from bftrainer.elastic.torch.prepare.pass_loss import PassLoss
 from bftrainer.elastic.torch.prepare.pass_pattern import PassPattern
+from bftrainer.elastic.torch.prepare.saving import Saves
 from bftrainer.elastic.torch.present_batch import PresentBatch
 from bftrainer.errors import InputError
 
@@ -29,13 +30,12 @@ _CHANGED = (
 
 
 class PreparedTraining:
-    """Backward passes and steps of one rank's script.
+    """Backward passes and steps of one rank's script."""
 
-    `accumulate` is the number of batches per step, if the script said so.
-    """
-
-    def __init__(self, member: TrainingMember, batch: PresentBatch, *, accumulate: int | None = None) -> None:
-        self.accumulate = accumulate
+    def __init__(self, member: TrainingMember, batch: PresentBatch, saves: Saves) -> None:
+        self.accumulate: int | None = None
+        """Number of batches per step, if the script said so."""
+        self._saves = saves
         self.pattern = PassPattern()
         """What was learned of the script's passes. Part of the state, because all ranks must expect the same."""
         self.splits = False
@@ -271,6 +271,7 @@ class PreparedTraining:
         self._others_changed = False
         self._batch.commit(total, total.samples if number == 0 else 0, {})
         self.loss.begin()
+        self._saves.step_is_made()
         if self._is_several:
             self._batch.parts, self._batch.step = self._parts, handed[-1].step
         else:
