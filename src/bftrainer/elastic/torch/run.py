@@ -153,14 +153,14 @@ class Run:
         """Folder for files that the script writes: this trainer's own under BFTrainer, else the current directory."""
         return output.output_folder()
 
-    def save(self, thing: Any, name: str) -> Path | None:
+    def save(self, name: str, thing: Any) -> Path | None:
         """Write `thing` with torch.save to the file `name` in `run.folder`, on the main rank only.
 
         Returns the file's path. The other ranks write nothing and return None. If the process is killed, the file has
-        either its former content or all of the new content.
+        either its former content or all of the new content. `bftrainer results` lists the files.
         """
-        name = output.file_name(name)
-        return output.save(thing, self.folder, name) if self.is_main else None
+        name = output.file_name(name, thing)
+        return output.save(self.folder, name, thing) if self.is_main else None
 
     def mean(self, name: str) -> float:
         """Return the mean of the loss given to `run.step` over the samples of the epoch so far.
