@@ -24,6 +24,7 @@ PYTHON: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("bftrainer.elastic.torch.value", ("Value",)),
     ("bftrainer.elastic.torch.snapshots.loading", ("LoadedSnapshot",)),
     ("bftrainer.client", ("Client", "AsyncClient")),
+    ("bftrainer.client.results", ("TrainerResults", "ResultFile")),
     ("bftrainer.hpo", ("optimize",)),
     ("bftrainer.client.api", ("find_controller", "ApiClient")),
     ("bftrainer.core.curve", ("Curve",)),
