@@ -22,6 +22,7 @@ PYTHON: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("bftrainer.elastic.torch.data.batches", ("Batches",)),
     ("bftrainer.elastic.torch.state.training_state", ("Progress",)),
     ("bftrainer.elastic.torch.value", ("Value",)),
+    ("bftrainer.elastic.torch.tracking.tracker", ("Tracker",)),
     ("bftrainer.elastic.torch.snapshots.loading", ("LoadedSnapshot",)),
     ("bftrainer.client", ("Client", "AsyncClient")),
     ("bftrainer.client.results", ("TrainerResults", "ResultFile")),

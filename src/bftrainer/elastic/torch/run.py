@@ -29,6 +29,7 @@ from bftrainer.elastic.torch.registration import Registration, refuse_sync_batch
 from bftrainer.elastic.torch.reports import ProgressReports
 from bftrainer.elastic.torch.snapshots.snapshot import Snapshots
 from bftrainer.elastic.torch.state.training_state import Progress
+from bftrainer.elastic.torch.tracking.tracker import TrackedRun, Tracker, Trackers
 from bftrainer.errors import InputError
 from bftrainer.processes import exits
 
@@ -77,6 +78,15 @@ class Run:
         self._reports = ProgressReports(self._member)
         self._batch = PresentBatch(self._member, self._reports)
         self._loop = TrainingLoop(self._member, self._batch, self._reports)
+        self._trackers = Trackers(
+            TrackedRun(
+                has_begun=lambda: self._member.joined,
+                is_main=lambda: self.is_main,
+                step=lambda: self.progress.step,
+                folder=lambda: self.folder,
+                has_resumed=lambda: self._member.state.resumed_step > 0,
+            )
+        )
         self._pid = os.getpid()
         if self._member.membership is not None:
             self._member.membership.report = self._reports.report
@@ -161,6 +171,15 @@ class Run:
         """
         name = output.file_name(name, thing)
         return output.save(self.folder, name, thing) if self.is_main else None
+
+    def tracker(self, kind: str, **options: Any) -> Tracker:
+        """Return a tracker, to which every rank may log values: "tensorboard", "wandb" or "mlflow".
+
+        Only the main rank writes. The training is one run of the tracker, with rising steps, also when rank 0 changes
+        or all nodes were lost. `options` are those of torch's SummaryWriter (`log_dir`, …) or of `wandb.init`
+        (`project`, `mode`, `config`, …); for MLflow `tracking_uri`, `experiment`, `name`, `params` and `tags`.
+        """
+        return self._trackers.get(kind, options)
 
     def mean(self, name: str) -> float:
         """Return the mean of the loss given to `run.step` over the samples of the epoch so far.
