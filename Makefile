@@ -9,6 +9,7 @@
 # make soak-ranks  40 events for nodes with two ranks under a real controller: ranks, agents and nodes go (EVENTS=40)
 # make soak-gpu   disturb two trainings on one GPU, NCCL between their ranks; with the torch of $PYTHON, sets nothing up
 # make matrix set up, then run what users write on nodes that come and go, and put the verdicts into docs/elastic.md
+# make wheel  build the package into dist/, to be installed into an environment of your own with pip; sets nothing up
 # make docs   set up, then build the documentation into site/, to be read offline
 # make durations  run all tests and note how long they take: the longest are started first
 # make format rewrite the code in the project's style
@@ -29,7 +30,7 @@ export CHECK ?= $(MAKE) --no-print-directory check
 MINUTES ?= 30
 EVENTS ?= 40
 
-.PHONY: help setup demo test test-fast test-deep durations check soak soak-live soak-ranks soak-gpu matrix docs format clean
+.PHONY: help setup demo test test-fast test-deep durations check soak soak-live soak-ranks soak-gpu matrix wheel docs format clean
 
 help:
 	@sed -n 's/^# make /make /p' Makefile
@@ -76,6 +77,12 @@ soak-gpu:
 
 matrix: setup
 	$(BIN)/python tests/elastic/matrix/run.py --page docs/elastic.md
+
+wheel:
+	@test -x build/wheel/bin/pip || $(PYTHON) -m venv build/wheel
+	@rm -f dist/bftrainer-*.whl
+	build/wheel/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	@ls dist/bftrainer-*.whl
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -15,6 +15,9 @@ register_profiles()
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # many small trainings share few cores; threads would wait for each other
 
+for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):  # `submit` would use the interpreter of the developer's environment
+    os.environ.pop(name, None)
+
 pytest_plugins = ["support.process_guard"]
 
 HERE = Path(__file__).resolve().parent

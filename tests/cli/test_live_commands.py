@@ -188,14 +188,63 @@ def test_a_controller_that_does_not_know_the_callers_interpreter_is_not_told_of_
     assert "submitted_python" not in fake.specs[0]
 
 
-def test_submit_warns_where_another_environment_is_active(
+def environment(folder: Path, *packages: str) -> Path:
+    """A virtual environment of a few lines: its interpreter says that it has these packages."""
+    python = folder / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\necho {' '.join(packages)}\n")
+    python.chmod(0o755)
+    return python
+
+
+@pytest.mark.waits
+@pytest.mark.parametrize("variable", ["VIRTUAL_ENV", "CONDA_PREFIX"])
+def test_submit_uses_the_interpreter_of_the_active_environment(
+    variable: str, fake: FakeState, call: Call, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = environment(tmp_path / "mine", "torch", "bftrainer")
+    monkeypatch.setenv("CONDA_PREFIX", str(tmp_path / "base"))  # a virtual environment comes first
+    monkeypatch.setenv(variable, str(tmp_path / "mine"))
+    assert call("submit", "--name", "a", "train.py").err == ""
+    assert call("submit", "--name", "b", "--python", sys.executable, "train.py").err == ""
+    assert call("submit", "--name", "c", "--python", "agent", "train.py").err == ""
+    (tmp_path / "grid.yaml").write_text("script: train.py\ngrid: {lr: [1, 2]}")
+    assert call("submit", "--array", "grid.yaml").err == ""
+    chosen = [(spec["python"], spec.get("submitted_python")) for spec in fake.specs]
+    assert chosen == [("", str(python)), (sys.executable, None), ("", None), *[("", str(python))] * 2]
+
+
+@pytest.mark.waits
+def test_an_active_environment_that_cannot_run_the_script_is_named(
     fake: FakeState, call: Call, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CONDA_PREFIX", str(tmp_path / "mine"))
-    said = call("submit", "train.py").err
-    assert f"the environment {tmp_path}/mine is active, but this command runs in {sys.prefix}" in said
-    assert f"--python {tmp_path}/mine/bin/python" in said
-    assert call("submit", "--name", "b", "--python", sys.executable, "train.py").err == ""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())  # PyTorch is installed here
+    environment(tmp_path / "empty")
+    for number, name in enumerate(("empty", "missing")):
+        monkeypatch.setenv("CONDA_PREFIX", str(tmp_path / name))
+        said = call("submit", "--name", f"a{number}", "train.py").err
+        assert f"{tmp_path / name} is active, but has no PyTorch: the script runs under {sys.executable}" in said
+        assert fake.specs[-1]["submitted_python"] == sys.executable
+    python = environment(tmp_path / "mine", "torch")
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "mine"))
+    answer = call("submit", "--name", "b", "train.py")
+    assert_refused(answer, f"has no BFTrainer, which an elastic script imports: install it there with `{python} -m pip")
+    assert call("submit", "--name", "c", "--launcher", "torchrun", "train.py").err == ""
+    assert fake.specs[-1]["submitted_python"] == str(python)
+    monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)
+    assert call("submit", "--name", "d", "train.py").err == ""
+    assert fake.specs[-1]["submitted_python"] == sys.executable
+
+
+@pytest.mark.waits
+def test_a_newer_interpreter_may_know_a_newer_syntax(
+    fake: FakeState, call: Call, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script.write_text("match = 1 match 2\n")
+    assert_refused(call("submit", "train.py"), "train.py:1: script must be Python")
+    environment(tmp_path / "newer", "torch", "bftrainer")
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "newer"))
+    assert call("submit", "train.py").status == 0
 
 
 def test_submit_says_what_the_controller_refuses(fake: FakeState, call: Call, script: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bftrainer.cluster.agent import workers
 from bftrainer.cluster.agent.agent import Agent
 from bftrainer.cluster.agent.link import Lost, Refused
 from bftrainer.cluster.wire.messages import Beat, Ended, Forget, Heard, Join, Start, Started, Stop
@@ -430,14 +431,23 @@ def test_the_interpreter_a_worker_was_submitted_from_runs_it_where_it_is_there(t
     asyncio.run(scene())
 
 
-def test_where_the_interpreter_of_the_submission_is_not_there_the_agents_own_runs_it_and_both_are_named() -> None:
+def test_where_the_interpreter_of_the_submission_is_not_there_the_worker_ends_with_what_to_do() -> None:
     async def scene() -> None:
         async with FakeController() as controller, agent_of(controller):
             await controller.hears(Join)
             await controller.say(start(submitted_python="/nowhere/bin/python"))
-            warning = (await controller.hears(Started)).warning
-            assert "/nowhere/bin/python" in warning
-            assert sys.executable in warning
-            await until(lambda: "ready" in controller.said("t1-1"))
+            error = (await controller.hears(Ended)).error
+            assert "there is no interpreter /nowhere/bin/python on this node" in error
+            assert "`--python agent`" in error
+            assert controller.all(Started) == []
 
     asyncio.run(scene())
+
+
+def test_the_interpreter_of_the_agent_under_another_name_is_its_own(tmp_path: Path) -> None:
+    """A warm parent is ready for it."""
+    other = Path(sys.executable).with_name("python-of-another-name")
+    assert workers._unless_own(sys.executable) == ""
+    assert workers._unless_own(str(other)) == str(other)
+    (tmp_path / "python").symlink_to(sys.executable)  # of another environment, which has other packages
+    assert workers._unless_own(str(tmp_path / "python")) == str(tmp_path / "python")

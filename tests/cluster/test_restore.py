@@ -32,6 +32,7 @@ ONLY_FINISHED = {"error", "traceback"}
 COUNT = st.integers(0, 2**40)
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=20)
 POSITION = st.builds(Position, COUNT, COUNT, COUNT)
+PLACE = st.tuples(st.floats(allow_nan=False, allow_infinity=False), COUNT, COUNT, COUNT).map(list)
 NODES = ("n1", "n2", "n3")
 NUMBERS = itertools.count()
 VALUES: dict[str, st.SearchStrategy[Any]] = {
@@ -45,6 +46,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "epoch": COUNT,
     "step": COUNT,
     "metrics": st.dictionaries(TEXT, st.floats(allow_nan=False, allow_infinity=False), max_size=5),
+    "extremes": st.dictionaries(TEXT, st.fixed_dictionaries({"min": PLACE, "max": PLACE}), max_size=3),
     "rescales": COUNT,
     "preemptions": COUNT,
     "failures": COUNT,

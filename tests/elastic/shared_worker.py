@@ -33,6 +33,6 @@ for epoch in run.epochs(2):
         if run.step(loss=loss):
             steps.value += 1
     found.append([epoch, run.mean("loss"), steps.value])
-saved = run.save(model.state_dict(), "model.pt")
+saved = run.save("model.pt", model.state_dict())
 result = {"begun": begun, "epochs": found, "saved": None if saved is None else str(saved)}
 (folder / f"result-{name}.json").write_text(json.dumps(result))

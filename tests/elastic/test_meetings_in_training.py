@@ -30,6 +30,20 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return finals(folder)[0]
 
 
+def check_tracked(folder: Path) -> None:
+    """The tracker's run is one, for all ranks that were rank 0, and has each value of each step once, in order."""
+    lines = [json.loads(line) for line in (folder / "tracked.jsonl").read_text().splitlines()]
+    assert len({run for _, run, *_ in lines}) == 1
+    assert len({name for name, _, what, *_ in lines if what == "open"}) >= 2, "rank 0 and the next one"
+    logged = [
+        (metric, step) for _, _, what, *rest in lines if what == "log" for step, *names in [rest] for metric in names
+    ]
+    assert [step for metric, step in logged if metric == "loss"] == list(range(1, 17))
+    assert [step for metric, step in logged if metric == "middle"] == list(range(1, 17, 2))
+    assert [step for metric, step in logged if metric == "end"] == [4, 8, 12, 16]
+    assert [what for *_, what in lines].count("finish") == 1
+
+
 @pytest.mark.parametrize("where", ["middle-1", "end-1", "end-3"])
 def test_an_evaluation_whose_rank_0_is_killed_is_made_by_the_next_and_newcomers_wait_for_its_end(
     where: str, tmp_path: Path, undisturbed: dict[str, Any]
@@ -64,6 +78,7 @@ def test_an_evaluation_whose_rank_0_is_killed_is_made_by_the_next_and_newcomers_
         for name, weight in final["model"].items():
             assert weight.equal(found[0]["model"][name])
             assert (weight - undisturbed["model"][name]).abs().max() < 1e-12
+    check_tracked(tmp_path)
     lines = [json.loads(line) for log in tmp_path.glob("log-*.jsonl") for line in log.read_text().splitlines()]
     by_place: dict[tuple[str, int], set[str]] = {}
     for kind, number, value, *rest in lines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,12 +51,12 @@ def test_a_file_is_written_on_the_main_rank_and_replaced(
 ) -> None:
     monkeypatch.setenv("BFTRAINER_OUTPUT", str(tmp_path))
     for number in range(2):
-        path = run.save({"number": torch.tensor(number)}, "model.pt")
+        path = run.save("model.pt", {"number": torch.tensor(number)})
         assert path == tmp_path / "model.pt"
         assert torch.load(path)["number"] == number
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.pt"]
     monkeypatch.setattr(elastic.Run, "is_main", False)
-    assert run.save({}, "other.pt") is None
+    assert run.save("other.pt", {}) is None
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.pt"]
 
 
@@ -63,9 +64,9 @@ def test_a_write_that_fails_leaves_the_former_file_and_nothing_else(
     run: elastic.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BFTRAINER_OUTPUT", str(tmp_path))
-    run.save(1, "model.pt")
+    run.save("model.pt", 1)
     with pytest.raises(BFTrainerError, match="model.pt cannot be written: .*pickle"):
-        run.save([2, lambda: 3], "model.pt")
+        run.save("model.pt", [2, lambda: 3])
     assert torch.load(tmp_path / "model.pt") == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.pt"]
 
@@ -79,7 +80,7 @@ def test_what_a_killed_process_left_long_ago_is_removed(
         path.touch()
     for path in (old, other):
         os.utime(path, (0, 0))
-    run.save(1, "model.pt")
+    run.save("model.pt", 1)
     assert {entry.name for entry in tmp_path.iterdir()} == {"model.pt", new.name, other.name}
 
 
@@ -89,4 +90,30 @@ def test_a_name_that_is_no_file_name_is_refused_on_all_ranks(
 ) -> None:
     monkeypatch.setattr(elastic.Run, "is_main", False)
     with pytest.raises(InputError, match="`name` must be a file name such as 'model.pt', without folders, but got"):
-        run.save({}, name)
+        run.save(name, {})
+
+
+@pytest.mark.parametrize("name", ["best.pt", Path("best.pt")])
+def test_swapped_arguments_are_refused_on_all_ranks_with_the_right_call(
+    run: elastic.Run, name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BFTRAINER_OUTPUT", str(tmp_path))
+    for is_main in (True, False):
+        monkeypatch.setattr(elastic.Run, "is_main", is_main)
+        with pytest.raises(InputError, match=re.escape("takes the name first: write run.save('best.pt', …)")):
+            run.save({"weight": torch.zeros(1)}, name)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(elastic.Run, "is_main", True)
+    run.save("note.pt", "a text")  # two texts: the first is the name
+    assert torch.load(tmp_path / "note.pt") == "a text"
+
+
+def test_objects_with_a_state_dict_are_written_as_torch_save_writes_them(
+    run: elastic.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BFTRAINER_OUTPUT", str(tmp_path))
+    model = torch.nn.Linear(2, 1)
+    for name, thing, kind in (("whole.pt", model, torch.nn.Linear), ("state.pt", model.state_dict(), dict)):
+        path = run.save(name, thing)
+        assert path is not None
+        assert isinstance(torch.load(path, weights_only=False), kind)

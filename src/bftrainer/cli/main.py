@@ -24,6 +24,7 @@ COMMANDS = {
     **{name: f"machine.{name}" for name in ("trace", "allocate", "simulate", "tune", "paper", "profile")},
     **{name: f"live.{name}" for name in ("demo", "serve", "agent", "submit", "status", "logs", "watch")},
     **dict.fromkeys(("nodes", "events"), "live.status"),
+    **dict.fromkeys(("results", "best"), "live.results"),
     **dict.fromkeys(("cancel", "wait", "pause", "resume", "drain"), "live.control"),
     **{name: f"admin.{name}" for name in ("config", "token", "owner", "doctor", "backup", "prune", "slurm", "report")},
 }

@@ -5,6 +5,7 @@ from bftrainer.client.async_client import AsyncClient
 from bftrainer.client.calls import TrainerFailedError
 from bftrainer.client.client import Client, describe
 from bftrainer.client.polling import LogLine, Moment, Point, Row
+from bftrainer.client.results import ResultFile, TrainerResults
 from bftrainer.client.session import ClosedError
 
 __all__ = [
@@ -15,8 +16,10 @@ __all__ = [
     "Moment",
     "Point",
     "RefusedError",
+    "ResultFile",
     "Row",
     "TrainerFailedError",
+    "TrainerResults",
     "UnreachableError",
     "describe",
 ]

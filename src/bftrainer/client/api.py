@@ -21,7 +21,7 @@ import httpx
 
 from bftrainer.cluster.config.load import CLIENT_FILE, DATABASE_FILE
 from bftrainer.cluster.wire import tls
-from bftrainer.cluster.wire.api import NodeView, StatusView, TrainerDetail, TrainerView
+from bftrainer.cluster.wire.api import BestView, NodeView, ResultsView, StatusView, TrainerDetail, TrainerView
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes import variables
 from bftrainer.util.text import one_line
@@ -169,6 +169,17 @@ class ApiClient:
     def history(self, ref: str) -> dict[str, Any]:
         """A trainer's reports over time, and its newest rescales."""
         return self._ask("GET", f"/v1/trainers/{_ref(ref)}/history")
+
+    def results(self, ref: str) -> ResultsView:
+        """The last metrics of a trainer, and the files in its output folder."""
+        return cast(ResultsView, self._ask("GET", f"/v1/trainers/{_ref(ref)}/results"))
+
+    def best(self, group: str, by: str, *, direction: str | None = None, limit: int | None = None) -> BestView:
+        """The trainers of a group, the best by a metric first."""
+        if not _REF.fullmatch(group):
+            raise InputError(f"a group must be named as in `bftrainer status`, but got {group!r:.80}")
+        query = {"by": by, "direction": direction, "limit": limit}
+        return cast(BestView, self._ask("GET", f"/v1/groups/{group}/best", query))
 
     def submit(self, spec: Mapping[str, Any]) -> TrainerView:
         """Queue a trainer, described as by `TrainerSpec.as_json`, and return its row."""

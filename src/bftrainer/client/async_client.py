@@ -14,9 +14,10 @@ from bftrainer.client.api import ApiClient
 from bftrainer.client.calls import PATIENCE_S, POLL_S, Calls
 from bftrainer.client.client import describe
 from bftrainer.client.polling import Emit, LogLine, Moment, Point, Request, Row, Sleep, Steps
+from bftrainer.client.results import TrainerResults
 from bftrainer.client.session import ClosedError, Ref, Session
 from bftrainer.cluster.spec.trainer import TrainerSpec
-from bftrainer.cluster.wire.api import EventView, NodeView, StatusView, TrainerDetail
+from bftrainer.cluster.wire.api import EventView, NodeView, StatusView, TrainerDetail, TrialView
 from bftrainer.errors import BFTrainerError
 
 T = TypeVar("T")
@@ -101,6 +102,20 @@ class AsyncClient:
     async def history(self, ref: Ref) -> list[Moment]:
         """A trainer's reports over time: a few hundred moments, however long it trains."""
         return await self._run(self._calls.history(ref))
+
+    async def results(self, ref: Ref) -> TrainerResults:
+        """A trainer's last metrics and its output files, with `copy` to copy them and `path` to open one."""
+        return await self._run(self._calls.results(ref))
+
+    async def best(
+        self, group: str, *, by: str, direction: str | None = None, limit: int | None = None
+    ) -> list[TrialView]:
+        """The trainers of a group, the best by a metric first: each with its last and its best value and its folder.
+
+        `direction` is `max` or `min`. Default: `min` for a metric with loss, error, perplexity, mae or mse in its name,
+        else `max`.
+        """
+        return await self._run(self._calls.best(group, by, direction, limit))
 
     async def status(self) -> StatusView:
         """The pool, the policy, the trainers and the totals."""

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 from bftrainer.client import polling
 from bftrainer.client.api import ApiClient
 from bftrainer.client.polling import LogEnd, Moment, RetryPolicy, Row, Steps
-from bftrainer.client.session import Ref, in_state, seconds, trainer_ref, wait_targets
-from bftrainer.cluster.wire.api import TrainerDetail
+from bftrainer.client.results import TrainerResults, read_results
+from bftrainer.client.session import Ref, better, in_state, seconds, trainer_ref, wait_targets
+from bftrainer.cluster.wire.api import TrainerDetail, TrialView
 from bftrainer.errors import BFTrainerError
 
 T = TypeVar("T")
@@ -75,6 +76,16 @@ class Calls:
     def history(self, ref: Ref) -> Steps[list[Moment]]:
         """See `Client.history`."""
         return polling.remembering(trainer_ref(ref), self._retry)
+
+    def results(self, ref: Ref) -> Steps[TrainerResults]:
+        """See `Client.results`."""
+        name = trainer_ref(ref)
+        return self.request(lambda api: read_results(api.results(name)))
+
+    def best(self, group: str, by: str, direction: str | None, limit: int | None) -> Steps[list[TrialView]]:
+        """See `Client.best`."""
+        wanted = better(direction)
+        return self.request(lambda api: api.best(group, by, direction=wanted, limit=limit)["trainers"])
 
     def wait_all(
         self,

@@ -97,6 +97,13 @@ def seconds(name: str, value: object, *, least: float | None = None) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
+def better(direction: str | None) -> str | None:
+    """Check which values of a metric are better: `min`, `max`, or None, by its name."""
+    if direction not in (None, "min", "max"):
+        raise InputError(f"direction must be min, max or None, but got {direction!r:.80}")
+    return direction
+
+
 def in_state(state: str) -> str:
     """Check a state to filter by; empty: any."""
     if state and state not in STATES:

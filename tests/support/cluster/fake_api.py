@@ -37,6 +37,11 @@ class FakeState:
     points: list[dict[str, Any]] = field(default_factory=list)
     totals: dict[str, float] = field(default_factory=dict)
     pool: dict[str, int] = field(default_factory=dict)
+    output: dict[str, Any] = field(default_factory=dict)
+    """What the controller knows of output folders: `host`, `folder`, `exists`, `files`, `complete`, `problem`."""
+    trials: list[dict[str, Any]] = field(default_factory=list)
+    compared: list[tuple[str, str, str | None]] = field(default_factory=list)
+    """Group, metric and direction of each comparison that was asked for."""
     asked: list[str] = field(default_factory=list)
     on_ask: Callable[[str], None] = lambda path: None
     refuse: tuple[int, str] | None = None
@@ -158,6 +163,21 @@ def make_app(fake: FakeState) -> FastAPI:
     def history(ref: str) -> Any:
         fake.find(ref)
         return {"points": fake.points, "rescales": []}
+
+    @app.get("/v1/trainers/{ref}/results")
+    def results(ref: str) -> Any:
+        row = fake.find(ref)
+        keys = ("id", "name", "state", "reason", "started", "ended", "epoch", "step", "samples", "metrics")
+        folder = {"host": "elsewhere", "folder": "/nowhere/output", "exists": False, "files": [], "complete": True}
+        known = {**{key: row[key] for key in keys}, "metrics_at": row.get("metrics_at", {}), "problem": ""}
+        return {**known, **folder, **fake.output}
+
+    @app.get("/v1/groups/{group}/best")
+    def best(group: str, by: str, direction: str | None = None, limit: int | None = None) -> Any:
+        fake.compared.append((group, by, direction))
+        rows = fake.trials[:limit]
+        found = {"group": group, "by": by, "direction": direction, "metrics": [by], "count": len(fake.trials)}
+        return {**found, "trainers": rows}
 
     @app.post("/v1/trainers/{ref}/cancel")
     def cancel(ref: str) -> Any:

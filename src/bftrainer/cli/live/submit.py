@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -73,7 +72,11 @@ def submit(
     cwd: Annotated[str | None, typer.Option(metavar="DIR", help="Working directory; default: the current one.")] = None,
     python: Annotated[
         str | None,
-        typer.Option(metavar="EXE", help="Python interpreter; default: this command's, on nodes that have it."),
+        typer.Option(
+            metavar="EXE",
+            help="Python interpreter, which all nodes must have; default: that of the active environment, else this "
+            "command's. agent: that of the agents.",
+        ),
     ] = None,
     launcher: Annotated[
         str | None,
@@ -130,6 +133,7 @@ def submit(
     said = {key: value for key, value in given.items() if value is not None}
     with live_packages():
         from bftrainer.cluster.spec.files import check_here, load_spec
+        from bftrainer.cluster.spec.interpreters import in_active_environment
     if array is not None:
         specs = _from_array(array, spec, script or [], said)
     elif (spec is None) == (not script):
@@ -141,11 +145,10 @@ def submit(
         specs = load_spec(spec)
     else:
         specs = [_from_options(script or [], said)]
+    specs = in_active_environment(specs, os.environ, warn)
     # Trainers of a sweep differ only in arguments that the script must check.
     for one in specs[:1] if array is not None else specs:
         check_here(one)
-    if any(not one.python for one in specs):
-        _compare_environments()
     with connect(url, state) as client:
         rows = _queue(client, specs, quiet=as_json)
         if wait:
@@ -155,16 +158,6 @@ def submit(
         print_json(rows[0] if spec is None and array is None else {"trainers": rows})
     if failed:
         raise typer.Exit(1)
-
-
-def _compare_environments() -> None:
-    """Warn if the active environment is not the one of this command: the script would not find its own packages."""
-    active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
-    if active and os.path.realpath(active) != os.path.realpath(sys.prefix):
-        warn(
-            f"the environment {active} is active, but this command runs in {sys.prefix}: the script runs under "
-            f"{sys.prefix} on nodes that have it. Use --python {Path(active) / 'bin' / 'python'} for the active one"
-        )
 
 
 def _from_array(path: Path, spec: Path | None, words: Sequence[str], said: dict[str, Any]) -> list[TrainerSpec]:

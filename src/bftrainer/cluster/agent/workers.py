@@ -56,6 +56,13 @@ def log_name(worker: str, rank: int) -> str:
     return f"{worker}.{rank}" if rank else worker
 
 
+def _unless_own(python: str) -> str:
+    """Return an interpreter, or an empty text if it is the agent's own under any name, as python is for python3."""
+    own = sys.executable
+    is_own = os.path.realpath(python) == os.path.realpath(own) and Path(python).parent == Path(own).parent
+    return "" if is_own else python
+
+
 _log = logging.getLogger(__name__)
 
 
@@ -173,29 +180,16 @@ class AgentWorkers:
         self.logs.follow(name, log, sent=rank == 0 or message.log_all_ranks)
         if message.program:
             return await self._programs.start(command)
-        python = message.python or self._submitted(message) or sys.executable
+        python = message.python or _unless_own(message.submitted_python) or sys.executable
         if python not in self._scripts:
             if shutil.which(python) is None:
-                raise InputError(f"cannot start {' '.join(message.argv)}: there is no interpreter {python}")
+                raise InputError(
+                    f"cannot start {' '.join(message.argv)}: there is no interpreter {python} on this node that can be "
+                    "run. Put its environment where all nodes see it, or choose another one with `submit --python` "
+                    "(`--python agent`: that of the agents)"
+                )
             self._scripts[python] = WarmLauncher(python, self._preload)
         return await self._scripts[python].start(command)
-
-    def _submitted(self, message: Start) -> str:
-        """Return the interpreter that a worker was submitted from, if it can be run here. Otherwise warn its user.
-
-        Returns an empty text for the agent's own interpreter.
-        """
-        wanted, own = message.submitted_python, sys.executable
-        is_own = os.path.realpath(wanted) == os.path.realpath(own) and Path(wanted).parent == Path(own).parent
-        if not wanted or is_own:  # also if one is called python and the other python3
-            return ""
-        if os.access(wanted, os.X_OK) and Path(wanted).is_file():
-            return wanted
-        self._warnings[message.worker] = (
-            f"{wanted}, the interpreter of the environment it was submitted from, cannot be run here: it runs under "
-            f"{own}, the agent's own. Choose one that the nodes have with `submit --python`"
-        )
-        return ""
 
     def _command(self, message: Start, place: RankPlace, log: Path) -> Command:
         argv, cwd = message.argv, message.cwd or os.getcwd()  # noqa: PTH109

@@ -223,6 +223,7 @@ class ActiveTrainer:
         job = make_job(row.id, spec, launcher, settings.job)
         job.progress = TrainerProgress(row.samples, row.total, row.epoch, step=row.step, redone=row.samples_redone)
         job.progress.reported.take(row.metrics, row.metrics_at, Position(row.epoch, row.step, row.samples))
+        job.progress.extremes.load(row.extremes)
         for worker in workers:
             job.expect(worker.worker, worker.node, worker.started)
         kept = kept or {}
@@ -271,6 +272,7 @@ class ActiveTrainer:
             "step": progress.step,
             "metrics": metrics,
             "metrics_at": {name: list(at) for name, at in metrics_at.items()},
+            "extremes": progress.extremes.as_json(),
             "rescales": self.rescales,
             "preemptions": self.preemptions,
             "failures": record.failures,

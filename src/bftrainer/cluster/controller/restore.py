@@ -15,6 +15,7 @@ from bftrainer.cluster.store import events
 from bftrainer.cluster.store.environments import has_values
 from bftrainer.cluster.store.rows import TrainerRow, WorkerRow
 from bftrainer.cluster.store.store import Store
+from bftrainer.elastic.metrics import Position
 
 _LOST_VALUES = (
     "the values of its environment variables are not in {folder}, as after the restore of a back-up, which has only "
@@ -62,6 +63,8 @@ def restore(cluster: Reconciler, now: float) -> Effects:
             nodes=staying,
             gpu_counts=cluster.planner.gpus,
         )
+        if not trainer.extremes:  # the version that stored it did not keep them
+            _note_extremes(live, store)
         for node in live.job.nodes:
             nodes[node].trainer = name
         cluster.jobs.give(live, effects)
@@ -71,6 +74,13 @@ def restore(cluster: Reconciler, now: float) -> Effects:
         effects.add(cluster.fail(name, _LOST_VALUES.format(folder=store.environments.folder), now))
     store.environments.keep_only(cluster.trainers)
     return effects
+
+
+def _note_extremes(live: ActiveTrainer, store: Store) -> None:
+    """Find the extremes of a trainer's metrics in its history."""
+    for metrics, at in store.reports(live.id):
+        known = {name: value for name, value in metrics.items() if value is not None and name in at}
+        live.job.progress.extremes.note(known, at, Position(0, 0, 0))
 
 
 def _spec(store: Store, row: TrainerRow) -> TrainerSpec | None:

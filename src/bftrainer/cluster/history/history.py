@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from bftrainer.cluster.history.best import GroupTrial, read_trials
 from bftrainer.cluster.history.decisions import MOST_DECISIONS, read_decisions
 from bftrainer.cluster.history.queries import PoolHistory, read_finished, read_past, read_points, read_rescales
 from bftrainer.cluster.store.database import Database
@@ -109,6 +110,10 @@ class History:
             return _written({"points": points, "rescales": read_rescales(db, trainer, _MOST_RESCALES)})
 
         return await self._read(read)
+
+    async def trials(self, group: str, viewer: Viewer) -> list[GroupTrial]:
+        """Return the stored trainers of a group, with the extremes of their metrics."""
+        return await self._read(lambda db: read_trials(db, group, viewer.owner))
 
     async def _answer(
         self, what: str, asked: Asked, viewer: Viewer, make: Callable[[PoolHistory, int, Viewer], dict[str, Any]]

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from bftrainer import __version__
 from bftrainer.cluster.controller.controller import Controller
 from bftrainer.cluster.controller.owners import QuotaError
-from bftrainer.cluster.http import agents, dashboard, health, owners, pool, prune, trainers
+from bftrainer.cluster.http import agents, dashboard, health, owners, pool, prune, results, trainers
 from bftrainer.cluster.http.auth import token_refusal
 from bftrainer.cluster.http.limits import RequestLimits
 from bftrainer.cluster.http.prometheus import Counted
@@ -30,6 +30,7 @@ from bftrainer.util.text import one_line
 
 ROUTERS = (
     trainers.router,
+    results.router,
     prune.router,
     pool.router,
     owners.router,

@@ -12,6 +12,7 @@ from bftrainer.cluster.http.feed import StatusFeed
 from bftrainer.cluster.http.prometheus import PrometheusMetrics
 from bftrainer.cluster.http.readiness import Readiness
 from bftrainer.cluster.http.status import StatusReader
+from bftrainer.cluster.launchers.base import StateLayout
 from bftrainer.cluster.report.daily import DailyEfficiency
 from bftrainer.cluster.spec.access import AccessCheck
 from bftrainer.cluster.store.store import Store
@@ -53,6 +54,10 @@ class ApiState:
 
         async with self._readers:
             return await asyncio.to_thread(answer)
+
+    def output_folder(self, trainer: str, chosen: str = "") -> str:
+        """Return the folder that a trainer's script writes to: the one that its user chose, or else its own."""
+        return chosen or str(StateLayout(self.controller.config.state, "").output(trainer))
 
     @property
     def ending(self) -> bool:

@@ -13,7 +13,6 @@ from bftrainer.cluster.http import views
 from bftrainer.cluster.http.auth import Api, Caller, find_trainer, visible_owner
 from bftrainer.cluster.http.status import RECENT_S
 from bftrainer.cluster.http.wait_reason import WaitReasons
-from bftrainer.cluster.launchers.base import StateLayout
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.spec.trainer import parse_spec
 from bftrainer.cluster.store.json_columns import encoded
@@ -81,9 +80,7 @@ async def trainer(api: Api, caller: Caller, ref: str) -> TrainerDetail:
     except TimeoutError:
         log_tail = ["(the log cannot be read now: its file system does not answer)"]
     live = api.cluster.trainers.get(row.id)
-    output = row.spec.get("env", {}).get(protocol.OUTPUT) or str(
-        StateLayout(api.controller.config.state, "").output(row.id)
-    )
+    output = api.output_folder(row.id, row.spec.get("env", {}).get(protocol.OUTPUT, ""))
     waits, nodes = WaitReasons(api.cluster).of(live), api.cluster.nodes
     return views.trainer_in_detail(row, live, time.time(), log_tail, waits, output, nodes)
 

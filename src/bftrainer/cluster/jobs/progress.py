@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bftrainer.cluster.jobs.extremes import MetricExtremes
 from bftrainer.elastic.metrics import Position, ReportedMetrics
 from bftrainer.elastic.protocol import Report
 
@@ -49,6 +50,7 @@ class TrainerProgress:
     redone: int = 0
     rates: dict[int, float] = field(default_factory=dict)
     reported: ReportedMetrics = field(default_factory=ReportedMetrics)
+    extremes: MetricExtremes = field(default_factory=MetricExtremes)
     snapshot_step: int | None = None
     snapshot_every_s: float | None = None
     snapshot_stall_s: float | None = None
@@ -72,7 +74,9 @@ class TrainerProgress:
             # All members were lost and training continued from a snapshot, or the member that was ahead was lost.
             self.redone += max(self.samples - report.samples, 0)
             self.reported.forget_after(report.samples)
-        self.reported.take(report.metrics, report.metrics_at, Position(report.epoch, report.step, report.samples))
+        at = Position(report.epoch, report.step, report.samples)
+        self.reported.take(report.metrics, report.metrics_at, at)
+        self.extremes.note(report.metrics, report.metrics_at, at)
         if report.snapshot_every_s is not None:  # only the member that takes snapshots reports this
             self.snapshot_step = report.snapshot_step if report.snapshot_step is not None else self.snapshot_step
             self.snapshot_every_s, self.snapshot_stall_s = report.snapshot_every_s, report.snapshot_stall_s

@@ -23,8 +23,6 @@ HEAD = "@head"
 """The name of the agent on the controller's machine. It is not a node: it is never assigned to a trainer, and it runs
 any number of workers.
 """
-TRAINER = "BFTRAINER_TRAINER"
-"""The environment variable that tells workers the name of their trainer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,4 +123,4 @@ class StateLayout:
         ours[protocol.SNAPSHOT_OWNER] = f"{self.state_id}/{launch.id}"
         ours[protocol.CONTROLLER_START] = str(self.start)
         ours[protocol.OUTPUT] = str(self.output(launch.id))
-        return {**ours, variables.STATE_ID: self.state_id, TRAINER: launch.name, **launch.spec.env}
+        return {**ours, variables.STATE_ID: self.state_id, protocol.TRAINER: launch.name, **launch.spec.env}

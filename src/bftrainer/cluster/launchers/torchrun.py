@@ -8,7 +8,6 @@ and restart the script by themselves; the script must save and resume.
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import sys
@@ -76,7 +75,7 @@ class TorchrunLauncher:
         restarts = spec.max_restarts if place.settled else 0
         limits = {f"--max-restarts={RESTARTS}": f"--max-restarts={restarts}"}
         # The command line also contains the interpreter, so it is chosen here. Nodes must have it at the same path.
-        python = spec.python or (spec.submitted_python if os.access(spec.submitted_python, os.X_OK) else "")
+        python = spec.python or spec.submitted_python
         if python:
             limits[sys.executable] = python
         argv = tuple(limits.get(word, word) for word in command.argv)

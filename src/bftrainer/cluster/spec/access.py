@@ -46,8 +46,8 @@ def check_access(spec: TrainerSpec) -> None:
         _check(Path(spec.cwd), os.X_OK, "work in the folder")
     if spec.module is None:
         _check(Path(spec.cwd, spec.script), os.R_OK, "read the script")
-    if spec.python:
-        _check(Path(spec.python), os.X_OK, "run the interpreter")
+    if python := spec.python or spec.submitted_python:
+        _check(Path(python), os.X_OK, "run the interpreter")
 
 
 def _check(path: Path, mode: int, purpose: str) -> None:

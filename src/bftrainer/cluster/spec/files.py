@@ -7,11 +7,9 @@ and checks what only the submitting machine can check (`check_here`).
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import os
 import shutil
-import sys
 import tomllib
 import warnings
 from collections.abc import Mapping
@@ -20,7 +18,8 @@ from typing import Any
 
 import yaml
 
-from bftrainer.cluster.spec.trainer import KEYS, CurvePoints, TrainerSpec, parse_spec
+from bftrainer.cluster.spec.interpreters import own_python
+from bftrainer.cluster.spec.trainer import AGENTS_OWN, KEYS, CurvePoints, TrainerSpec, parse_spec
 from bftrainer.core.curve import Curve
 from bftrainer.errors import InputError
 from bftrainer.util.suggest import closest, unknown
@@ -184,10 +183,10 @@ def located(spec: TrainerSpec, folder: Path) -> TrainerSpec:
         changes["script"] = _absolute(spec.script, folder)
     if "/" in spec.python:
         changes["python"] = _absolute(spec.python, folder)
-    elif spec.python:
+    elif spec.python and spec.python != AGENTS_OWN:
         changes["python"] = shutil.which(spec.python) or spec.python
-    elif importlib.util.find_spec("torch") is not None:  # without torch, this environment is for commands only
-        changes["submitted_python"] = sys.executable
+    elif not spec.python:
+        changes["submitted_python"] = own_python()
     return spec.model_copy(update=changes)
 
 
@@ -204,7 +203,9 @@ def check_here(spec: TrainerSpec) -> None:
     try:
         if spec.cwd and not Path(spec.cwd).is_dir():
             raise InputError(f"{spec.cwd}: cwd must be a folder, but {_what_is(spec.cwd)}")
-        if spec.python and not (Path(spec.python).is_file() and os.access(spec.python, os.X_OK)):
+        if spec.python not in ("", AGENTS_OWN) and not (
+            Path(spec.python).is_file() and os.access(spec.python, os.X_OK)
+        ):
             what = _what_is(spec.python)
             raise InputError(f"{spec.python}: python must be an interpreter that can be run, but {what}")
         if spec.module is None:
@@ -212,7 +213,8 @@ def check_here(spec: TrainerSpec) -> None:
             if not script.is_file():
                 raise InputError(f"{script}: script must be a file, but {_what_is(script)}{_similar(script)}")
             if script.suffix == ".py":
-                _check_python(script, own_interpreter=not spec.python)
+                other = spec.python or spec.submitted_python not in ("", own_python())
+                _check_python(script, own_interpreter=not other)
     except OSError as problem:  # a name too long, a folder that may not be searched
         raise InputError(f"{problem.filename}: {problem.strerror}") from None
 

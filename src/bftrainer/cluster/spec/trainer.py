@@ -31,6 +31,8 @@ MOST_NODES = 100_000
 MOST_ENV_BYTES = MOST_ARG_BYTES = 100_000
 """Linux refuses to start a program beyond about 128 kB."""
 DEFAULT_MAX_NODES = 64
+AGENTS_OWN = "agent"
+"""The value of `python` for the interpreter that the agents run under."""
 MOST_PARAMS, MOST_PARAM_BYTES = 100, 10_000
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -56,7 +58,7 @@ _RULES: Mapping[str, str] = MappingProxyType(
         "weight": "a number above 0",
         "env": "a mapping of names to texts",
         "cwd": "the path of a folder",
-        "python": "the path of a Python interpreter",
+        "python": "the path of a Python interpreter, or agent for the agents' own",
         "launcher": "one of elastic, torchrun, hosts",
         "curve": "points such as {nodes: [1, 2, 4], rates: [100, 190, 350]}",
         "up_s": "a number of seconds, 0 or more",
@@ -100,9 +102,9 @@ class TrainerSpec(BaseModel):
     """Variables that override the agents' environment."""
     cwd: str = ""
     python: str = ""
-    """The interpreter; empty: `submitted_python`, else the one that the agents run under."""
+    """The interpreter; empty: `submitted_python`, else the one that the agents run under, as for `AGENTS_OWN`."""
     submitted_python: str = Field("", max_length=4096)
-    """The interpreter of the submitting environment, used on nodes that have it. Commands set it."""
+    """The interpreter of the submitting environment. Commands and clients set it."""
     launcher: Launcher = "elastic"
     curve: CurvePoints | None = None
     """The user's estimate of its speed, a prior that measurements override."""
@@ -261,6 +263,8 @@ class TrainerSpec(BaseModel):
     def as_json(self) -> dict[str, Any]:
         """Return the spec as JSON, as a request or the store contains it and `parse_spec` reads it."""
         values = self.model_dump(mode="json")
+        if self.python == AGENTS_OWN:
+            values["python"] = ""
         if not self.submitted_python:
             del values["submitted_python"]  # controllers of version 0.1.0 do not know it
         if self.ranks_per_node == "gpu":

@@ -202,5 +202,10 @@ _GPUS = (
     """,
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _OWNERS, _POINTS, _PLACES, _WEIGHTS, _EXPIRY, _RETENTION, _GPUS)
+_EXTREMES = ("ALTER TABLE trainers ADD COLUMN extremes TEXT NOT NULL DEFAULT '{}'",)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    *(_FIRST, _OWNERS, _POINTS, _PLACES, _WEIGHTS, _EXPIRY, _RETENTION, _GPUS),
+    _EXTREMES,
+)
 """The statements that lead from version N to N + 1, in order. Each entry is one transaction."""

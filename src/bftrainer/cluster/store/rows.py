@@ -34,6 +34,8 @@ class TrainerRow:
     metrics: dict[str, Any]
     metrics_at: dict[str, Any]
     """Position that each metric belongs to: epochs done, steps, samples."""
+    extremes: dict[str, Any]
+    """Least and greatest value of each metric, with their positions; see `MetricExtremes`."""
     learned: dict[str, Any]
     rescales: int
     preemptions: int

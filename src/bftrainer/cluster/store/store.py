@@ -44,8 +44,9 @@ def _columns(row: type[Any]) -> tuple[str, ...]:
 
 _TRAINER = _columns(TrainerRow)[1:]
 _TRAINER_SQL = f"SELECT number, {', '.join(_TRAINER)} FROM trainers"  # noqa: S608 - names from this program
-_BRIEF_SQL = _TRAINER_SQL.replace(" learned,", " '{}',")
-_TRAINER_JSON = tuple(_TRAINER.index(name) + 1 for name in ("metrics", "metrics_at", "learned"))
+_BRIEF_SQL = _TRAINER_SQL.replace(" learned,", " '{}',").replace(" extremes,", " '{}',")
+_JSON = ("metrics", "metrics_at", "extremes", "learned")
+_TRAINER_JSON = tuple(_TRAINER.index(name) + 1 for name in _JSON)
 _TRAINER_SPEC = _TRAINER.index("spec") + 1
 _WORKER_SQL = f"SELECT {', '.join(_columns(WorkerRow))} FROM workers"  # noqa: S608
 _NODE = _columns(NodeRow)
@@ -184,7 +185,7 @@ class Store:
             raise BFTrainerError(
                 f"trainer {id}: state must be one of {', '.join(STATES)}, but got {columns['state']!r}"
             )
-        for name in ("spec", "metrics", "metrics_at", "learned"):
+        for name in ("spec", *_JSON):
             if name in columns:
                 columns[name] = encoded(columns[name])
         self._update("trainers", _TRAINER, "number", _number(id), columns, f"trainer {id}")
@@ -210,7 +211,7 @@ class Store:
     ) -> list[TrainerRow]:
         """Return trainers in order of submission: all, the unfinished, or these and those ended after a time.
 
-        `brief`: without the learned values, which are most of the data. `owner`: only that owner's.
+        `brief`: without the learned and the extreme values, which are most of the data. `owner`: only that owner's.
         """
         where, values = list[str](), list[Any]()
         if ended_after is not None:
@@ -253,6 +254,11 @@ class Store:
         """Return the samples that a trainer had made at some times, in order."""
         sql = "SELECT time, samples FROM points WHERE trainer = ? ORDER BY time"
         return [(time, samples) for time, samples in self._db.rows(sql, (_number(trainer),))]
+
+    def reports(self, trainer: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Yield the metrics that a trainer had reported at some times, and their positions, in order."""
+        sql = "SELECT metrics, metrics_at FROM points WHERE trainer = ? ORDER BY time"
+        return ((decoded(metrics), decoded(at)) for metrics, at in self._db.rows(sql, (_number(trainer),)))
 
     def trimmer(self, limits: DatabaseLimits) -> Trimmer:
         """Return the object that keeps this database within limits."""

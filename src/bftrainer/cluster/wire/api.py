@@ -114,6 +114,79 @@ class TrainerDetail(TrainerView):
     output: str
 
 
+class FileView(TypedDict):
+    """A file in a trainer's output folder."""
+
+    name: str
+    """Its path from the folder."""
+    bytes: int
+    time: float
+    """When it was written last, in seconds since 1970."""
+
+
+class ResultsView(TypedDict):
+    """What a trainer has to show so far: its last metrics, and the files in its output folder."""
+
+    id: str
+    name: str
+    state: str
+    reason: str
+    started: float | None
+    ended: float | None
+    epoch: int
+    step: int
+    samples: int
+    metrics: dict[str, Any]
+    metrics_at: dict[str, PositionView]
+    host: str
+    """The controller's machine, on which `folder` was looked at."""
+    folder: str
+    exists: bool
+    """Whether the folder exists on that machine and can be read there."""
+    files: list[FileView]
+    complete: bool
+    """Whether `files` has all of them; very many are not listed."""
+    problem: str
+    """Why the folder cannot be read there; empty if it can, or if there is none."""
+
+
+class TrialView(TypedDict):
+    """A trainer of a group, judged by one metric."""
+
+    id: str
+    name: str
+    owner: str
+    params: dict[str, Any]
+    state: str
+    reason: str
+    value: float | None
+    """The last value; None: not reported, or not finite."""
+    at: PositionView | None
+    best: float | None
+    best_at: PositionView | None
+    epoch: int
+    step: int
+    run_s: float
+    """Seconds from the first step to the end, or to now. Waiting for nodes counts."""
+    node_seconds: float
+    """Time of the nodes that were assigned to it, added up."""
+    folder: str
+
+
+class BestView(TypedDict):
+    """The trainers of a group, the best by one metric first. Those that did not report it come last."""
+
+    group: str
+    by: str
+    direction: str
+    """`min` or `max`: which values are better."""
+    metrics: list[str]
+    """Names of all metrics that the group's trainers reported."""
+    count: int
+    """Number of the group's trainers; `trainers` may have fewer."""
+    trainers: list[TrialView]
+
+
 class GpuView(TypedDict):
     """A GPU of a node."""
 

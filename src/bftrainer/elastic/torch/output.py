@@ -32,8 +32,12 @@ def output_folder() -> Path:
     return folder
 
 
-def file_name(name: object) -> str:
-    """Return `name` if it is a plain file name; refuse a path."""
+def file_name(name: object, thing: object = None) -> str:
+    """Return `name` if it is a plain file name; refuse a path, and the arguments of `run.save` in the wrong order."""
+    if isinstance(thing, str | os.PathLike) and not isinstance(name, str | os.PathLike):
+        raise InputError(
+            f"run.save takes the name first: write run.save({os.fspath(thing)!r}, …), with the object after the name"
+        )
     text = os.fspath(name) if isinstance(name, str | os.PathLike) else None
     if not isinstance(text, str) or text in ("", ".", "..") or "/" in text or "\0" in text:
         raise InputError(
@@ -43,7 +47,7 @@ def file_name(name: object) -> str:
     return text
 
 
-def save(thing: Any, folder: Path, name: str) -> Path:
+def save(folder: Path, name: str, thing: Any) -> Path:
     """Write `thing` with torch.save. The file has either its former content or all of the new content."""
     path = folder / name
     _sweep(folder, name)

@@ -30,6 +30,7 @@ from bftrainer.elastic.torch.registration import Registration, refuse_sync_batch
 from bftrainer.elastic.torch.reports import ProgressReports
 from bftrainer.elastic.torch.snapshots.snapshot import Snapshots
 from bftrainer.elastic.torch.state.training_state import Progress
+from bftrainer.elastic.torch.tracking.tracker import TrackedRun, Tracker, Trackers
 from bftrainer.errors import InputError
 from bftrainer.processes import exits
 
@@ -79,6 +80,15 @@ class Run:
         self._batch = PresentBatch(self._member, self._reports)
         self._loop = TrainingLoop(self._member, self._batch, self._reports)
         self._preparation = Preparation(self._member, self._batch, self._loop, self._reports, self.register, self.seed)
+        self._trackers = Trackers(
+            TrackedRun(
+                has_begun=lambda: self._member.joined,
+                is_main=lambda: self.is_main,
+                step=lambda: self.progress.step,
+                folder=lambda: self.folder,
+                has_resumed=lambda: self._member.state.resumed_step > 0,
+            )
+        )
         self._pid = os.getpid()
         if self._member.membership is not None:
             self._member.membership.report = self._reports.report
@@ -155,14 +165,23 @@ class Run:
         """Folder for files that the script writes: this trainer's own under BFTrainer, else the current directory."""
         return output.output_folder()
 
-    def save(self, thing: Any, name: str) -> Path | None:
+    def save(self, name: str, thing: Any) -> Path | None:
         """Write `thing` with torch.save to the file `name` in `run.folder`, on the main rank only.
 
         Returns the file's path. The other ranks write nothing and return None. If the process is killed, the file has
-        either its former content or all of the new content.
+        either its former content or all of the new content. `bftrainer results` lists the files.
         """
-        name = output.file_name(name)
-        return output.save(thing, self.folder, name) if self.is_main else None
+        name = output.file_name(name, thing)
+        return output.save(self.folder, name, thing) if self.is_main else None
+
+    def tracker(self, kind: str, **options: Any) -> Tracker:
+        """Return a tracker, to which every rank may log values: "tensorboard", "wandb" or "mlflow".
+
+        Only the main rank writes. The training is one run of the tracker, with rising steps, also when rank 0 changes
+        or all nodes were lost. `options` are those of torch's SummaryWriter (`log_dir`, …) or of `wandb.init`
+        (`project`, `mode`, `config`, …); for MLflow `tracking_uri`, `experiment`, `name`, `params` and `tags`.
+        """
+        return self._trackers.get(kind, options)
 
     def mean(self, name: str) -> float:
         """Return the mean of the loss given to `run.step` over the samples of the epoch so far.

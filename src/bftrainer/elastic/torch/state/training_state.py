@@ -85,7 +85,8 @@ class TrainingState:
         self._metrics = metrics
         self._snapshots = snapshots
         self._saved = 0  # the step of the last snapshot that was begun
-        self._resumed = 0  # the step of the snapshot that training resumed from
+        self.resumed_step = 0
+        """The step of the snapshot that this rank resumed the training from; 0 if it did not."""
 
     @property
     def snapshot_step(self) -> int | None:
@@ -134,7 +135,7 @@ class TrainingState:
     def can_save(self, within_s: float) -> bool:
         """Return whether a step is in no snapshot yet, and a snapshot of it can be written in `within_s` seconds."""
         keeper = self._snapshots
-        if keeper is None or not self.has_state or self.progress.step == max(self._resumed, keeper.last_step or 0):
+        if keeper is None or not self.has_state or self.progress.step == max(self.resumed_step, keeper.last_step or 0):
             return False
         return keeper.interval.stall_s + keeper.interval.write_s <= within_s
 
@@ -156,7 +157,7 @@ class TrainingState:
             self._load(found.state)
             self.progress.over = False  # a training that was complete may be given more epochs
             self._repeats_top()
-            self._saved = self._resumed = found.step
+            self._saved = self.resumed_step = found.step
             print(f"bftrainer: resumed from {found.path} at step {found.step}", file=sys.stderr, flush=True)
 
     # Peers.
