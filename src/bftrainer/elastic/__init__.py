@@ -102,7 +102,7 @@ def prepare(*objects: Any, accumulate: int | None = None, per_rank_batch: bool =
       of `Run.register`.
     """
     starts = {name: options.pop(name) for name in _INIT if name in options}
-    if _run is None:
+    if _run is None or _run.is_done_alone:  # in a notebook one trains again and again
         starts.setdefault("device", _device_of(objects))
         init(**starts)
     elif starts:

@@ -161,6 +161,11 @@ class Run:
         return self._batch.indices
 
     @property
+    def is_done_alone(self) -> bool:
+        """Whether this run has trained in a process of its own, so that another one may begin there."""
+        return self._member.joined and self._member.membership is None
+
+    @property
     def folder(self) -> Path:
         """Folder for files that the script writes: this trainer's own under BFTrainer, else the current directory."""
         return output.output_folder()
