@@ -112,6 +112,11 @@ def prepare(*objects: Any, accumulate: int | None = None, per_rank_batch: bool =
     return _current().prepare(*objects, accumulate=accumulate, per_rank_batch=per_rank_batch, **options)
 
 
+def run_of_framework(**options: Any) -> Run:
+    """Return the script's run, for the integration of a framework. `init(**options)` makes it if there is none yet."""
+    return _run if _run is not None else init(**options)
+
+
 def epochs(count: int) -> Iterator[int]:
     """Iterate over the epochs that are still to be trained, out of `count`, after `prepare`.
 

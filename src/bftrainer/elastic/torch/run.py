@@ -230,6 +230,11 @@ class Run:
         )
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
+    @property
+    def preparation(self) -> Preparation:
+        """What integrations of training frameworks build on. Scripts use `prepare`."""
+        return self._preparation
+
     def micro_steps(self, count: int) -> Iterator[int]:
         """Iterate over this rank's share of the `count` micro-steps of a step. See `elastic.micro_steps`."""
         return self._preparation.micro_steps(count)

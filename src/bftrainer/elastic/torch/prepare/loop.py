@@ -14,6 +14,7 @@ from bftrainer.elastic.torch.data.batch_plan import BatchPlan, Step
 from bftrainer.elastic.torch.data.batches import Batches
 from bftrainer.elastic.torch.loop import TrainingLoop
 from bftrainer.elastic.torch.member import TrainingMember
+from bftrainer.elastic.torch.prepare.epoch_loader import EpochLoader, following
 from bftrainer.elastic.torch.prepare.handed_batch import HandedBatch
 from bftrainer.elastic.torch.prepare.seeds import seed_all
 from bftrainer.elastic.torch.prepare.training import PreparedTraining
@@ -42,39 +43,25 @@ class PreparedLoop:
         epoch = self._next_epoch()
         if epoch is None:
             return
-        member.together.compare_data(plan.signature, epoch)
-        loader = member.loaders.of(batches.dataset, plan, batches.loading)
-        if not batches.persistent:
-            loader.close()
+        loader = EpochLoader(member, training, batches, epoch)
         self._reports.batches_are(plan)
         expected, given = len(batches), 0
-        at: tuple[int, int, int] | None = None  # where the loader is: generation, cursor, part
         try:
             while True:
                 training.end_batch()
                 if training.is_at_boundary:
                     if not self._loop.between(epoch):
                         return  # the others are in a later epoch, and so is the state received from them
-                    member.together.loop_begins()
-                    training.splits = _splits(plan, member.world)
-                    batch_size = plan.global_batch_size(member.world)
-                    member.stepper.batch_is(member.progress.step, batch_size, plan.global_batch_size(1))
-                here = (member.meter.generation, *_following(training.handed, member.progress.cursor))
-                if here != at:
-                    loader.begin(epoch, here[1], member.rank, member.world)
+                    loader.at_boundary()
                 loaded = loader.next()
                 if loaded is None:
                     self._given.pop(id(plan), None)
                     training.end_epoch()
                     self._loop.batches_end(epoch)
                     return
-                step, micro, batch = loaded
-                handed = _handed(plan, epoch, step, micro, member.rank, member.world)
-                training.hand(handed)
-                at = (here[0], *_following([handed], 0))
                 given += 1
                 self._given[id(plan)] = given
-                yield batch
+                yield loaded.data
         except GeneratorExit:  # a `break`
             del self._given[id(plan)]
             training.end_batch()
@@ -90,7 +77,7 @@ class PreparedLoop:
         member, given = self._member, self._given.get(id(plan))
         if given is None:
             return plan.batches_in_epoch(member.rank, member.world)
-        cursor, part = _following(self._training.handed, member.progress.cursor)
+        cursor, part = following(self._training.handed, member.progress.cursor)
         return given + plan.batches_from(cursor, member.rank, member.world) - part
 
     def steps(self, count: int) -> Iterator[int]:
@@ -135,7 +122,7 @@ class PreparedLoop:
 
     def _next_epoch(self) -> int | None:
         """Return the epoch of the loop that begins. None if it was over before this worker came."""
-        member, progress = self._member, self._member.progress
+        progress = self._member.progress
         if self._loop.counts_epochs:  # the script loops over elastic.epochs(n)
             if self._epoch == progress.epoch:
                 raise InputError(
@@ -145,42 +132,20 @@ class PreparedLoop:
             self._epoch = progress.epoch
             return self._epoch
         number, self._begun = self._begun, self._begun + 1
-        if number and self._member.progress.epoch == number - 1:
+        return number if self.enter(number) else None
+
+    def enter(self, epoch: int) -> bool:
+        """Go on to an epoch, by its number. Return False if it was over before this worker came."""
+        member = self._member
+        if epoch and member.progress.epoch == epoch - 1:
             self._loop.complete_batches()
-        if number and member.progress.epoch == number - 1:
+        if epoch and member.progress.epoch == epoch - 1:
             member.state.put_right()
-            member.progress.epoch, member.progress.cursor, member.progress.part = number, 0, 0
-        if number < member.progress.epoch:
+            member.progress.epoch, member.progress.cursor, member.progress.part = epoch, 0, 0
+        if epoch < member.progress.epoch:
             # The script runs code of epochs that are over. Its effect is in the state already.
             member.state.repeats_code()
-            return None
+            return False
         self._loop.begin_epoch()
-        self._epoch = number
-        return number
-
-
-def _splits(plan: BatchPlan, world: int) -> bool:
-    """Return whether some rank's share of a full batch is larger than what one rank computes at a time."""
-    return plan.max_batch is not None and -(-plan.global_batch_size(world) // world) > plan.max_batch
-
-
-def _handed(plan: BatchPlan, epoch: int, step: Step, micro: int, rank: int, world: int) -> HandedBatch:
-    part = step.micros[micro]
-    is_last = micro == len(step.micros) - 1
-    return HandedBatch(
-        step=step,
-        micro=micro,
-        weight=part.weight,
-        samples=part.samples,
-        is_last=is_last,
-        ends_epoch=is_last and plan.step_at(epoch, step.stop, rank, world) is None,
-        total=step.stop - step.start,
-    )
-
-
-def _following(handed: list[HandedBatch], cursor: int) -> tuple[int, int]:
-    """Return the cursor and the part that come after what the script has received."""
-    if not handed:
-        return cursor, 0
-    last = handed[-1]
-    return (last.step.stop, 0) if last.is_last else (last.step.start, last.micro + 1)
+        self._epoch = epoch
+        return True

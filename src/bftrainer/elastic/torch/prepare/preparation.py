@@ -23,6 +23,7 @@ from bftrainer.elastic.torch.data.source import read
 from bftrainer.elastic.torch.loop import TrainingLoop
 from bftrainer.elastic.torch.member import TrainingMember
 from bftrainer.elastic.torch.prepare import backward
+from bftrainer.elastic.torch.prepare.framework import FrameworkLoop
 from bftrainer.elastic.torch.prepare.loader import PreparedLoader
 from bftrainer.elastic.torch.prepare.loop import PreparedLoop
 from bftrainer.elastic.torch.prepare.optimizer import make_elastic
@@ -56,6 +57,8 @@ class Preparation:
     ) -> None:
         self.training = PreparedTraining(member, batch)
         self._loop = PreparedLoop(member, loop, reports, self.training)
+        self.framework = FrameworkLoop(member, batch, loop, reports, self._loop, self.training)
+        """The loop, for a framework that counts batches and steps itself."""
         self._member = member
         self._register = register
         self._seed = seed
@@ -71,7 +74,8 @@ class Preparation:
         registered = {self._name(thing): thing for thing in objects if not isinstance(thing, DataLoader)}
         if first:
             registered[_PATTERN] = self.training.pattern
-        self._register(**registered, **options)
+        if registered or options:
+            self._register(**registered, **options)
         prepared = [self._prepared(thing, per_rank_batch) for thing in objects]
         if first:
             backward.observe(self.training)
