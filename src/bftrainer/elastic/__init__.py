@@ -112,13 +112,18 @@ def prepare(*objects: Any, accumulate: int | None = None, per_rank_batch: bool =
     return _current().prepare(*objects, accumulate=accumulate, per_rank_batch=per_rank_batch, **options)
 
 
+def run_of_framework(**options: Any) -> Run:
+    """Return the script's run, for the integration of a framework. `init(**options)` makes it if there is none yet."""
+    return _run if _run is not None else init(**options)
+
+
 def epochs(start: int, stop: int | None = None) -> Iterator[int]:
     """Iterate over the epochs that are still to be trained, after `prepare`.
 
     Use it in place of `range`, with the same numbers: `epochs(10)` counts from 0 to 9, `epochs(1, 11)` from 1 to 10. A
     node that joins later begins in the epoch that is in progress.
     """
-    return _current().numbered_epochs(*((0, start) if stop is None else (start, stop)))
+    return _current().preparation.epochs(*((0, start) if stop is None else (start, stop)))
 
 
 def steps(count: int) -> Iterator[int]:

@@ -211,6 +211,7 @@ def disturb(
     snapshots: bool = False,
     account: Account | None = None,
     argv: list[str] | None = None,
+    preload: tuple[str, ...] = (),
 ) -> Account:
     """Train while all these events happen. `account` is filled in also where that fails. `argv` is another script."""
     folder.mkdir(parents=True)
@@ -231,7 +232,7 @@ def disturb(
 
     argv = argv or [WORKER, str(folder), str(epochs), "0.12", *(["--snapshots"] if snapshots else [])]
     with (folder / "happenings.txt").open("w", buffering=1) as happenings:
-        outcome = play(scenario, folder, argv, settings=settings, watch=watch)
+        outcome = play(scenario, folder, argv, settings=settings, watch=watch, preload=preload)
     assert outcome.status == "done", outcome
     return account
 

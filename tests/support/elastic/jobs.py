@@ -14,7 +14,7 @@ from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings
 from bftrainer.elastic.manager.processes import worker_environment
 from bftrainer.errors import InputError
 from bftrainer.processes.launch import Command
-from bftrainer.processes.warm import WarmLauncher
+from bftrainer.processes.warm import PRELOAD, WarmLauncher
 
 SETTINGS = CoordinatorSettings(silence_s=3.0, grace_s=20.0)
 ALONE_S = 240.0
@@ -27,9 +27,9 @@ def script(name: str) -> str:
 
 
 @cache
-def warm() -> tuple[asyncio.AbstractEventLoop, WarmLauncher]:
-    """One warm parent for all tests of a process: importing torch takes longer than most of them."""
-    loop, launcher = asyncio.new_event_loop(), WarmLauncher()
+def warm(*also: str) -> tuple[asyncio.AbstractEventLoop, WarmLauncher]:
+    """One warm parent for all tests of a process: importing torch, and `also`, takes longer than most of them."""
+    loop, launcher = asyncio.new_event_loop(), WarmLauncher(preload=(*PRELOAD, *also))
 
     def close() -> None:
         loop.run_until_complete(launcher.close())
@@ -47,9 +47,10 @@ def play(
     watch: Callable[[Happening], None] = lambda happening: None,
     nodes: tuple[int, int] = (1, 8),
     timeout_s: float = 120.0,
+    preload: tuple[str, ...] = (),
 ) -> Outcome:
-    """Run a job, do something to it, and wait for its end."""
-    loop, launcher = warm()
+    """Run a job, do something to it, and wait for its end. `preload` is imported before its workers start."""
+    loop, launcher = warm(*preload)
 
     async def main() -> Outcome:
         async with Coordinator(

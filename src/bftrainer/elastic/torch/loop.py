@@ -12,6 +12,7 @@ from typing import Any
 from bftrainer.elastic.protocol import Done
 from bftrainer.elastic.torch.data.batch_plan import BatchPlan, Step
 from bftrainer.elastic.torch.data.batches import Batches
+from bftrainer.elastic.torch.meetings.together import Note
 from bftrainer.elastic.torch.member import TrainingMember
 from bftrainer.elastic.torch.present_batch import PresentBatch
 from bftrainer.elastic.torch.reports import ProgressReports
@@ -138,8 +139,11 @@ class TrainingLoop:
                 raise InputError("run.step() must be called in each step; it was not in the last one")
         self.finish()
 
-    def meet(self, call: str, offer: Callable[[], Any]) -> Any:
-        """Meet the other ranks for a `call` of the script. Return what `offer` returns on the first rank."""
+    def meet(self, call: str, offer: Callable[[], Any], note: Note | None = None) -> Any:
+        """Meet the other ranks for a `call` of the script. Return what `offer` returns on the first rank.
+
+        With a `note`, return what the first rank computes from the notes of all ranks.
+        """
         if not self._member.joined:
             raise InputError(f"{call} must be called in a loop over run.epochs() or run.steps(), not before it")
         if self.is_over:
@@ -147,7 +151,7 @@ class TrainingLoop:
         if self._batch.step is not None and not self._batch.parts:
             raise InputError(f"{call} must be called after run.step(), not between a batch and its step")
         self.complete_batches()
-        return self._member.together.meet(call, offer)
+        return self._member.together.meet(call, offer, note)
 
     def complete_batches(self) -> None:
         """Complete a loop over batches that the script left by `break`."""
@@ -213,6 +217,14 @@ class TrainingLoop:
         self._member.state.put_right()
         self._batches_are_over(epoch)
         self._left_by_break, self._batch.step = True, None
+
+    def batches_were_taken(self, epoch: int) -> None:
+        """Note that a framework needs no more batches of an epoch. The next call completes the loop over them.
+
+        Effects of repeated code stay until that call: the framework's code in between is repeated too.
+        """
+        self._batches_are_over(epoch)
+        self._left_by_break, self._counted, self._batch.step = True, False, None
 
     def _batches_are_over(self, epoch: int) -> None:
         self._member.last_save.at_rest = False

@@ -189,6 +189,29 @@ class PresentBatch:
                 "the loss or random numbers of one rank"
             )
 
+    @property
+    def taken_over(self) -> bool:
+        """Whether the last step that was lost here was complete on another rank, and is in the state."""
+        return self._taken_over
+
+    def sum_numbers(self, numbers: Sequence[float], count: int) -> list[float] | None:
+        """Return the sums of some numbers over all ranks, before the step of a batch with `count` samples is made.
+
+        None if a peer was lost: the group is then re-formed already, and the batch comes again.
+        """
+        member = self._member
+        if member.world == 1:
+            return list(numbers)
+        row = torch.tensor(numbers, dtype=torch.float64, device=member.peers.wire)
+        with self._waiting():
+            try:
+                sums: list[float] = member.gradients.whole.agree(row).tolist()
+                member.peers.check_whole()
+            except GroupBroken as problem:
+                self.lose_step(problem, count)
+                return None
+        return sums
+
     def sum_up(
         self,
         reducer: Reducer,

@@ -252,9 +252,10 @@ class Run:
         )
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
-    def numbered_epochs(self, start: int, stop: int) -> Iterator[int]:
-        """Iterate over the epochs still to be trained, from `start` to before `stop`. See `elastic.epochs`."""
-        return self._preparation.epochs(start, stop)
+    @property
+    def preparation(self) -> Preparation:
+        """What integrations of training frameworks build on. Scripts use `prepare`."""
+        return self._preparation
 
     def micro_steps(self, count: int) -> Iterator[int]:
         """Iterate over this rank's share of the `count` micro-steps of a step. See `elastic.micro_steps`."""

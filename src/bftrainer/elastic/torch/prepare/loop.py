@@ -12,9 +12,9 @@ from typing import Any
 
 from bftrainer.elastic.torch.data.batch_plan import BatchPlan, Step
 from bftrainer.elastic.torch.data.batches import Batches
-from bftrainer.elastic.torch.data.loader import Loader
 from bftrainer.elastic.torch.loop import TrainingLoop
 from bftrainer.elastic.torch.member import TrainingMember
+from bftrainer.elastic.torch.prepare.epoch_loader import EpochLoader, following
 from bftrainer.elastic.torch.prepare.handed_batch import HandedBatch
 from bftrainer.elastic.torch.prepare.saving import Saves
 from bftrainer.elastic.torch.prepare.seeds import seed_all
@@ -50,17 +50,12 @@ class PreparedLoop:
         first, epoch = not self._begun, self._next_epoch()
         if epoch is None and not first:
             return
-        if epoch is not None:
-            member.together.compare_data(plan.signature, epoch)
-        loader = member.loaders.of(batches.dataset, plan, batches.loading)
-        if not batches.persistent:
-            loader.close()
         if epoch is None:
-            yield from self._one_look(loader)
+            yield from self._one_look(batches)
             return
+        loader = EpochLoader(member, training, batches, epoch)
         self._reports.batches_are(plan)
         expected, given, passes = len(batches), 0, training.all_passes
-        at: tuple[int, int, int] | None = None  # where the loader is: generation, cursor, part
         batch: Any = None
         try:
             while True:
@@ -74,24 +69,15 @@ class PreparedLoop:
                     if not self._loop.between(epoch):
                         return  # the others are in a later epoch, and so is the state received from them
                     self._saves.take_over()
-                    member.together.loop_begins()
-                    training.splits = _splits(plan, member.world)
-                    batch_size = plan.global_batch_size(member.world)
-                    member.stepper.batch_is(member.progress.step, batch_size, plan.global_batch_size(1))
-                here = (member.meter.generation, *_following(training.handed, member.progress.cursor))
-                if here != at:
-                    loader.begin(epoch, here[1], member.rank, member.world)
+                    loader.at_boundary()
                 loaded = loader.next()
                 if loaded is None:
                     training.end_epoch()
                     self._loop.batches_end(epoch)
                     return
-                step, micro, batch = loaded
-                handed = _handed(plan, epoch, step, micro, member.rank, member.world)
-                training.hand(handed)
-                at = (here[0], *_following([handed], 0))
                 given += 1
                 self._given[id(plan)] = given
+                batch = loaded.data
                 yield batch
         except GeneratorExit:  # a `break`
             training.end_batch()
@@ -104,9 +90,10 @@ class PreparedLoop:
         finally:
             self._given.pop(id(plan), None)
 
-    def _one_look(self, loader: Loader) -> Iterator[Any]:
+    def _one_look(self, batches: Batches) -> Iterator[Any]:
         """Give one batch in an epoch that is over, for a script that looks at a batch before it trains."""
         member = self._member
+        loader = member.loaders.of(batches.dataset, batches.plan, batches.loading)
         loader.begin(0, 0, member.rank, member.world)
         loaded = loader.next()
         passes = self._training.all_passes
@@ -127,7 +114,7 @@ class PreparedLoop:
         member, given = self._member, self._given.get(id(plan))
         if given is None:
             return plan.batches_in_epoch(member.rank, member.world)
-        cursor, part = _following(self._training.handed, member.progress.cursor)
+        cursor, part = following(self._training.handed, member.progress.cursor)
         return given + plan.batches_from(cursor, member.rank, member.world) - part
 
     def steps(self, count: int) -> Iterator[int]:
@@ -172,7 +159,7 @@ class PreparedLoop:
 
     def _next_epoch(self) -> int | None:
         """Return the epoch of the loop that begins. None if it was over before this worker came."""
-        member, progress = self._member, self._member.progress
+        progress = self._member.progress
         if self._loop.counts_epochs:  # the script loops over elastic.epochs(n)
             if self._epoch == progress.epoch:
                 raise InputError(
@@ -182,42 +169,20 @@ class PreparedLoop:
             self._epoch = progress.epoch
             return self._epoch
         number, self._begun = self._begun, self._begun + 1
-        if number and self._member.progress.epoch == number - 1:
+        return number if self.enter(number) else None
+
+    def enter(self, epoch: int) -> bool:
+        """Go on to an epoch, by its number. Return False if it was over before this worker came."""
+        member = self._member
+        if epoch and member.progress.epoch == epoch - 1:
             self._loop.complete_batches()
-        if number and member.progress.epoch == number - 1:
+        if epoch and member.progress.epoch == epoch - 1:
             member.state.put_right()
-            member.progress.epoch, member.progress.cursor, member.progress.part = number, 0, 0
-        if number < member.progress.epoch or member.progress.over:
+            member.progress.epoch, member.progress.cursor, member.progress.part = epoch, 0, 0
+        if epoch < member.progress.epoch or member.progress.over:
             # The script runs code of epochs that are over. Its effect is in the state already.
             member.state.repeats_code()
-            return None
+            return False
         self._loop.begin_epoch()
-        self._epoch = number
-        return number
-
-
-def _splits(plan: BatchPlan, world: int) -> bool:
-    """Return whether some rank's share of a full batch is larger than what one rank computes at a time."""
-    return plan.max_batch is not None and -(-plan.global_batch_size(world) // world) > plan.max_batch
-
-
-def _handed(plan: BatchPlan, epoch: int, step: Step, micro: int, rank: int, world: int) -> HandedBatch:
-    part = step.micros[micro]
-    is_last = micro == len(step.micros) - 1
-    return HandedBatch(
-        step=step,
-        micro=micro,
-        weight=part.weight,
-        samples=part.samples,
-        is_last=is_last,
-        ends_epoch=is_last and plan.step_at(epoch, step.stop, rank, world) is None,
-        total=step.stop - step.start,
-    )
-
-
-def _following(handed: list[HandedBatch], cursor: int) -> tuple[int, int]:
-    """Return the cursor and the part that come after what the script has received."""
-    if not handed:
-        return cursor, 0
-    last = handed[-1]
-    return (last.step.stop, 0) if last.is_last else (last.step.start, last.micro + 1)
+        self._epoch = epoch
+        return True

@@ -58,6 +58,11 @@ class PassLoss:
             self._known = True
         self._forget()
 
+    @property
+    def of_step(self) -> float | None:
+        """Loss of the step so far, over all ranks; None if no sum had one."""
+        return self._loss if self._known else None
+
     def total(self, last: StepTotals) -> StepTotals:
         """Return the last sum with the samples and the loss of all sums of the step."""
         return last.of_step(self._samples, self._loss if self._known else None)

@@ -24,6 +24,7 @@ from bftrainer.elastic.torch.data.source import read
 from bftrainer.elastic.torch.loop import TrainingLoop
 from bftrainer.elastic.torch.member import TrainingMember
 from bftrainer.elastic.torch.prepare import backward
+from bftrainer.elastic.torch.prepare.framework import FrameworkLoop
 from bftrainer.elastic.torch.prepare.loader import PreparedLoader
 from bftrainer.elastic.torch.prepare.loop import PreparedLoop
 from bftrainer.elastic.torch.prepare.optimizer import make_elastic
@@ -61,6 +62,8 @@ class Preparation:
         self._saves = Saves(lambda: member.rank == 0)
         self.training = PreparedTraining(member, batch, self._saves)
         self._loop = PreparedLoop(member, loop, reports, self.training, self._saves)
+        self.framework = FrameworkLoop(member, batch, loop, reports, self._loop, self.training)
+        """The loop, for a framework that counts batches and steps itself."""
         self._member = member
         self._register = register
         self._seed = seed

@@ -7,6 +7,8 @@ step does not count: the script's further calls for this batch do nothing, and i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -46,6 +48,8 @@ class PreparedTraining:
         self.loss = PassLoss()
         """The loss of the present step, for reports."""
         self._sum_watch = SumWatch()
+        self.present: HandedBatch | None = None
+        """The batch that the next backward passes are for, if the caller says so; else the first one without a pass."""
         self._handed: list[HandedBatch] = []
         self._passes = 0  # backward passes since the last step; with several optimizers, of this batch
         self._parts = 0  # steps for this batch, if there are several optimizers
@@ -107,6 +111,10 @@ class PreparedTraining:
         self._batch.step = batch.step
         self._member.gradients.whole.weight = 1.0
 
+    def take_again(self) -> None:
+        """Forget that the step was lost, because the caller takes its batches again by itself."""
+        self._lost, self._stepped = False, True
+
     def hand_for_nothing(self) -> None:
         """Note that the script receives a batch whose gradient must not count."""
         self._lost, self._stepped = True, False
@@ -153,7 +161,7 @@ class PreparedTraining:
         """Prepare the gradients for a backward pass, and return its weight. None if no batch is being computed."""
         if not self._handed:
             return None
-        batch = next((batch for batch in self._handed if not batch.passes), self._handed[-1])
+        batch = self.present or next((batch for batch in self._handed if not batch.passes), self._handed[-1])
         self._look_for_changes()
         self._grads.show()
         self._grads.put_aside(self._optimizers)
@@ -214,7 +222,32 @@ class PreparedTraining:
     def _arrivals(self, optimizer: Optimizer) -> int:
         return self._member.gradients.whole.passes(params_of([optimizer]))
 
+    def sum_numbers(self, numbers: Sequence[float]) -> list[float] | None:
+        """Return the sums of some numbers over all ranks, before the step. None if a peer was lost."""
+        sums = self._batch.sum_numbers(numbers, sum(batch.samples for batch in self._handed))
+        if sums is None:
+            self._lose()
+        return sums
+
     # Steps.
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a peer was lost, so that calls for the present batch do nothing."""
+        return self._lost
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether the gradients of all optimizers are sums over all ranks, so that the step can be made."""
+        return all(self._grads.is_global(optimizer) for optimizer in self._optimizers)
+
+    @property
+    def completes_step(self) -> bool:
+        """Whether a step follows the newest batch: it is the last of those that are accumulated."""
+        if not self._handed or not self._handed[-1].is_last:
+            return False
+        whole = sum(batch.is_last for batch in self._handed)
+        return whole >= (self.accumulate or 1) or self._handed[-1].ends_epoch
 
     def holds_back(self) -> bool:
         """Return whether a step now would do nothing: the batch is lost, or not complete."""

@@ -224,8 +224,11 @@ class TrainingState:
             self._repeats_top()
             return
         # The script's code after the missed step still runs on this rank, but its effect is in this state already. So
-        # the state is loaded again after that. Load a copy now: objects may keep and change what they are given.
+        # the state is loaded again after that. Load a copy now: objects may keep and change what they are given. Until
+        # then the script finds the values that it found on the other ranks, and decides as they did.
+        put_back = self._registry.keep_untrained(self._stepper.optimizers)
         self._load(copy.deepcopy(state))
+        put_back()
         self.repair = lambda: self._load(state)
 
     def _signature(self) -> str:

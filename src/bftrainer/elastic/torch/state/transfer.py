@@ -129,7 +129,7 @@ class Registry:
             for name, thing in others.items():
                 thing.load_state_dict(states[name])
             for opt, kept in zip(optimizers, groups, strict=True):
-                for group, values in zip(opt.param_groups, kept, strict=True):
+                for group, values in zip(opt.param_groups, kept, strict=False):  # groups may have come with a state
                     group.update(values)
 
         return put_back
