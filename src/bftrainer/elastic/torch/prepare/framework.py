@@ -14,6 +14,8 @@ from enum import Enum
 from typing import Any
 
 from bftrainer.elastic.torch.loop import TrainingLoop
+from bftrainer.elastic.torch.meetings.shared_values import packed, unpacked
+from bftrainer.elastic.torch.meetings.together import Note
 from bftrainer.elastic.torch.member import TrainingMember
 from bftrainer.elastic.torch.prepare.epoch_loader import EpochLoader, LoadedBatch
 from bftrainer.elastic.torch.prepare.loader import PreparedLoader
@@ -162,6 +164,15 @@ class FrameworkLoop:
     def on_main(self, what: str, function: Callable[[], Any]) -> Any:
         """Call a function on rank 0 and return its result on every rank. See `Run.evaluate`."""
         return self._loop.meet(what, function)
+
+    def of_all_ranks(self, what: str, value: Any) -> list[Any]:
+        """Return the values of all ranks, in the order of ranks, on every rank."""
+
+        def judge(notes: list[bytes]) -> bytes:
+            return packed([unpacked(note) for note in notes], what)
+
+        values: list[Any] = self._loop.meet(what, lambda: None, Note(lambda: packed(value, what), judge))
+        return values
 
     def divide(self, what: str, count: int, compute: Callable[[list[int]], Mapping[int, Any]]) -> list[Any]:
         """Have the ranks compute `count` items, each on one of them, and return all results on every rank.

@@ -117,6 +117,11 @@ class PreparedLoop:
         cursor, part = following(self._training.handed, member.progress.cursor)
         return given + plan.batches_from(cursor, member.rank, member.world) - part
 
+    @property
+    def repeats_epochs(self) -> bool:
+        """Whether the script runs code of epochs that were over before this worker came."""
+        return 0 < self._begun <= self._member.progress.epoch and not self._training.steps
+
     def steps(self, count: int) -> Iterator[int]:
         """Iterate over the numbers of the steps still to be made, out of `count`, for a script with its own data."""
         member, training = self._member, self._training

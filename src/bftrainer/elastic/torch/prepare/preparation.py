@@ -120,6 +120,16 @@ class Preparation:
         """Write what the lost main rank should have written. The training is complete."""
         self._saves.take_over()
 
+    @property
+    def is_training(self) -> bool:
+        """Whether a prepared model is in training mode, or there is none."""
+        return not self._modules or any(module.training for module in self._modules)
+
+    @property
+    def repeats_epochs(self) -> bool:
+        """Whether the script runs code of epochs that were over before this worker came."""
+        return self._loop.repeats_epochs
+
     def steps(self, count: int) -> Iterator[int]:
         """Iterate over the steps of a script with its own data."""
         return self._loop.steps(count)
@@ -166,12 +176,10 @@ class Preparation:
             order=order,
         )
         batches = Batches(self._member, source, plan, self._loop.batches)
-        prepared = PreparedLoader(loader, batches, self._is_training, self._loop.length)
+        prepared = PreparedLoader(loader, batches, lambda: self.is_training, self._loop.length)
         self._loaders.append(prepared)
         return prepared
 
-    def _is_training(self) -> bool:
-        return not self._modules or any(module.training for module in self._modules)
 
 
 def ranks_submitted_for() -> int:

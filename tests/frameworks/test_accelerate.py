@@ -1,0 +1,91 @@
+"""A script with Hugging Face Accelerate, made elastic, while nodes come and go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.elastic.churn import disturb
+from support.elastic.jobs import on, play, run_alone, script
+from support.elastic.ledger import committed
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("accelerate")
+pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.waits
+
+SCRIPT = str(Path(__file__).parent / "scripts" / "accelerate_loop.py")
+EVENTS = ["join"] * 3 + ["leave"] * 2 + ["kill"] * 3
+TRAINED = 90
+PRELOAD = ("transformers.models.gpt2.modeling_gpt2", "bftrainer.integrations.accelerate")
+
+
+def command(folder: Path, pace_s: float, *arguments: object) -> list[str]:
+    return [script("prepared/observed.py"), str(folder), str(pace_s), SCRIPT, str(folder), *map(str, arguments)]
+
+
+def final(folder: Path) -> dict[str, Any]:
+    """What the main rank had at the end; all ranks that got there must have the same."""
+    finals = [torch.load(path) for path in folder.glob("final-*.pt")]
+    (main,) = (found for found in finals if found["main"])
+    for found in finals:
+        check_same(found, main)
+    return main
+
+
+def undisturbed(folder: Path, *arguments: object) -> dict[str, Any]:
+    folder.mkdir(parents=True)
+    assert play(on(1), folder, command(folder, 0, *arguments), preload=PRELOAD).status == "done"
+    return final(folder)
+
+
+def disturbed(folder: Path, *arguments: object, seed: int = 3) -> dict[str, Any]:
+    account = disturb(folder, seed, 0, EVENTS, argv=command(folder, 0.12, *arguments), preload=PRELOAD)
+    assert account.ended == [], account.ended
+    assert len(account.worlds) >= 3
+    return final(folder)
+
+
+def check_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    for name, weight in found["model"].items():
+        assert (weight - expected["model"][name]).abs().max() < 1e-10 * max(1, weight.abs().max()), name
+    assert (found["lr"], found["steps"]) == (pytest.approx(expected["lr"]), expected["steps"])
+    assert len(found["history"]) == len(expected["history"])
+    for row, other in zip(found["history"], expected["history"], strict=True):
+        assert row == pytest.approx(other, rel=1e-10)
+
+
+def check_samples(folder: Path, epochs: int) -> None:
+    counts = committed(folder)
+    assert sorted(counts) == list(range(epochs))
+    for epoch, counter in counts.items():
+        assert counter == Counter(range(TRAINED)), f"epoch {epoch}"
+
+
+@pytest.mark.parametrize(
+    ("epochs", "accumulate", "ranks", "way"),
+    [(4, 1, 1, "epochs"), (10, 2, 1, "range"), (10, 1, 3, "epochs"), (20, 2, 3, "epochs")],
+    ids=["plain", "accumulating, counted by range", "submitted for 3 ranks", "both"],
+)
+def test_a_loop_computes_what_it_does_undisturbed(
+    epochs: int, accumulate: int, ranks: int, way: str, tmp_path: Path
+) -> None:
+    expected = undisturbed(tmp_path / "alone", epochs, accumulate, ranks, way)
+    found = disturbed(tmp_path / "disturbed", epochs, accumulate, ranks, way)
+    check_samples(tmp_path / "disturbed", epochs)
+    check_same(found, expected)
+    assert len(list((tmp_path / "disturbed").glob("epoch-*/model.safetensors"))) == epochs
+    assert not list((tmp_path / "disturbed").glob(".unfinished*"))
+
+
+def test_alone_it_computes_what_accelerate_does(tmp_path: Path) -> None:
+    finals = []
+    for way in ("plain", "elastic"):
+        (tmp_path / way).mkdir()
+        run_alone(tmp_path, SCRIPT, tmp_path / way, 2, 2, 1, "ordered", "range", way)
+        finals.append(final(tmp_path / way))
+    check_same(finals[1], finals[0])
