@@ -8,6 +8,7 @@
 # make soak-live  the same for the whole live system: nodes, agents, workers and the controller are killed
 # make soak-ranks  40 events for nodes with two ranks under a real controller: ranks, agents and nodes go (EVENTS=40)
 # make soak-gpu   disturb two trainings on one GPU, NCCL between their ranks; with the torch of $PYTHON, sets nothing up
+# make soak-frameworks  tests with Transformers, Accelerate and trackers, each in an environment of its own
 # make matrix set up, then run what users write on nodes that come and go, and put the verdicts into docs/elastic.md
 # make wheel  build the package into dist/, to be installed into an environment of your own with pip; sets nothing up
 # make docs   set up, then build the documentation into site/, to be read offline
@@ -30,7 +31,7 @@ export CHECK ?= $(MAKE) --no-print-directory check
 MINUTES ?= 30
 EVENTS ?= 40
 
-.PHONY: help setup demo test test-fast test-deep durations check soak soak-live soak-ranks soak-gpu matrix wheel docs format clean
+.PHONY: help setup demo test test-fast test-deep durations check soak soak-live soak-ranks soak-gpu soak-frameworks matrix wheel docs format clean
 
 help:
 	@sed -n 's/^# make /make /p' Makefile
@@ -74,6 +75,9 @@ soak-ranks: setup
 soak-gpu:
 	PYTHONPATH=src:tests $(PYTHON) tests/elastic/soak_gpu.py --model gpt2 --json
 	PYTHONPATH=src:tests $(PYTHON) tests/elastic/soak_gpu.py --model cnn --json
+
+soak-frameworks:
+	@bash scripts/frameworks.sh $(FRAMEWORKS)
 
 matrix: setup
 	$(BIN)/python tests/elastic/matrix/run.py --page docs/elastic.md

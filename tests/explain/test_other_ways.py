@@ -42,13 +42,12 @@ def ddp(wrap: str = "", model: str = "DDP(torch.nn.Linear(1, 1))") -> str:
     return DDP.format(wrap=wrap, model=model)
 
 
-def test_a_ddp_script_is_submitted_unchanged_and_told_of_its_best_value(tmp_path: Path) -> None:
+def test_a_ddp_script_is_submitted_unchanged(tmp_path: Path) -> None:
     explanation = explain_text(tmp_path, ddp())
-    assert explanation.way == "ddp"
+    assert explanation.way == "torchrun"
     assert explanation.changes == ()
     assert explanation.refused == ()
-    assert set(noticed(explanation.warnings)) == {14, 15}
-    assert "--launcher ddp" in explanation.command
+    assert "--launcher torchrun" in explanation.command
 
 
 @pytest.mark.parametrize(
@@ -87,7 +86,7 @@ def test_a_torchrun_script_without_a_checkpoint_is_told_that_it_starts_over(tmp_
 
 
 def test_an_own_socket_is_not_torch_s_send(tmp_path: Path) -> None:
-    assert explain_text(tmp_path, ddp("sock.send(b'x'); queue.recv()")).way == "ddp"
+    assert explain_text(tmp_path, ddp("sock.send(b'x'); queue.recv()")).refused == ()
 
 
 OWN_BATCHES = """\
@@ -220,30 +219,11 @@ def test_an_accelerator_is_replaced_however_it_is_imported(tmp_path: Path, text:
     assert after(explanation, tmp_path)["train.py"] == wanted
 
 
-@pytest.mark.parametrize(
-    ("call", "wanted"),
-    [
-        ("L.Trainer()", "L.Trainer(strategy=ElasticStrategy())"),
-        ("L.Trainer(strategy='ddp', max_epochs=3)", "L.Trainer(strategy=ElasticStrategy(), max_epochs=3)"),
-        ("L.Trainer(**options)", "L.Trainer(strategy=ElasticStrategy(), **options)"),
-        ("L.Trainer(devices='auto')", "L.Trainer(strategy=ElasticStrategy(), devices='auto')"),
-    ],
-)
-def test_a_lightning_trainer_gets_the_strategy(tmp_path: Path, call: str, wanted: str) -> None:
-    explanation = explain_text(tmp_path, f"import pytorch_lightning as L\n{call}\n")
-    assert explanation.way == "lightning"
-    assert after(explanation, tmp_path)["train.py"][1:3] == [
-        "from bftrainer.integrations.lightning import ElasticStrategy",
-        wanted,
-    ]
-    assert explanation.notices == ()
-
-
-def test_a_sharding_strategy_of_lightning_falls_back_to_torchrun(tmp_path: Path) -> None:
-    explanation = explain_text(tmp_path, "from lightning.pytorch import Trainer\nTrainer(strategy='fsdp')\n")
+def test_a_lightning_trainer_restarts(tmp_path: Path) -> None:
+    explanation = explain_text(tmp_path, "import pytorch_lightning as L\nL.Trainer(strategy='ddp', max_epochs=3)\n")
     assert explanation.way == "torchrun"
     assert explanation.changes == ()
-    assert 2 in noticed(explanation.refused)
+    assert [one.line for one in explanation.evidence] == [2]
 
 
 def test_fabric_restarts(tmp_path: Path) -> None:

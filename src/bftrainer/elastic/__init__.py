@@ -93,10 +93,11 @@ def prepare(*objects: Any, accumulate: int | None = None, per_rank_batch: bool =
     loop stays as it is: several backward passes before a step, clipping, evaluation and `break` work as before.
 
     Each rank gets its share of every batch. The batch of the whole step is that of the DataLoader times the number of
-    ranks the script was submitted for (`--ranks`), and stays the same while nodes come and go.
+    ranks it was chosen for (the environment variable BFTRAINER_RANKS, 1 unless set). It stays the same while nodes come
+    and go.
 
     - `accumulate`: the number of batches per step, if the script adds up gradients. It is needed only if there may be
-      fewer ranks than the script was submitted for.
+      fewer ranks than the batch was chosen for.
     - `per_rank_batch`: the DataLoader's batch is that of each rank, so the batch of a step grows with the ranks.
     - `options`: those of `init` if it was not called before, and `lr_scaling`, `lr_warmup_steps` and `lr_base_batch`
       of `Run.register`.

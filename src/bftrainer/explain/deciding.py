@@ -66,7 +66,7 @@ class _Explainer:
             return "elastic", shown, list(written.explain_written(program, training))
         if calls := frameworks.lightning_calls(program):
             shown = [evidence(program, call, "makes a Lightning Trainer") for call in calls]
-            return self._framework("lightning", shown, list(frameworks.explain_lightning(program, edits)))
+            return "torchrun", shown, list(distributed.restart_notices(program, shown[0]))
         if calls := frameworks.trainer_calls(program):
             shown = [evidence(program, call, "makes a Hugging Face Trainer") for call in calls]
             return self._framework("transformers", shown, list(frameworks.explain_transformers(program, edits)))
@@ -102,7 +102,7 @@ class _Explainer:
             refused.append(distributed.own_batches(program, training))
         if refused:
             return "torchrun", shown, [*refused, *distributed.restart_notices(program, shown[0])]
-        return "ddp", shown, list(distributed.explain_distributed(program, training))
+        return "torchrun", shown, list(distributed.restart_notices(program, shown[0]))
 
     def _plain(self, training: Training) -> tuple[str, list[Evidence], list[Notice]]:
         notices = list(plain.explain_plain(self._program, training, self._edits))

@@ -26,8 +26,6 @@ WITH_RUN = "`run = elastic.init()` and `run.prepare(…)` in place of `elastic.p
 IMPORT_TRANSFORMERS = "from bftrainer.integrations import transformers as bft"
 ELASTIC_TRAINER = "bft.elastic({trainer})"
 IMPORT_ACCELERATOR = "from bftrainer.integrations.accelerate import ElasticAccelerator as {name}"
-IMPORT_STRATEGY = "from bftrainer.integrations.lightning import ElasticStrategy"
-STRATEGY = "ElasticStrategy()"
 
 INIT_NAMES = frozenset({"bftrainer.elastic.init"})
 PREPARE_NAMES = frozenset({"bftrainer.elastic.prepare"})
@@ -52,12 +50,6 @@ WAYS = {
     ),
     "accelerate": Way(
         "bftrainer.integrations.accelerate", "The script keeps its loop and all calls of its Accelerator."
-    ),
-    "lightning": Way("bftrainer.integrations.lightning", "The script keeps its Trainer and its LightningModule."),
-    "ddp": Way(
-        "--launcher ddp",
-        "No line changes. BFTrainer stands in for the process group, DistributedDataParallel and DistributedSampler.",
-        "ddp",
     ),
     "torchrun": Way(
         "--launcher torchrun",

@@ -1,7 +1,7 @@
 """A tiny GPT-2 in a loop with Accelerate: accumulation, clipping, a schedule, evaluation with gathered predictions.
 
-`accelerate_loop.py FOLDER EPOCHS ACCUMULATE RANKS WAYS`. WAYS are `range`, to count epochs without BFTrainer; `ordered`,
-without shuffling; and `plain`, with Accelerate's own class.
+`accelerate_loop.py FOLDER EPOCHS ACCUMULATE RANKS WAYS`. WAYS are `range`, to count epochs without BFTrainer;
+`ordered`, without shuffling; and `plain`, with Accelerate's own class.
 """
 
 import math
@@ -55,8 +55,16 @@ def main():
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
     torch.manual_seed(1)
     config = GPT2Config(
-        vocab_size=VOCABULARY, n_positions=8, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
-        bos_token_id=None, eos_token_id=None,
+        vocab_size=VOCABULARY,
+        n_positions=8,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
+        bos_token_id=None,
+        eos_token_id=None,
     )
     model = GPT2LMHeadModel(config).double()
     train_loader = DataLoader(sequences(90, 2), batch_size=4, shuffle="ordered" not in ways)

@@ -80,8 +80,16 @@ class MixedTrainer(ElasticMixin, MeanTrainer):
 CLASSES = {"elastic": elastic(Trainer), "mean": elastic(MeanTrainer), "mixin": MixedTrainer}
 torch.manual_seed(1)
 config = GPT2Config(
-    vocab_size=VOCABULARY, n_positions=16, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
-    bos_token_id=None, eos_token_id=None,
+    vocab_size=VOCABULARY,
+    n_positions=16,
+    n_embd=16,
+    n_layer=1,
+    n_head=2,
+    resid_pdrop=0,
+    embd_pdrop=0,
+    attn_pdrop=0,
+    bos_token_id=None,
+    eos_token_id=None,
 )
 model = GPT2LMHeadModel(config).double()
 arguments = {

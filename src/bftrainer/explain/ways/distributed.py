@@ -1,17 +1,14 @@
-"""Scripts for torchrun: what shows them, and what `--launcher ddp` cannot stand in for."""
+"""Scripts for torchrun: what shows them, and what keeps them from training in place."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from bftrainer.explain.checks.accumulation import find_accumulation, tail_notices
 from bftrainer.explain.places import evidence, notice
 from bftrainer.explain.reading.program import Program
 from bftrainer.explain.report import Evidence, Notice
 from bftrainer.explain.training.loops import Training
-from bftrainer.explain.training.objects import find_objects
-from bftrainer.explain.ways.plain import carried_notices, training_notices
 
 _DISTRIBUTED = {
     "init_process_group": "makes a process group",
@@ -46,7 +43,7 @@ _CANNOT = {
     "torch.multiprocessing.spawn": _STARTS,
     "torch.multiprocessing.start_processes": _STARTS,
 }
-"""Calls that cannot be stood in for, by their last or their full name."""
+"""Calls that need ranks which do not change, by their last or their full name."""
 _ENVIRONMENT = ("LOCAL_RANK", "WORLD_SIZE", "RANK")
 _REMEDY = "submit it with --launcher torchrun: it restarts from its checkpoint at each change"
 _SPAWN_REMEDY = "call the function once in each process, with the rank in LOCAL_RANK, as torchrun scripts do"
@@ -91,7 +88,7 @@ def _reason(program: Program, call: ast.Call) -> str:
 
 
 def refusals(program: Program) -> list[Notice]:
-    """Return the calls that `--launcher ddp` cannot stand in for."""
+    """Return the calls that no change of the script can make elastic."""
     found = []
     for call in program.calls:
         reason = _reason(program, call)
@@ -110,15 +107,6 @@ def own_batches(program: Program, training: Training) -> Notice:
         _REMEDY,
         refused=True,
     )
-
-
-def explain_distributed(program: Program, training: Training | None) -> Iterator[Notice]:
-    """Yield what is to be known about a script for `--launcher ddp`, which changes no line of it."""
-    if training is None:
-        return
-    yield from training_notices(program, training)
-    yield from tail_notices(program, find_accumulation(program, training))
-    yield from carried_notices(program, training, find_objects(program, training))
 
 
 def restart_notices(program: Program, shown: Evidence) -> Iterator[Notice]:

@@ -21,7 +21,6 @@ _LIGHTNING = ("lightning.", "pytorch_lightning.")
 _SHARDING_OPTIONS = frozenset(
     ["fsdp", "fsdp_config", "deepspeed", "fsdp_plugin", "deepspeed_plugin", "megatron_lm_plugin"]
 )
-_SHARDING_STRATEGY = ("fsdp", "deepspeed", "modelparallel", "xla")
 
 
 def _made_of(program: Program, call: ast.Call, packages: tuple[str, ...], ending: str) -> bool:
@@ -140,53 +139,3 @@ def _change_import(program: Program, func: ast.Name, edits: Edits) -> None:
 def lightning_calls(program: Program) -> list[ast.Call]:
     """Return the calls that make a Lightning Trainer."""
     return [call for call in program.calls if _made_of(program, call, _LIGHTNING, ".Trainer")]
-
-
-def explain_lightning(program: Program, edits: Edits) -> Iterator[Notice]:
-    """Put the changes of a script with a Lightning Trainer into `edits`, and yield its notices."""
-    for call in lightning_calls(program):
-        strategy = next((one.value for one in call.keywords if one.arg == "strategy"), None)
-        if strategy is not None and _shards(strategy):
-            yield notice(
-                program,
-                strategy,
-                f"the strategy {ast.unparse(strategy)} splits the model over the ranks; a part is lost with its node",
-                _TORCHRUN,
-                refused=True,
-            )
-            continue
-        _set_strategy(program, call, strategy, edits)
-        for keyword in call.keywords:
-            if keyword.arg in ("devices", "num_nodes") and not _is_one(keyword.value):
-                yield notice(
-                    program,
-                    keyword.value,
-                    f"{keyword.arg}={ast.unparse(keyword.value)}: BFTrainer decides how many processes there are, one "
-                    "per GPU of each node",
-                    f"remove {keyword.arg}, and give the number of nodes to `bftrainer submit --nodes`",
-                )
-
-
-def _shards(strategy: ast.expr) -> bool:
-    return any(word in ast.unparse(strategy).lower() for word in _SHARDING_STRATEGY)
-
-
-def _is_one(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and value.value in (1, "1", "auto")
-
-
-def _set_strategy(program: Program, call: ast.Call, strategy: ast.expr | None, edits: Edits) -> None:
-    file, func = program.file(call), call.func
-    if strategy is not None:
-        if strategy.lineno != strategy.end_lineno:
-            return
-        edits.replace(file, strategy.lineno, strategy.col_offset, strategy.end_col_offset or 0, lines.STRATEGY)
-    else:
-        line = func.end_lineno or func.lineno
-        text = file.line(line).encode()
-        start = text.find(b"(", func.end_col_offset or 0)
-        if start < 0 or call.args:
-            return
-        more = ", " if call.keywords else ""
-        edits.replace(file, line, start + 1, start + 1, f"strategy={lines.STRATEGY}{more}")
-    add_import(edits, file, lines.IMPORT_STRATEGY)

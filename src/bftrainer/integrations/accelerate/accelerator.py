@@ -116,7 +116,9 @@ class ElasticAccelerator(Accelerator):
 
     # Objects of the script.
 
-    def prepare_model(self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
+    def prepare_model(
+        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> Any:
         """Prepare a model. Its state is that of all ranks."""
         if not evaluation_mode and not getattr(model, "_is_accelerate_prepared", False):
             if self.verify_device_map(model):

@@ -181,7 +181,6 @@ class Preparation:
         return prepared
 
 
-
 def ranks_submitted_for() -> int:
     """Return the number of ranks that the script's batch size was chosen for; 1 if nothing was said."""
     named = os.environ.get(protocol.RANKS) or "1"
