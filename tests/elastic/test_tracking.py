@@ -103,6 +103,29 @@ def test_the_main_rank_writes_and_the_next_one_goes_on_with_the_same_run(
     assert logged(told) == [(1, {"loss": 1.0}), (2, {"loss": 0.5}), (3, {"loss": 0.25})]
 
 
+def test_a_step_that_rank_0_made_but_did_not_log_is_logged_by_the_next_one(
+    rank: Callable[..., Rank], told: list[tuple[Any, ...]]
+) -> None:
+    first, second = rank(), rank(main=False)
+    for step in (1, 2, 3):
+        second.step = step
+        second.log(loss=torch.tensor(-float(step), requires_grad=True))
+        second.log(100 + step, other=-float(step))
+        if step < 3:
+            first.step = step
+            first.log(loss=float(step))
+            first.log(100 + step, other=float(step))
+    second.main = True
+    second.tracker.finish()  # nothing more is logged
+    assert logged(told)[-3:] == [(102, {"other": 2.0}), (3, {"loss": -3.0}), (103, {"other": -3.0})]
+    assert told[-1] == ("finish",)
+    third = rank(main=False)
+    for step in range(4, 1000):
+        third.step = step
+        third.log(loss=0.5)
+    assert len(third.tracker._held) == 2, "no more than may be missing"
+
+
 def test_a_rank_that_is_no_longer_the_main_one_closes_the_run(
     rank: Callable[..., Rank], told: list[tuple[Any, ...]]
 ) -> None:
@@ -112,6 +135,10 @@ def test_a_rank_that_is_no_longer_the_main_one_closes_the_run(
     one.log(2, loss=0.5)
     one.log(3, loss=0.5)
     assert [what for what, *_ in told] == ["open", "log", "close"]
+    other = rank()
+    other.log(2, loss=0.5)
+    other.log(3, loss=0.5)
+    del told[3:]
     one.main = True
     one.log(4, loss=0.25)
     assert [what for what, *_ in told] == ["open", "log", "close", "open", "log"]
@@ -402,7 +429,7 @@ def test_a_script_tracks_its_training(
     tracker.log({"accuracy": 0.5})
     tracker.finish()
     (_, options), *rest = calls
-    assert options["max_queue"] == 5
+    assert (options["max_queue"], options.get("purge_step")) == (5, None)
     assert Path(options["log_dir"]).parent == tmp_path / "tensorboard"
     assert [(name, *more[1:]) for name, *more in rest] == [
         *(("loss", 1), ("flush",), ("loss", 2), ("flush",), ("accuracy", 2), ("flush",), ("close",))
@@ -433,6 +460,17 @@ def opening(folder: Path, options: Mapping[str, Any], *entries: tuple[int, dict[
     for step, values in entries:
         journal.append(LoggedValues(step, 100.0 + step, values))
     return Opening("digits-1", "digits", folder, journal, options)
+
+
+def test_tensorboard_drops_what_a_killed_process_wrote_and_did_not_note(
+    tmp_path: Path, fake: Callable[..., ModuleType]
+) -> None:
+    calls: list[dict[str, Any]] = []
+    fake("torch.utils.tensorboard", SummaryWriter=lambda **options: calls.append(options))
+    from bftrainer.elastic.torch.tracking.tensorboard_writer import TensorBoardWriter
+
+    TensorBoardWriter(opening(tmp_path, {"log_dir": "mine"}, (5, {"loss": 0.5}), (4, {"accuracy": 0.5})))
+    assert calls == [{"log_dir": "mine", "purge_step": 6}]
 
 
 @pytest.mark.parametrize(
@@ -508,6 +546,9 @@ class FakeMlflow:
         self.runs[run]["metrics"] += metrics
         self.runs[run]["params"] += params
 
+    def get_metric_history(self, run: str, name: str) -> list[Any]:
+        return [SimpleNamespace(step=step) for metric, _, _, step in self.runs[run]["metrics"] if metric == name]
+
     def set_terminated(self, run: str) -> None:
         self.runs[run]["status"] = "FINISHED"
 
@@ -531,6 +572,7 @@ def test_a_run_of_mlflow_is_found_again_by_its_tag(
     assert FakeMlflow.runs["run0"]["status"] == "FINISHED"
     second = MlflowWriter(opening(tmp_path, given))
     assert FakeMlflow.runs["run0"]["status"] == "RUNNING"
+    second.write(LoggedValues(1, 2.0, {"loss": 0.75}))  # the first one was killed before it had noted it
     second.write(LoggedValues(2, 2.5, {"loss": 0.25}))
     second.close()
     (run,) = FakeMlflow.runs.values()

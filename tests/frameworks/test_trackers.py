@@ -71,13 +71,12 @@ def _further(folder: Path, steps: int, but: int = 0) -> None:
     start = _main(folder)[1] if has_begun else 0
 
     def there() -> bool:
-        try:
-            pid, step = _main(folder)
-        except (OSError, ValueError):  # it is being written
+        if not (folder / "main").exists():
             return False
+        pid, step = _main(folder)
         return pid != but and step >= start + steps
 
-    wait_until(there, "more steps", 60)
+    wait_until(there, "more steps", 180)
 
 
 def _kill_main(folder: Path) -> int:

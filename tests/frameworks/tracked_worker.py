@@ -32,6 +32,7 @@ for _ in run.steps(steps):
             if step % 10 == 0:
                 tracker.log({"tenth": step / 10})
         if run.is_main:
-            (folder / "main").write_text(f"{os.getpid()} {step}")
+            (folder / f"main-{os.getpid()}").write_text(f"{os.getpid()} {step}")
+            (folder / f"main-{os.getpid()}").replace(folder / "main")
 for tracker in trackers:
     tracker.finish()

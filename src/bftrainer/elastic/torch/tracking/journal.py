@@ -79,6 +79,11 @@ class TrackerJournal:
         """Whether nothing has been logged."""
         return not self._last
 
+    @property
+    def newest_step(self) -> int:
+        """The greatest step that any value was logged for; -1 if there is none."""
+        return max(self._last.values(), default=-1)
+
     def last_step(self, name: str) -> int:
         """Return the greatest step that a value of this name was logged for; -1 if there is none."""
         return self._last.get(name, -1)

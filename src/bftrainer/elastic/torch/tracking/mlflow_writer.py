@@ -34,6 +34,7 @@ class MlflowWriter:
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             uri = (opening.folder / FOLDER).absolute().as_uri()
         self._client = MlflowClient(tracking_uri=uri)
+        self._known: dict[str, int] | None = None
         name = options.get("experiment") or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
         known = self._client.get_experiment_by_name(name)
         experiment = known.experiment_id if known is not None else self._client.create_experiment(name)
@@ -41,6 +42,7 @@ class MlflowWriter:
         if found:
             self._run = found[0].info.run_id
             self._client.update_run(self._run, status="RUNNING")
+            self._known = {}
             return
         tags = {**{key: str(value) for key, value in (options.get("tags") or {}).items()}, TAG: opening.run}
         made = self._client.create_run(experiment, tags=tags, run_name=options.get("name") or opening.name or None)
@@ -54,8 +56,17 @@ class MlflowWriter:
         from mlflow.entities import Metric
 
         at = round(logged.time * 1000)
-        metrics = [Metric(name, value, at, logged.step) for name, value in logged.values.items()]
-        self._client.log_batch(self._run, metrics=metrics)
+        new = {name: value for name, value in logged.values.items() if logged.step > self._last_step(name)}
+        self._client.log_batch(self._run, metrics=[Metric(name, value, at, logged.step) for name, value in new.items()])
+
+    def _last_step(self, name: str) -> int:
+        """Return the last step that MLflow has of a metric: a killed process may not have noted it in the journal."""
+        if self._known is None:
+            return -1
+        if name not in self._known:
+            history = self._client.get_metric_history(self._run, name)
+            self._known[name] = max((point.step for point in history), default=-1)
+        return self._known[name]
 
     def close(self) -> None:
         """See `TrackerWriter`. The run stays as it is: running."""

@@ -17,6 +17,9 @@ class TensorBoardWriter:
 
     def __init__(self, opening: Opening) -> None:
         options: dict[str, Any] = {"log_dir": str(opening.folder / FOLDER / opening.run), **opening.options}
+        if not opening.journal.is_empty:
+            # What a killed process wrote after its last entry in the journal will be written again.
+            options["purge_step"] = opening.journal.newest_step + 1
         self._writer = SummaryWriter(**options)
 
     def write(self, logged: LoggedValues) -> None:

@@ -3,7 +3,8 @@
 A value is written once per name and step, in rising steps. Steps that are made again, because training went back to a
 snapshot, are not written again: the values of the first time stay. The same rule serves all three trackers. TensorBoard
 could replace them instead (`purge_step`), but it would drop everything from that step on, also metrics that are not
-logged again.
+logged again. No step is left out when rank 0 is killed after it made a step and before it logged it: the other ranks
+keep the values of the present step, and the next rank 0 writes its own.
 """
 
 from __future__ import annotations
@@ -43,6 +44,17 @@ class TrackedRun:
     """Whether this rank has resumed the training from a snapshot, so that it was begun earlier."""
 
 
+@dataclass(frozen=True, slots=True)
+class _HeldValues:
+    """Values that a script logged on this rank, and that may not be written yet."""
+
+    progress: int
+    """The training's committed steps at that time."""
+    step: int
+    time: float
+    values: Mapping[str, object]
+
+
 class Tracker:
     """A run of TensorBoard, W&B or MLflow that is the same for all ranks, now and later. Made by `run.tracker`."""
 
@@ -64,6 +76,7 @@ class Tracker:
         self._id = ""
         self._failed_at: float | None = None
         self._complete = False
+        self._held: list[_HeldValues] = []
         self._pid = os.getpid()
 
     def log(self, values: Mapping[str, float | Tensor], step: int | None = None) -> None:
@@ -78,14 +91,20 @@ class Tracker:
         named = _by_name(values)
         if step is not None:
             step = whole_number("step", step, 0)
+        progress = self._run.step()
+        held = _HeldValues(progress, progress if step is None else step, self._clock(), _detached(named))
         if not self._run.is_main():
+            # Rank 0 logs what belongs to a step before it makes the next one.
+            self._held = [*(other for other in self._held if other.progress >= progress - 1), held]
             self.close()
             return
-        self._log({name: _number(name, value) for name, value in named.items()}, step)
+        self._held.append(held)
+        self._write_held()
 
     def finish(self) -> None:
         """Mark the run as complete. Call it on every rank, after the last value. A later value opens the run again."""
         if self._run.has_begun() and self._run.is_main() and not self._complete:
+            self._write_held()
             if not self._read_journal().is_empty:  # all of it may be from a process that was killed
                 self._attempt(lambda: self._opened().finish(), "the run is not marked as complete")
             self._writer, self._complete = None, True
@@ -100,13 +119,19 @@ class Tracker:
             self._journal.close()
             self._journal = None
 
-    def _log(self, values: Mapping[str, float], step: int | None) -> None:
+    def _write_held(self) -> None:
+        """Write the values that this rank holds, unless they are written already."""
+        held, self._held = self._held, []
+        for one in held:
+            self._write(one)
+
+    def _write(self, held: _HeldValues) -> None:
         journal = self._read_journal()
-        at = self._run.step() if step is None else step
-        new = {name: value for name, value in values.items() if at > journal.last_step(name)}
+        named = {name: value for name, value in held.values.items() if held.step > journal.last_step(name)}
+        new = {name: _number(name, value) for name, value in named.items()}
         if not new or (self._failed_at is not None and self._clock() - self._failed_at < RETRY_S):
             return
-        logged = LoggedValues(at, self._clock(), new)
+        logged = LoggedValues(held.step, held.time, new)
 
         def write() -> None:
             self._opened().write(logged)
@@ -191,11 +216,16 @@ def _by_name(values: object) -> Mapping[str, object]:
     return values
 
 
+def _detached(values: Mapping[str, object]) -> dict[str, object]:
+    """Return the values without the graphs of their gradients. They stay tensors: a GPU may still compute them."""
+    return {name: value.detach() if isinstance(value, Tensor) else value for name, value in values.items()}
+
+
 def _number(name: str, value: object) -> float:
     try:
         if isinstance(value, str | bytes):
             raise TypeError
-        return float(value.detach() if isinstance(value, Tensor) else value)  # type: ignore[arg-type] # or an array
+        return float(value)  # type: ignore[arg-type] # a number, or a tensor or array of one
     except (TypeError, ValueError, RuntimeError):
         raise InputError(
             f"tracker.log() takes numbers, but {name!r} is of type {type(value).__name__}: {value!r:.80}"
