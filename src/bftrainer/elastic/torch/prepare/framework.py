@@ -66,6 +66,7 @@ class FrameworkLoop:
     def join(self, epochs: int | None) -> Progress:
         """Join the training, which has `epochs` epochs, and return where it is. All objects are prepared before."""
         self._reports.epochs = epochs
+        self._member.state.decides_again = True
         self._member.join()
         return self._member.progress
 

@@ -76,6 +76,8 @@ class TrainingState:
         """Number of times a state was loaded."""
         self.took_over = False
         """Whether a state was received from peers that train."""
+        self.decides_again = False
+        """Whether code that is repeated after a missed step must find the values from before that step."""
         self.owes = False
         """Whether newcomers in the group still wait for the state."""
         self._round = 0
@@ -225,10 +227,11 @@ class TrainingState:
             return
         # The script's code after the missed step still runs on this rank, but its effect is in this state already. So
         # the state is loaded again after that. Load a copy now: objects may keep and change what they are given. Until
-        # then the script finds the values that it found on the other ranks, and decides as they did.
-        put_back = self._registry.keep_untrained(self._stepper.optimizers)
+        # then a framework finds the values that it found on the other ranks, and decides as they did.
+        put_back = self._registry.keep_untrained(self._stepper.optimizers) if self.decides_again else None
         self._load(copy.deepcopy(state))
-        put_back()
+        if put_back is not None:
+            put_back()
         self.repair = lambda: self._load(state)
 
     def _signature(self) -> str:
