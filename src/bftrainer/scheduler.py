@@ -31,6 +31,8 @@ LEAST_HORIZON_S, MOST_HORIZON_S = 10.0, 3600.0
 _MOST_REMEMBERED = 4096
 EXCLUSIVE_S = 0.25
 """Time limit of `milp` where trainers exclude each other; after it, the best decision found so far counts."""
+STARTS_IN_HORIZON = 2.0
+"""A horizon is at least this many times as long as the time that nodes take to start."""
 LEAVES_TO_JUDGE = 10
 """Number of leaves seen before an automatic horizon is trusted."""
 
@@ -209,7 +211,7 @@ class Change:
 
     @property
     def cost(self) -> float:
-        """Value lost by rescaling, O(before)·R."""
+        """Value lost by rescaling, O(before)·R, and while nodes start."""
         return self.horizon_s * self.claim.value.rate(self.after) - self.claim.gain_at(self.after, self.horizon_s)
 
     @property
@@ -312,7 +314,9 @@ class Scheduler:
 
     def _plan(self, state: State, considered: tuple[Trainer, ...], limits: Limits) -> Plan:
         """The best use of the pool for these trainers."""
-        pool, horizon_s = len(state.pool), self.horizon_s(state)
+        # With a horizon in which new nodes hardly compute, no trainer would ever grow.
+        longest_start_s = max((trainer.start_s for trainer in considered), default=0.0)
+        pool, horizon_s = len(state.pool), max(self.horizon_s(state), STARTS_IN_HORIZON * longest_start_s)
         claims = tuple(self._claim(trainer, len(state.assigned.get(trainer.name, ()))) for trainer in considered)
         problem = Problem(pool, horizon_s, claims, _among(limits, considered))
         decision, allocator = self._allocate(problem)
@@ -363,6 +367,7 @@ class Scheduler:
                 trainer.up_s,
                 trainer.down_s,
                 trainer.owner,
+                trainer.start_s,
             )
         return claim
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -225,6 +226,48 @@ def test_exact_and_the_count_model_agree_on_larger_problems(problem: Problem) ->
     counts = make_allocator("milp").allocate(problem)
     assert counts.status == "optimal"
     assert same(problem, ExactAllocator().allocate(problem).objective, counts.objective)
+
+
+def problem_with_starts(seed: int) -> Problem:
+    """Trainers of all sizes whose nodes take time to start, some of them longer than the horizon."""
+    dice = random.Random(seed)
+    pool = dice.randint(4, 14)
+    drawn = []
+    for k in range(dice.randint(2, 4)):
+        nodes = sorted(dice.sample(range(1, pool + 3), dice.randint(1, 4)))
+        rates = [n * dice.uniform(0.2, 1.5) for n in nodes]
+        least = dice.choice([1, 1, 2, 3])
+        times = [dice.choice([0.0, 0.5, 5.0, 18.0]), dice.choice([0.3, 3.0, 12.0])]
+        start_s = dice.choice([1.0, 15.0, 60.0, 119.0, 500.0])
+        current = dice.randint(0, pool // 2)
+        value = Curve.through(nodes, rates)
+        drawn.append(Claim(f"t{k}", current, least, least + dice.randint(0, pool), value, *times, start_s=start_s))
+    return Problem(pool, dice.choice([30.0, 120.0]), tuple(drawn))
+
+
+def test_exact_is_best_where_nodes_take_time_to_start() -> None:
+    for seed in range(300):
+        problem = problem_with_starts(seed)
+        assert same(problem, ExactAllocator().allocate(problem).objective, brute_force(problem)[0]), seed
+
+
+@pytest.mark.parametrize(("name", "count"), [("milp", 100), ("milp-nodes", 40)])
+def test_the_models_agree_with_exact_where_nodes_take_time_to_start(name: str, count: int) -> None:
+    for seed in range(count):
+        problem = problem_with_starts(seed)
+        found = make_allocator(name).allocate(problem).objective
+        assert same(problem, found, ExactAllocator().allocate(problem).objective), seed
+
+
+def test_growth_is_worth_nothing_where_nodes_start_later_than_the_horizon_ends() -> None:
+    grows, too_late = (Claim("a", 4, 1, 8, LINE, 0.0, 0.0, start_s=start_s) for start_s in (119.0, 120.0))
+    assert ExactAllocator().allocate(Problem(8, 120.0, (grows,))).counts == (8,)
+    assert ExactAllocator().allocate(Problem(8, 120.0, (too_late,))).counts == (4,)
+
+
+def test_the_trainer_whose_nodes_start_sooner_gets_them() -> None:
+    slow, quick = (Claim(name, 0, 1, 8, LINE, 0.0, 0.0, start_s=s) for name, s in (("slow", 30.0), ("quick", 5.0)))
+    assert ExactAllocator().allocate(Problem(8, 120.0, (slow, quick))).counts == (0, 8)
 
 
 @pytest.mark.parametrize("small", [1_000_000, -1])

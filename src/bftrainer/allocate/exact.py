@@ -84,13 +84,13 @@ def _solve_compiled(
     """Solve by trying every count at every budget, in compiled code."""
     widest = max(tops) + 1
     rates = np.concatenate([claim.value.up_to(widest - 1) for claim in claims]).reshape(len(claims), widest)
-    running = [claim.running for claim in claims]
-    costs = [(claim.value.rate(now), claim.down_s, claim.up_s) for claim, now in zip(claims, running, strict=True)]
-    down = np.array([at_stake * down_s for at_stake, down_s, _ in costs])
-    up = np.array([at_stake * up_s for at_stake, _, up_s in costs])
+    running = np.array([claim.running for claim in claims])
+    down = np.array([claim.value.rate(claim.running) * claim.down_s for claim in claims])
+    up = np.array([claim.growth_cost(horizon_s) for claim in claims])
+    grown_s = np.array([claim.with_new_nodes_s(horizon_s) for claim in claims])
     least = np.array([claim.min_nodes for claim in claims])
     tie = tie_of(claims, horizon_s)
-    return tuple(kernel(rates, np.array(running), least, np.array(tops), down, up, horizon_s, pool, tie).tolist())
+    return tuple(kernel(rates, running, least, np.array(tops), down, up, grown_s, horizon_s, pool, tie).tolist())
 
 
 def _solve_densely(claims: tuple[Claim, ...], tops: list[int], pool: int, horizon_s: float) -> tuple[int, ...]:
@@ -141,10 +141,14 @@ def _gains(claims: tuple[Claim, ...], tops: list[int], horizon_s: float, tie: fl
     rates = np.concatenate([claim.value.up_to(widest - 1) for claim in claims]).reshape(len(claims), widest)
     running = [claim.running for claim in claims]
     at_stake = [claim.value.rate(now) for claim, now in zip(claims, running, strict=True)]
-    terms = [(now, claim.down_s * r, claim.up_s * r) for claim, now, r in zip(claims, running, at_stake, strict=True)]
-    now, down, up = np.array(terms).T[:, :, None]
-    gains: Floats = horizon_s * rates
-    gains -= np.where(np.arange(widest) < now, down, up)
+    terms = [
+        (now, claim.down_s * rate, claim.growth_cost(horizon_s), claim.with_new_nodes_s(horizon_s))
+        for claim, now, rate in zip(claims, running, at_stake, strict=True)
+    ]
+    now, down, up, grown_s = np.array(terms).T[:, :, None]
+    smaller = np.arange(widest) < now
+    gains: Floats = np.where(smaller, horizon_s, grown_s) * rates
+    gains -= np.where(smaller, down, up)
     for j, claim in enumerate(claims):
         if running[j] < widest:
             gains[j, running[j]] = horizon_s * at_stake[j] + tie

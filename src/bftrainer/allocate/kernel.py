@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
-Kernel = Callable[[Floats, Counts, Counts, Counts, Floats, Floats, float, int, float], Counts]
+Kernel = Callable[[Floats, Counts, Counts, Counts, Floats, Floats, Floats, float, int, float], Counts]
 
 
 def plan(
@@ -27,13 +27,15 @@ def plan(
     tops: Counts,
     down: Floats,
     up: Floats,
+    grown_s: Floats,
     horizon_s: float,
     pool: int,
     tie: float,
 ) -> Counts:
     """The best count of each claim; among equally good counts the largest.
 
-    Rates are by claim and count, costs of rescaling in value. Staying at the current count adds `tie`.
+    Rates are by claim and count, costs of rescaling in value. Counts above the current one are worth their rate for
+    `grown_s` seconds only. Staying at the current count adds `tie`.
     """
     claims, width = rates.shape
     gains = np.full((claims, width), -np.inf)
@@ -43,13 +45,12 @@ def plan(
         for n in range(tops[j] + 1):
             if 0 < n < least[j]:
                 continue
-            gain = horizon_s * rates[j, n]
-            if n < now[j]:
-                gain -= down[j]
-            elif n > now[j]:
-                gain -= up[j]
+            if n > now[j]:
+                gain = grown_s[j] * rates[j, n] - up[j]
+            elif n < now[j]:
+                gain = horizon_s * rates[j, n] - down[j]
             else:
-                gain += tie
+                gain = horizon_s * rates[j, n] + tie
             gains[j, n] = gain
             for budget in range(n, pool + 1):
                 best[j, budget] = max(best[j, budget], gain + best[j + 1, budget - n])
@@ -72,7 +73,7 @@ def compiled() -> Kernel | None:
         numba: Any = importlib.import_module("numba")
     except ImportError:
         return None
-    signature = "i8[::1](f8[:,::1], i8[::1], i8[::1], i8[::1], f8[::1], f8[::1], f8, i8, f8)"
+    signature = "i8[::1](f8[:,::1], i8[::1], i8[::1], i8[::1], f8[::1], f8[::1], f8[::1], f8, i8, f8)"
     try:
         kernel: Kernel = numba.njit(signature, cache=True)(plan)
     except RuntimeError:  # no folder to cache the machine code in: compiled again in every process

@@ -2,8 +2,8 @@
 
 A `Problem` with its `Limits` (owner caps, owner shares, exclusive groups) comes in, a `Decision` goes out.
 
-Variables, for a claim j whose counts 0, min..C−1, C and C+1..max are cut into runs r on which the gain T·O(n) − O(C)·R
-is concave (a zig-zag curve gives several runs, Amdahl's law one per branch):
+Variables, for a claim j whose counts 0, min..C−1, C and C+1..max are cut into runs r on which the gain, as
+`Claim.gain_at` has it, is concave (a zig-zag curve gives several runs, Amdahl's law one per branch):
     nodes_j   whole, N_j: the nodes it gets
     take_jr   binary: its count lies in run r
     more_ji   from 0 to the length of linear piece i of a run: its nodes in that piece, beyond the run's first count

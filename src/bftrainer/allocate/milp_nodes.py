@@ -13,6 +13,7 @@ Variables, for trainer j, node n, point d of its curve:
     up_j, down_j          binary, z^u_j, z^d_j: j pays for scaling up, for scaling down
     weight_jd             from 0 to 1, w_j^d: how much of curve point d makes up (N_j, O_j)
     segment_jd            binary: N_j lies between points d and d+1; stands for the special ordered set of type 2
+    late_j                L_j: what is lost while new nodes start; only for trainers whose nodes take time to start
 Constraints:
     job size         N ≥ min − M·y^l,  N ≤ M(1 − y^l),  max ≥ N − M·y^u,  N ≤ M(1 − y^u)
     one trainer      Σ_j x_jn ≤ 1 for every node
@@ -20,7 +21,8 @@ Constraints:
     no migration     N − H ≥ Σ_n u − M·z,  N − H ≤ −Σ_n u + M(1 − z)       with H_j = Σ_n c_jn
     rescaling        N ≤ C + (M − C)z^u,  N ≥ (C + 1)z^u,  N ≤ (C − 1) + (M − (C − 1))(1 − z^d),  N ≥ C(1 − z^d)
     curve            Σ_d w_d = 1,  Σ_d w_d·n_d = N,  w_d ≤ segment_{d−1} + segment_d,  Σ_d segment_d = 1
-Objective: Σ_j T·Σ_d w_d·O_j(n_d) − O_j(C_j)(up_j·z^u_j + down_j·z^d_j).
+    start            L ≥ s(Σ_d w_d·O(n_d) − O(C)) − M(1 − z^u),  L ≥ −M·z^u               with s = min(start, T)
+Objective: Σ_j T·Σ_d w_d·O_j(n_d) − O_j(C_j)(up_j·z^u_j + down_j·z^d_j) − L_j.
 
 Where the paper leaves a choice:
 - The printed N ≤ M(i − y^l) is read as N ≤ M(1 − y^l).
@@ -141,6 +143,10 @@ class _Curve:
     points: Floats
     weight: Ints
     segment: Ints
+    late: Ints
+    """The column of what is lost while nodes start; none if they start at once."""
+    lost: Floats
+    """That loss at each point, for a trainer that grows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +180,9 @@ class _WrittenNodes:
             x[curve.segment[d]] = 1
             share = (count - curve.points[d]) / (curve.points[d + 1] - curve.points[d])
             x[curve.weight[d : d + 2]] = 1 - share, share
+        for count, now, curve in zip(counts, self.problem.current, self.curves, strict=True):
+            if count > now:
+                x[curve.late] = np.interp(count, curve.points, curve.lost)
         return x
 
 
@@ -228,19 +237,22 @@ def _write(problem: Problem, start: Counts) -> _WrittenNodes:
     draft.rows(trainers, [(nodes, 1.0), (down, above - (running - 1))], upper=above)
     draft.rows(trainers, [(nodes, 1.0), (down, running)], lower=running)
 
-    curves = [_write_curve(draft, c, nodes[j], int(most[j]), scale * problem.horizon_s) for j, c in enumerate(claims)]
+    curves = [
+        _write_curve(draft, claim, nodes[j], up[j], int(most[j]), scale, problem.horizon_s)
+        for j, claim in enumerate(claims)
+    ]
     model = draft.model()
     return _WrittenNodes(problem, model, current, has, nodes, idle_l, idle_u, changed, shrinks, up, down, curves)
 
 
-def _write_curve(draft: Draft, claim: Claim, nodes: int, most: int, scale: float) -> _Curve:
-    """O_j(N_j) as a weighted mean of two neighbouring curve points."""
+def _write_curve(draft: Draft, claim: Claim, nodes: int, up: int, most: int, scale: float, horizon_s: float) -> _Curve:
+    """O_j(N_j) as a weighted mean of two neighbouring curve points, and what is lost of it while new nodes start."""
     least = claim.min_nodes
     inner = {least, *(n for n in claim.value.nodes if least < n < most)} if least < most else ()
     points = np.array([0, *sorted(inner), most], dtype=np.float64)
     count = len(points)
     values = claim.value.at(points) if least <= most else np.zeros(count)
-    weight = draft.columns(count, whole=False, gain=scale * values)
+    weight = draft.columns(count, whole=False, gain=scale * horizon_s * values)
     segment = draft.columns(count - 1)
     draft.rows(1, [(weight, 1.0)], lower=1, upper=1)
     draft.rows(1, [(weight, points), (nodes, -1.0)], lower=0, upper=0)
@@ -248,7 +260,12 @@ def _write_curve(draft: Draft, claim: Claim, nodes: int, most: int, scale: float
     draft.rows(1, [(weight[0], 1.0), (segment[0], -1.0)], upper=0)
     draft.rows(1, [(weight[-1], 1.0), (segment[-1], -1.0)], upper=0)
     draft.rows(count - 2, [(weight[1:-1], 1.0), (segment[:-1], -1.0), (segment[1:], -1.0)], upper=0)
-    return _Curve(points, weight, segment)
+    lost = scale * min(claim.start_s, horizon_s) * (values - claim.value.rate(claim.running))
+    far = float(np.abs(lost).max())  # M
+    late = draft.columns(1 if far and most > claim.running else 0, lower=-far, upper=far, whole=False, gain=-1.0)
+    draft.rows(len(late), [(late, 1.0), (weight, -lost), (up, -far)], lower=-far)
+    draft.rows(len(late), [(late, 1.0), (up, far)], lower=0)
+    return _Curve(points, weight, segment, late, lost)
 
 
 def _scale(problem: Problem, start: Counts) -> float:

@@ -1,8 +1,10 @@
 """The allocation problem and the `Allocator` protocol: pool, horizon and claims in, one node count per claim out.
 
 For each claim j, now on C_j nodes, choose N_j ∈ {0} ∪ [min_j, max_j] with Σ N_j ≤ |pool|, maximising
-Σ_j T·O_j(N_j) − O_j(C_j)·R_j, where R_j is up_j if N_j > C_j, down_j if N_j < C_j, else 0. `place.py` chooses the
-nodes: every such vector can be placed without migration, so counts are enough.
+Σ_j T·O_j(N_j) − O_j(C_j)·R_j − L_j, where R_j is up_j if N_j > C_j, down_j if N_j < C_j, else 0. L_j is what nodes that
+start cost: where N_j > C_j, the trainer goes on at O_j(C_j) for start_j seconds before it has the new nodes' help, so
+L_j = min(start_j, T)·(O_j(N_j) − O_j(C_j)); else 0. The paper has no such term: there start_j is 0. `place.py` chooses
+the nodes: every such vector can be placed without migration, so counts are enough.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ class Claim:
     up_s: float  # R_j^up
     down_s: float  # R_j^dw
     owner: str = ""
+    start_s: float = 0.0
+    """Seconds from giving a node to the trainer to the node's first step."""
 
     def __post_init__(self) -> None:
         def require(good: bool, field: str, rule: str, value: object) -> None:
@@ -52,7 +56,7 @@ class Claim:
         require(0 <= self.current <= LARGEST_POOL, "current", f"from 0 to {LARGEST_POOL}", self.current)
         require(self.min_nodes >= 1, "min_nodes", "1 or more", self.min_nodes)
         require(self.max_nodes >= self.min_nodes, "max_nodes", f"at least min_nodes ({self.min_nodes})", self.max_nodes)
-        for name in ("up_s", "down_s"):
+        for name in ("up_s", "down_s", "start_s"):
             value = getattr(self, name)
             require(math.isfinite(value) and value >= 0, name, "a number of seconds, 0 or more", value)
 
@@ -61,21 +65,32 @@ class Claim:
         """The nodes it really runs on: a trainer preempted below its minimum has stopped, and its nodes are free."""
         return self.current if self.current >= self.min_nodes else 0
 
+    def with_new_nodes_s(self, horizon_s: float) -> float:
+        """The part of the horizon in which nodes that are given now compute: T − min(start, T)."""
+        return max(horizon_s - self.start_s, 0.0)
+
+    def growth_cost(self, horizon_s: float) -> float:
+        """What growing costs at any size, so that its gain is (T − start)·O(n) minus this: O(C)·(up − start)."""
+        return (self.up_s + self.with_new_nodes_s(horizon_s) - horizon_s) * self.value.rate(self.running)
+
     def gain_at(self, nodes: int, horizon_s: float) -> float:
-        """T·O(n) − O(C)·R for one count, whether the claim allows it or not."""
-        running, value = self.running, horizon_s * self.value.rate(nodes)
-        if nodes == running:
-            return value
-        return value - (self.up_s if nodes > running else self.down_s) * self.value.rate(running)
+        """T·O(n) − O(C)·R − L for one count, whether the claim allows it or not."""
+        running = self.running
+        if nodes > running:
+            return self.with_new_nodes_s(horizon_s) * self.value.rate(nodes) - self.growth_cost(horizon_s)
+        value = horizon_s * self.value.rate(nodes)
+        return value if nodes == running else value - self.down_s * self.value.rate(running)
 
     def gains(self, top: int, horizon_s: float) -> Floats:
-        """T·O(n) − O(C)·R for every n from 0 to `top`, minus infinity where the claim does not allow it."""
-        gains: Floats = horizon_s * self.value.up_to(top)
+        """T·O(n) − O(C)·R − L for every n from 0 to `top`, minus infinity where the claim does not allow it."""
         running = self.running
+        rates = self.value.up_to(top)
+        gains: Floats = horizon_s * rates
         if running:
-            at_stake = self.value.rate(running)
-            gains[:running] -= self.down_s * at_stake
-            gains[running + 1 :] -= self.up_s * at_stake
+            gains[:running] -= self.down_s * self.value.rate(running)
+        if running or self.start_s:
+            more = slice(running + 1, None)
+            gains[more] = self.with_new_nodes_s(horizon_s) * rates[more] - self.growth_cost(horizon_s)
         if self.min_nodes > 1:
             gains[1 : self.min_nodes] = -np.inf
         if self.max_nodes < top:
@@ -141,7 +156,7 @@ class Problem:
         return sum(counts) <= self.pool and all(c.allows(n) for c, n in zip(self.claims, counts, strict=True))
 
     def objective(self, counts: Sequence[int]) -> float:
-        """Σ_j T·O_j(N_j) − O_j(C_j)·R_j."""
+        """Σ_j T·O_j(N_j) − O_j(C_j)·R_j − L_j."""
         return math.fsum(c.gain_at(n, self.horizon_s) for c, n in zip(self.claims, counts, strict=True))
 
 

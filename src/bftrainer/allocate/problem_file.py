@@ -35,7 +35,7 @@ def parse_problem(text: str) -> Problem:
 
 def _claim(item: object, position: int) -> Claim:
     where = f"trainer {position + 1}"
-    fields = _object(item, where, {*_NEEDED, "owner"}, _NEEDED)
+    fields = _object(item, where, {*_NEEDED, "owner", "start_s"}, _NEEDED)
     name = fields["name"]
     if not isinstance(name, str) or not name:
         raise InputError(f"{where}: name must be a text, but got {_short(name)}")
@@ -50,11 +50,11 @@ def _claim(item: object, position: int) -> Claim:
     current, least, most = (_whole(fields[key], f"{where}: {key}") for key in ("current", "min", "max"))
     if most < least:
         raise InputError(f"{where}: max must be at least min ({least}), but got {most}")
-    up_s, down_s = (_number(fields[key], f"{where}: {key}") for key in ("up_s", "down_s"))
+    up_s, down_s, start_s = (_number(fields.get(key, 0), f"{where}: {key}") for key in ("up_s", "down_s", "start_s"))
     owner = fields.get("owner", "")
     if not isinstance(owner, str):
         raise InputError(f"{where}: owner must be a text, but got {_short(owner)}")
-    return Claim(name, current, least, most, curve, up_s, down_s, owner)
+    return Claim(name, current, least, most, curve, up_s, down_s, owner, start_s)
 
 
 def _limits(item: object) -> Limits:

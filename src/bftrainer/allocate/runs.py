@@ -38,24 +38,28 @@ class CountRange(NamedTuple):
 def runs_of(claim: Claim, pool: int, horizon_s: float, bonus: float = 0.0) -> list[CountRange]:
     """The runs of one claim, by rising count. Staying at the current count adds `bonus`."""
     curve, running, least, top = claim.value, claim.running, claim.min_nodes, min(claim.max_nodes, pool)
-    at_stake = curve.rate(running)
-    up, down = claim.up_s * at_stake, claim.down_s * at_stake
+    down, grown_s = claim.down_s * curve.rate(running), claim.with_new_nodes_s(horizon_s)
     runs = [CountRange(0, 0, -down if running else bonus, 0.0)]
-    # Below, at and above the current size the cost of rescaling differs.
-    for first, high, cost in ((least, running - 1, down), (running, running, -bonus), (running + 1, top, up)):
+    # Below, at and above the current size the cost of rescaling and the time that counts differ.
+    parts = (
+        (least, running - 1, horizon_s, down),
+        (running, running, horizon_s, -bonus),
+        (running + 1, top, grown_s, claim.growth_cost(horizon_s)),
+    )
+    for first, high, seconds, cost in parts:
         first, last = max(first, least), min(high, top)
         if first > last:
             continue
-        gain = horizon_s * curve.rate(first) - cost
+        gain = seconds * curve.rate(first) - cost
         if first == last:
             runs.append(CountRange(first, last, gain, 0.0))
             continue
         for corner, rate in zip(curve.nodes, curve.rates, strict=True):
             if first < corner < last:
-                there = horizon_s * rate - cost
+                there = seconds * rate - cost
                 runs.append(CountRange(first, corner, gain, (there - gain) / (corner - first)))
                 first, gain = corner, there
-        there = horizon_s * curve.rate(last) - cost
+        there = seconds * curve.rate(last) - cost
         runs.append(CountRange(first, last, gain, (there - gain) / (last - first)))
     return runs
 
@@ -109,7 +113,8 @@ def most_of_the_best(choice: list[CountRange], following: Floats, left: int, tie
 def tie_of(claims: Sequence[Claim], horizon_s: float) -> float:
     """The bonus for staying at the current count, given the magnitude of the numbers that are added up."""
     at_stake = sum(
-        max(claim.value.rates) * horizon_s + claim.value.rate(claim.running) * max(claim.up_s, claim.down_s)
+        max(claim.value.rates) * horizon_s
+        + claim.value.rate(claim.running) * max(claim.up_s, claim.down_s, min(claim.start_s, horizon_s))
         for claim in claims
     )
     return _TIE * at_stake or 1.0

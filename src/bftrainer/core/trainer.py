@@ -27,6 +27,8 @@ class Trainer:
     weight: float = 1.0
     """Priority, used by the weighted objectives."""
     model: str = ""
+    start_s: float = 0.0
+    """Seconds from giving a node to the trainer to the node's first step. The others go on meanwhile."""
 
     def __post_init__(self) -> None:
         def require(good: bool, field: str, rule: str, value: object) -> None:
@@ -39,7 +41,7 @@ class Trainer:
             require(isinstance(value, int) and not isinstance(value, bool), field, "a whole number", value)
         require(self.min_nodes >= 1, "min_nodes", "1 or more", self.min_nodes)
         require(self.max_nodes >= self.min_nodes, "max_nodes", f"at least min_nodes ({self.min_nodes})", self.max_nodes)
-        for field in ("up_s", "down_s"):
+        for field in ("up_s", "down_s", "start_s"):
             value = getattr(self, field)
             require(math.isfinite(value) and value >= 0, field, "a number of seconds, 0 or more", value)
         require(self.work > 0, "work", "a number of samples above 0", self.work)

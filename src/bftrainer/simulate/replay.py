@@ -231,8 +231,7 @@ class _Engine:
             self.pool_events += 1
             self.state, lost = self.state.pool_changed(event)
             for name, nodes in lost.items():
-                job, left = self.jobs[name], len(self.state.assigned.get(name, ()))
-                self.books.preempted(job, self.now, left, all_gone=len(nodes) == job.nodes)
+                self.books.preempted(self.jobs[name], self.now, nodes, self.state.assigned.get(name, ()))
         self._complete()
         self._admit_arrivals()
         decided = bool(self.state.admitted or self.state.waiting)
@@ -276,7 +275,7 @@ class _Engine:
             job = self.jobs.get(trainer.name)
             if job is None:
                 job = self.jobs[trainer.name] = SimulatedTrainer(trainer, self.scheduler.value_of(trainer), self.now)
-            self.books.rescaled(job, self.now, change.after)
+            self.books.rescaled(job, self.now, plan.placed.nodes.get(change.trainer, ()))
         self._measure()
         if self.watch is not None:
             self.watch(self.now, plan, before)

@@ -141,11 +141,11 @@ class _Job:
     def finish(self) -> float:
         """The time at which the run will be done if it is not killed."""
         producing_s = (self.trainer.work - self.done) / self.rate if self.rate else math.inf
-        return self.start + self.trainer.up_s + producing_s
+        return self.start + self.trainer.start_s + self.trainer.up_s + producing_s
 
     def produced(self, time: float, period_s: float = 0.0) -> float:
         """Samples of this run at `time`; with a period, those of whole periods, which are in checkpoints."""
-        seconds = max(0.0, time - self.start - self.trainer.up_s)
+        seconds = max(0.0, time - self.start - self.trainer.start_s - self.trainer.up_s)
         if period_s:
             # The quotient of an infinite period is 0, but 0 times infinity is not a number.
             seconds = period_s * periods if (periods := seconds // period_s) else 0.0

@@ -32,7 +32,7 @@ _LONGEST_OFFSET_S = 1e9
 """Some 32 years: a larger number of seconds after the start is a time since 1970 in the wrong place."""
 
 _NEEDED = ("name", "model", "submit", "min_nodes", "max_nodes", "scale_up_s", "scale_down_s", "samples")
-_COLUMNS = (*_NEEDED, "owner", "weight")
+_COLUMNS = (*_NEEDED, "owner", "weight", "start_s")
 _ALIASES: Mapping[str, str] = MappingProxyType({"mnasnet1": "mnasnet", "mobilenet": "mobilenets"})
 """Model names in the paper's published files that differ from its table in more than case and hyphens."""
 
@@ -170,7 +170,8 @@ class WorkloadReader:
         name, model, up_s, down_s, work = (values[key] for key in ("name", "model", *_NEEDED[-3:]))
         owner, weight = values.get("owner", ""), values.get("weight", 1.0)
         curve = self.curve(model, where)
-        return Trainer(name, curve, least, most, up_s, down_s, work, submit, owner, weight, model)
+        start_s = values.get("start_s", 0.0)
+        return Trainer(name, curve, least, most, up_s, down_s, work, submit, owner, weight, model, start_s)
 
 
 def checked(fields: Mapping[str, object], where: str) -> dict[str, Any]:
@@ -296,5 +297,6 @@ _CHECKS: Mapping[str, Callable[[object, str], object]] = MappingProxyType(
         "samples": lambda value, what: number(value, what, "a number of samples above 0", lambda n: n > 0),
         "owner": word,
         "weight": lambda value, what: number(value, what, "a number above 0", lambda n: n > 0),
+        "start_s": _cost,
     }
 )

@@ -41,7 +41,7 @@ _MOST_BYTES = 4 << 20
 """Largest description. YAML is read at some hundred kB a second, so this size takes most of a minute."""
 
 _TOP = ("curves", "defaults", "trainers")
-_DEFAULTS = ("model", "min_nodes", "max_nodes", "scale_up_s", "scale_down_s", "samples", "owner", "weight")
+_DEFAULTS = ("model", "min_nodes", "max_nodes", "scale_up_s", "scale_down_s", "samples", "owner", "weight", "start_s")
 _ANY = ("name", "submit", *_DEFAULTS)
 _KINDS: Mapping[str, tuple[str, ...]] = {
     "hpo": ("every_s",),

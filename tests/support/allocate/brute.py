@@ -78,7 +78,8 @@ def _best_by_nodes_used(problem: Problem) -> tuple[int, ...]:
 def same(problem: Problem, a: float, b: float) -> bool:
     """Whether two objectives are equal to 1e-9, or differ by what rounding leaves where gains and costs cancel out."""
     gross = math.fsum(
-        problem.horizon_s * max(claim.value.rates) + claim.value.rate(claim.running) * max(claim.up_s, claim.down_s)
+        problem.horizon_s * max(claim.value.rates)
+        + claim.value.rate(claim.running) * max(claim.up_s, claim.down_s, min(claim.start_s, problem.horizon_s))
         for claim in problem.claims
     )
     return abs(a - b) <= max(1e-9 * max(abs(a), abs(b)), 1e-12 * gross)

@@ -53,6 +53,7 @@ def claims(draw: DrawFn, name: str, pool: int, current: int, horizon_s: float, m
         up_s=draw(seconds),
         down_s=draw(seconds),
         owner=draw(st.sampled_from(OWNERS)),
+        start_s=draw(st.sampled_from([0.0, 0.0, 1.0, 15.0, horizon_s / 2, horizon_s * 2])),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast, get_args
 
@@ -66,6 +66,15 @@ SnapshotEvery = Annotated[
         help="Seconds between snapshots: what a trainer loses when all its nodes go. 0: nothing, as in the paper.",
     ),
 ]
+StartS = Annotated[
+    float | None,
+    typer.Option(
+        "--start-s",
+        metavar="S",
+        min=0,
+        help="Seconds in which a node that is given to a trainer computes nothing yet, unless the workload says so.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -87,6 +96,7 @@ def simulate_command(
     accounting: AccountingName = "stall",
     decide_on: DecideOnName = "all",
     snapshot_every: SnapshotEvery = SNAPSHOT_EVERY_S,
+    start_s: StartS = None,
     rigid: Annotated[
         int | None,
         typer.Option(
@@ -126,7 +136,7 @@ def simulate_command(
         snapshot_every,
     )
     study.settings()  # a wrong name should fail before the trace is read
-    trace, workload = load(trace_file, workload_file, curves, nodes, from_, to, tz)
+    trace, workload = load(trace_file, workload_file, curves, nodes, from_, to, tz, start_s)
     origin = provenance({trace_file.name: file_hash(trace_file), workload_file.name: workload.sha256})
     if rigid is not None:
         with waiting("replaying"):
@@ -193,8 +203,9 @@ def load(
     from_: str | None,
     to: str | None,
     tz: str,
+    start_s: float | None = None,
 ) -> tuple[Trace, Workload]:
-    """The selected part of a trace, and the workload."""
+    """The selected part of a trace, and the workload. `start_s` is the start of nodes where the workload has none."""
     zone = time_zone(tz)
     start, end = some_time(from_, zone, "--from"), some_time(to, zone, "--to")
     trace = files.load_trace(trace_file, zone)
@@ -202,7 +213,11 @@ def load(
         trace = trace.select(some_nodes(trace, nodes))
     trace = trace.clip(some_window(trace, start, end))
     known = load_curves(curves) if curves is not None else None
-    return trace, load_workload(workload_file, known, zone, trace.window.start)
+    workload = load_workload(workload_file, known, zone, trace.window.start)
+    if start_s:
+        trainers = (trainer if trainer.start_s else replace(trainer, start_s=start_s) for trainer in workload.trainers)
+        workload = replace(workload, trainers=tuple(trainers))
+    return trace, workload
 
 
 N = TypeVar("N", int, float)

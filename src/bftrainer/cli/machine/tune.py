@@ -23,6 +23,7 @@ from bftrainer.cli.machine.simulate import (
     Nodes,
     ObjectiveName,
     SnapshotEvery,
+    StartS,
     To,
     TraceFile,
     WorkloadFile,
@@ -55,6 +56,7 @@ def tune(
     accounting: AccountingName = "stall",
     decide_on: DecideOnName = "all",
     snapshot_every: SnapshotEvery = SNAPSHOT_EVERY_S,
+    start_s: StartS = None,
     plot: Annotated[Path | None, typer.Option(metavar="F", help="Draw the trade-off: .png, .svg or .pdf.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -71,7 +73,7 @@ def tune(
     study.settings()
     horizons_s = _numbers(horizons, "--horizons", float)
     parallels = _numbers(max_parallels, "--max-parallels", int)
-    trace, workload = load(trace_file, workload_file, curves, nodes, from_, to, tz)
+    trace, workload = load(trace_file, workload_file, curves, nodes, from_, to, tz, start_s)
     with share_progress("sweeping") as progress:
         advice = sweep(trace, workload.trainers, study, horizons_s, parallels, progress)
     if plot is not None:

@@ -90,7 +90,7 @@ def judge(source: EventSource, policy: Policy, idle: Trace | None = None) -> Liv
 
     again = _replay(late, late.trainers, policy)
     equal = _replay(late, late.trainers, replace(policy, allocator=make_allocator("equal")))
-    free = [replace(trainer, up_s=0.0, down_s=0.0) for trainer in run.trainers]
+    free = [replace(trainer, up_s=0.0, down_s=0.0, start_s=0.0) for trainer in run.trainers]
     best = measure(_replay(run, free, policy), free, policy)
     shift = late.start - run.start
     return LiveEfficiency(

@@ -207,7 +207,7 @@ def as_study(source: EventSource, *, lag: bool = True, idle: Trace | None = None
         known = replace(known, work=float(work) if work else math.inf, submit=max(row.submitted, start))
         # A node that another trainer gives up cannot compute either until its new worker is up.
         up_s = learned.up_s + moved_s / max(log.mean_size(row.id), 1.0)
-        trainers.append(replace(known, up_s=up_s, down_s=learned.down_s))
+        trainers.append(replace(known, up_s=up_s, down_s=learned.down_s, start_s=0.0))  # the start is in the trace
     return Recorded(trace, tuple(trainers), float(sum(row.samples for row in rows)), start, end, lag_s)
 
 
