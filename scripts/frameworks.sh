@@ -1,8 +1,45 @@
 #!/usr/bin/env bash
-# Tests with other people's frameworks, each in an environment of its own: `scripts/frameworks.sh [NAME...]`
+# Tests with other people's frameworks, each in an environment of its own: `scripts/frameworks.sh [OPTION] [NAME...]`
+#   --install  only build the environments, as build/frameworks/NAME
+#   --short    only the tests with the marker `short`, for frameworks that have one: a part of `make test`
 # A framework is a file tests/frameworks/requirements-NAME.txt with its packages, and tests/frameworks/test_NAME*.py.
+# An environment adds these packages to those of .venv, which it uses too. Frameworks with the same file share one.
+# Exit status: 0 all passed, 1 a test failed, 2 wrong use, 3 packages could not be installed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+rooms=build/frameworks
+
+say() { printf 'frameworks: %s\n' "$*" >&2; }
+
+# Build the environment of a framework, unless there is one with these packages.
+install() {
+  local name=$1 packages=tests/frameworks/requirements-$1.txt want room site
+  want=$(cat .venv/.bftrainer-setup scripts/frameworks.sh "$packages" | sha256sum)
+  room=$rooms/env-${want:0:12}
+  mkdir -p "$rooms"
+  (
+    flock 9 # tests that run at once may want the same one
+    if [ ! -f "$room/.done" ]; then
+      say "installing the packages of $name"
+      .venv/bin/python -m venv --clear --without-pip "$room" || exit 1
+      site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+      printf "import site; site.addsitedir('%s')\n" "$site" >"${room}${site#"$PWD/.venv"}/main-environment.pth"
+      "$room/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
+        -r "$packages" 2>&1 | { grep -v '^WARNING: Location .* is ignored' || true; } >&2 || exit 1
+      touch "$room/.done"
+    fi
+    ln -sfn "env-${want:0:12}" "$rooms/$name"
+    for room in "$rooms"/env-*; do # those of former packages
+      [ -n "$(find "$rooms" -maxdepth 1 -lname "${room##*/}")" ] || rm -rf "$room"
+    done
+  ) 9>"$rooms/.lock"
+}
+
+mode=all
+case ${1:-} in
+  --install | --short) mode=${1#--}; shift ;;
+  -*) say "there is no option $1"; exit 2 ;;
+esac
 names=("$@")
 if [ ${#names[@]} = 0 ]; then
   for file in tests/frameworks/requirements-*.txt; do
@@ -10,21 +47,19 @@ if [ ${#names[@]} = 0 ]; then
     names+=("${name%.txt}")
   done
 fi
+[ -f .venv/.bftrainer-setup ] || { say 'there is no .venv yet: run `make setup` first'; exit 2; }
 status=0
 for name in "${names[@]}"; do
-  packages=tests/frameworks/requirements-$name.txt
-  [ -f "$packages" ] || { echo "there is no $packages" >&2; exit 2; }
-  room=build/frameworks/$name
-  want=$(cat pyproject.toml constraints.txt "$packages" | sha256sum | cut -d' ' -f1)
-  if [ "$(cat "$room/.done" 2>/dev/null)" != "$want" ]; then
-    echo "frameworks: installing $name" >&2
-    "${PYTHON:-python3}" -m venv --clear "$room" &&
-      "$room/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-        --editable '.[live,torch]' pytest pytest-timeout -r "$packages" &&
-      printf '%s' "$want" >"$room/.done" || { status=1; continue; }
+  [ -f "tests/frameworks/requirements-$name.txt" ] || { say "there is no requirements-$name.txt"; exit 2; }
+  if [ "$mode" = short ] && ! grep -q 'mark\.short' tests/frameworks/test_"$name"*.py; then
+    continue
   fi
-  echo "frameworks: $name"
-  HF_HUB_OFFLINE=1 WANDB_MODE=offline "$room/bin/python" -m pytest -q -p no:cacheprovider \
-    tests/frameworks/test_"$name"*.py || status=1
+  install "$name" || { say "the packages of $name cannot be installed: see above. pip needs a network"; status=3; continue; }
+  [ "$mode" != install ] || continue
+  say "testing $name"
+  options=(-p no:cacheprovider)
+  [ "$mode" != short ] || options+=(-m short)
+  HF_HUB_OFFLINE=1 WANDB_MODE=offline "$rooms/$name/bin/python" -m pytest "${options[@]}" \
+    tests/frameworks/test_"$name"*.py || { [ "$status" != 0 ] || status=1; }
 done
 exit "$status"

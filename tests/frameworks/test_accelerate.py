@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.elastic.churn import disturb
-from support.elastic.jobs import on, play, run_alone, script
+from support.elastic.jobs import AT_ONCE, on, play, run_alone, script
 from support.elastic.ledger import committed
 
 torch = pytest.importorskip("torch")
@@ -43,8 +43,8 @@ def undisturbed(folder: Path, *arguments: object) -> dict[str, Any]:
     return final(folder)
 
 
-def disturbed(folder: Path, *arguments: object, seed: int = 3) -> dict[str, Any]:
-    account = disturb(folder, seed, 0, EVENTS, argv=command(folder, 0.12, *arguments), preload=PRELOAD)
+def disturbed(folder: Path, *arguments: object, events: list[str] = EVENTS) -> dict[str, Any]:
+    account = disturb(folder, 3, 0, events, settings=AT_ONCE, argv=command(folder, 0.12, *arguments), preload=PRELOAD)
     assert account.ended == [], account.ended
     assert len(account.worlds) >= 2
     return final(folder)
@@ -64,6 +64,15 @@ def check_samples(folder: Path, epochs: int) -> None:
     assert sorted(counts) == list(range(epochs))
     for epoch, counter in counts.items():
         assert counter == Counter(range(TRAINED)), f"epoch {epoch}"
+
+
+@pytest.mark.short
+def test_a_node_joins_and_one_is_killed(tmp_path: Path) -> None:
+    # Enough epochs for a newcomer to start on a busy machine. After the kill they take no time.
+    expected = undisturbed(tmp_path / "alone", 6, 1, 1)
+    found = disturbed(tmp_path / "disturbed", 6, 1, 1, events=["join", "kill"])
+    check_samples(tmp_path / "disturbed", 6)
+    check_same(found, expected)
 
 
 @pytest.mark.parametrize(

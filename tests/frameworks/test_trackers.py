@@ -1,6 +1,8 @@
 """Trackers for real: one run with rising steps, though rank 0 is killed, all nodes go, and the controller is killed.
 
-    pip install 'bftrainer[live,torch,tensorboard,wandb,mlflow]' pytest
+Values come from a script with `run.tracker`, and from a Hugging Face Trainer with `report_to`.
+
+    pip install 'bftrainer[live,torch,tensorboard,wandb,mlflow,transformers]' pytest
     pytest tests/frameworks/test_trackers.py
 
 Each tracker whose package is not installed is skipped.
@@ -14,34 +16,73 @@ import os
 import signal
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.cluster.live import Live, gone
+from support.elastic.jobs import run_alone
 from support.waiting import wait_until
 
 pytest.importorskip("torch")
 
 pytestmark = pytest.mark.waits
 
-KINDS = ("tensorboard", "wandb", "mlflow")
-WORKER = Path(__file__).with_name("tracked_worker.py")
+HERE = Path(__file__).parent
 STEPS = 400
+ALL = list(range(1, STEPS + 1))
 TENTHS = list(range(10, STEPS + 1, 10))
 
 
-@pytest.fixture(scope="module")
-def output(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The output folder of a trainer that was disturbed in all ways; it logged each step to all trackers."""
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to log: a script, the trackers that it logs to, the steps of its metrics, and what must be installed."""
+
+    script: str
+    kinds: tuple[str, ...]
+    metrics: dict[str, list[int]]
+    needs: str = "torch"
+
+
+WAYS = {
+    "run.tracker": Way("tracked_worker.py", ("tensorboard", "wandb", "mlflow"), {"loss": ALL, "tenth": TENTHS}),
+    "report_to": Way(
+        "tracked_trainer.py",
+        ("tensorboard", "wandb"),
+        {"train/loss": ALL, "train/grad_norm": ALL, "train/train_runtime": [STEPS]},
+        "transformers",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tracked:
+    """A trainer that was disturbed in all ways, and logged to all trackers."""
+
+    output: Path
+    way: Way
+
+    def check_steps(self, steps: Callable[[str], list[int]]) -> None:
+        """Assert that each step of each metric is there once, in order."""
+        for name, expected in self.way.metrics.items():
+            assert steps(name) == expected, name
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def tracked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracked]:
+    way = WAYS[request.param]
+    pytest.importorskip(way.needs)
     folder = tmp_path_factory.mktemp("tracked")
-    kinds = [kind for kind in KINDS if importlib.util.find_spec(kind) is not None]
+    kinds = [kind for kind in way.kinds if importlib.util.find_spec(kind) is not None]
     if not kinds:
         pytest.skip("needs tensorboard, wandb or mlflow")
     env = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DISABLE_GIT": "true", "OMP_NUM_THREADS": "1"}
+    env |= {"BFTRAINER_SNAPSHOT_EVERY_S": "0.5"}
     with Live(folder / "state", "--nodes", "3") as live:
-        trainer = live.submit(WORKER, str(folder), str(STEPS), *kinds, nodes="1-3", name="tracked", env=env)
+        script = HERE / way.script
+        trainer = live.submit(script, str(folder), str(STEPS), *kinds, nodes="1-3", name="tracked", env=env)
         for _ in range(2):
             _kill_rank_0(live, trainer, folder)
         for worker in live.trainer(trainer)["workers"]:  # training resumes from a snapshot, and makes steps again
@@ -54,7 +95,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         _kill_rank_0(live, trainer, folder)
         (folder / "hurry").touch()
         assert live.until_state(trainer, "done", "failed", timeout_s=240)["state"] == "done"
-        yield Path(live.trainer(trainer)["output"])
+        yield Tracked(Path(live.trainer(trainer)["output"]), way)
         live.stop()
     gone(live.pids)
 
@@ -91,29 +132,23 @@ def _kill_rank_0(live: Live, trainer: str, folder: Path) -> None:
     _further(folder, 10, _kill_main(folder))
 
 
-def check_steps(steps: Callable[[str], list[int]]) -> None:
-    """Each step of each metric is there once, in order."""
-    assert steps("loss") == list(range(1, STEPS + 1))
-    assert steps("tenth") == TENTHS
-
-
-def test_tensorboard_has_one_run_with_each_step_once(output: Path) -> None:
+def test_tensorboard_has_one_run_with_each_step_once(tracked: Tracked) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    (run,) = (output / "tensorboard").iterdir()
+    (run,) = (tracked.output / "tensorboard").iterdir()
     assert len(list(run.iterdir())) >= 4, "each process that was rank 0 wrote a file"
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
-    check_steps(lambda name: [event.step for event in events.Scalars(name)])
+    tracked.check_steps(lambda name: [event.step for event in events.Scalars(name)])
 
 
-def test_the_newest_offline_folder_of_wandb_has_each_step_once(output: Path) -> None:
+def test_the_newest_offline_folder_of_wandb_has_each_step_once(tracked: Tracked) -> None:
     pytest.importorskip("wandb")
-    folders = sorted((output / "wandb").glob("offline-run-*"))
+    folders = sorted((tracked.output / "wandb").glob("offline-run-*"))
     assert len(folders) >= 4, "each process that was rank 0 made a folder"
     assert len({folder.name.split("-", 3)[3] for folder in folders}) == 1, "one run"
     rows = list(wandb_history(folders[-1]))
-    check_steps(lambda name: [row["_step"] for row in rows if name in row])
+    tracked.check_steps(lambda name: [row["_step"] for row in rows if name in row])
     times = [row["_timestamp"] for row in rows]
     assert times == sorted(times)
     assert times[-1] - times[0] > 10, "values have the times at which they were logged first"
@@ -147,12 +182,24 @@ def wandb_history(folder: Path) -> Iterator[dict[str, Any]]:
             yield {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
 
 
-def test_mlflow_has_one_run_that_is_finished_with_each_step_once(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_has_one_run_that_is_finished_with_each_step_once(
+    tracked: Tracked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "mlflow" not in tracked.way.kinds:
+        pytest.skip("Transformers has a callback of its own for MLflow")
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     from mlflow.tracking import MlflowClient
 
-    client = MlflowClient((output / "mlruns").as_uri())
+    client = MlflowClient((tracked.output / "mlruns").as_uri())
     (run,) = client.search_runs([client.get_experiment_by_name("Default").experiment_id])
     assert (run.info.status, run.data.params, run.info.run_name) == ("FINISHED", {"lr": "0.01"}, "tracked")
-    check_steps(lambda name: [point.step for point in client.get_metric_history(run.info.run_id, name)])
+    tracked.check_steps(lambda name: [point.step for point in client.get_metric_history(run.info.run_id, name)])
+
+
+@pytest.mark.parametrize("name", ["WANDB_LOG_MODEL", "WANDB_WATCH"])
+def test_a_trainer_refuses_what_wandb_would_not_get(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    pytest.importorskip("transformers")
+    with pytest.raises(AssertionError, match=f"{name}=all cannot be used with an elastic Trainer"):
+        run_alone(tmp_path, HERE / "tracked_trainer.py", tmp_path, 3, "wandb", WANDB_MODE="offline", **{name: "all"})

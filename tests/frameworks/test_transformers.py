@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from support.elastic.churn import disturb
-from support.elastic.jobs import on, play, script
+from support.elastic.jobs import AT_ONCE, on, play, script
 from support.elastic.ledger import committed
 
 torch = pytest.importorskip("torch")
@@ -43,8 +43,8 @@ def undisturbed(folder: Path, **options: Any) -> dict[str, Any]:
     return final(folder)
 
 
-def disturbed(folder: Path, *, seed: int = 3, **options: Any) -> dict[str, Any]:
-    account = disturb(folder, seed, 0, EVENTS, argv=command(folder, 0.12, options), preload=PRELOAD)
+def disturbed(folder: Path, *, events: list[str] = EVENTS, **options: Any) -> dict[str, Any]:
+    account = disturb(folder, 3, 0, events, settings=AT_ONCE, argv=command(folder, 0.12, options), preload=PRELOAD)
     assert account.ended == [], account.ended
     assert len(account.worlds) >= 2
     return final(folder)
@@ -74,6 +74,17 @@ def check_logs(found: dict[str, Any], expected: dict[str, Any]) -> None:
         assert entry.keys() == other.keys()
         for name in entry.keys() & {"loss", "grad_norm", "learning_rate", "epoch", "eval_loss", "eval_accuracy"}:
             assert entry[name] == pytest.approx(other[name], rel=1e-6), (entry, other)
+
+
+@pytest.mark.short
+def test_a_node_joins_and_one_is_killed(tmp_path: Path) -> None:
+    # Enough epochs for a newcomer to start on a busy machine. After the kill they take no time.
+    options = {"num_train_epochs": 6, "eval_strategy": "epoch"}
+    expected = undisturbed(tmp_path / "alone", **options)
+    found = disturbed(tmp_path / "disturbed", events=["join", "kill"], **options)
+    check_samples(tmp_path / "disturbed", 6)
+    check_same(found, expected)
+    check_logs(found, expected)
 
 
 def test_a_trainer_computes_what_it_does_undisturbed(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ If a peer is lost before, all parts are taken again, shared out over the remaini
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -52,10 +53,12 @@ class TrainerSteps:
         self._passed = False
         self._epoch = 0
         self._count: Counts | None = None
+        self._counts_anything = True
 
     def begin_epoch(self, epoch: int) -> None:
         """Begin an epoch, or go on in it."""
         self._epoch = epoch
+        self._counts_anything = _counts_anything(self._trainer)
 
     def take(self, number: int, count: Counts) -> tuple[list[Batch], Any]:
         """Take the `number` batches of the next step, and count the items in them over all ranks."""
@@ -97,6 +100,9 @@ class TrainerSteps:
     def _count_items(self) -> bool:
         """Count items, tokens and operations over all ranks. Return False if a peer was lost."""
         assert self._count is not None
+        if not self._counts_anything:
+            self._items, self.flos, self.tokens = None, 0.0, 0
+            return True
         places = [(batch, place) for batch in self._batches for place in range(len(batch.parts))]
         real = [(batch, place) for batch, place in places if batch.parts[place].handed.samples]
         # A rank without a share of a batch computes some of its samples for nothing. They do not count.
@@ -148,3 +154,24 @@ class TrainerSteps:
         return torch.tensor(
             float(items) * share, dtype=torch.float64 if doubles else torch.float32, device=items.device
         )
+
+
+def _counts_anything(trainer: Trainer) -> bool:
+    """Return whether the ranks have something to count before a step. If not, they need not wait for each other there.
+
+    It depends only on the class and its settings, which are the same on all ranks.
+    """
+    own = ("get_batch_samples", "_get_num_items_in_batch", "floating_point_ops", "_track_num_input_tokens")
+    return (
+        trainer.model_accepts_loss_kwargs
+        or trainer.compute_loss_func is not None
+        or trainer.args.include_num_input_tokens_seen != "no"
+        or hasattr(trainer.model, "num_parameters")  # the Trainer computes floating-point operations from it
+        or any(_is_overridden(trainer, name) for name in own)
+    )
+
+
+def _is_overridden(trainer: Trainer, name: str) -> bool:
+    """Return whether a class other than `Trainer` defines a method, apart from the wrappers of `by_part`."""
+    method = getattr(type(trainer), name, None)
+    return method is not None and inspect.unwrap(method) is not getattr(Trainer, name, None)

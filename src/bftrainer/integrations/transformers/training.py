@@ -21,6 +21,7 @@ from bftrainer.integrations.transformers.checkpoints import CheckpointWriter
 from bftrainer.integrations.transformers.loaders import GlobalBatches, plain_loader
 from bftrainer.integrations.transformers.record import TrainerRecord
 from bftrainer.integrations.transformers.steps import TrainerSteps
+from bftrainer.integrations.transformers.tracking import use_run_trackers
 
 _logger = logging.get_logger(__name__)
 _OWN_NAMES = ("loss", "epoch", "step", "total_flos")
@@ -51,6 +52,7 @@ class TrainerConnection:
         self._batches: GlobalBatches | None = None
         self._loader: PreparedLoader | None = None
         callbacks.follow_main_rank(trainer)
+        use_run_trackers(trainer, self.run)
 
     @property
     def batches(self) -> GlobalBatches:
