@@ -1,4 +1,4 @@
-"""Launchers start a trainer's program: `elastic`, `torchrun` and `hosts` share one interface (`base.py`)."""
+"""Launchers start a trainer's program: `elastic`, `ddp`, `torchrun` and `hosts` share one interface (`base.py`)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from bftrainer.cluster.config.keys import DEFAULTS
 from bftrainer.cluster.launchers.base import HEAD, Launcher, LauncherTraits, StateLayout, WorkerSlot
+from bftrainer.cluster.launchers.ddp import DdpLauncher
 from bftrainer.cluster.launchers.elastic import ElasticLauncher
 from bftrainer.cluster.launchers.hosts import HostsLauncher
 from bftrainer.cluster.launchers.torchrun import TorchrunLauncher
@@ -34,6 +35,7 @@ def make_launchers(
     return MappingProxyType(
         {
             "elastic": ElasticLauncher(home),
+            "ddp": DdpLauncher(home),
             "torchrun": TorchrunLauncher(home, host, keep, kept),
             "hosts": HostsLauncher(home),
         }

@@ -7,6 +7,7 @@ it. Every launcher passes `tests/support/cluster/launcher_conformance.py`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,8 @@ class LauncherTraits:
     """There is a worker on the head, and the workers on nodes need it."""
     retries: bool = False
     """A worker on a node of a settled trainer restarts a failed script `max_restarts` times before it ends."""
+    needs_new_agents: bool = False
+    """Agents of version 0.1.0 cannot start its workers."""
     rescale_s: float | None = None
     """The cost of a change of nodes in seconds, where it cannot be measured; None: as configured."""
 
@@ -116,6 +119,11 @@ class StateLayout:
         """Return the folder for the output files of a trainer's script."""
         return self.folder(trainer) / "output"
 
+    @property
+    def compiled(self) -> Path:
+        """Return the folder of compiled code, which has one folder per script and interpreter."""
+        return self.state / "compiled"
+
     def environment(self, launch: Launch) -> Mapping[str, str]:
         """Return the environment of a trainer's workers. The user's own variables override the others."""
         snapshots = str(self.folder(launch.id) / "snapshots")
@@ -123,4 +131,11 @@ class StateLayout:
         ours[protocol.SNAPSHOT_OWNER] = f"{self.state_id}/{launch.id}"
         ours[protocol.CONTROLLER_START] = str(self.start)
         ours[protocol.OUTPUT] = str(self.output(launch.id))
+        if launch.spec.chosen_ranks is not None:
+            ours[protocol.RANKS] = str(launch.spec.chosen_ranks)
+        ours[variables.COMPILED] = str(self.compiled / _digest(*launch.spec.identity))
         return {**ours, variables.STATE_ID: self.state_id, protocol.TRAINER: launch.name, **launch.spec.env}
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode("utf-8", "surrogateescape")).hexdigest()[:16]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from bftrainer.cluster.launchers.base import Launch, LauncherTraits, StateLayout, WorkerSlot
 from bftrainer.cluster.wire.messages import Start
+from bftrainer.elastic import protocol
 
 
 class ElasticLauncher:
@@ -21,7 +22,7 @@ class ElasticLauncher:
 
     def start(self, launch: Launch, place: WorkerSlot) -> Start:
         """See `base.Launcher`."""
-        spec, env = launch.spec, self._home.environment(launch)
+        spec, env = launch.spec, {protocol.FOLLOW: "1", **self._home.environment(launch)}
         arguments = (place.worker, launch.id, spec.argv, env, spec.cwd, spec.python)
         # For 0 the agent takes the node's default: it knows best what the node has.
         return Start(
