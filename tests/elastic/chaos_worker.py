@@ -1,8 +1,8 @@
 """A training in double precision that writes down which samples each committed step took; the tests disturb it.
 
-`chaos_worker.py FOLDER EPOCHS PACE_S [--snapshots]`. A step takes PACE_S on one rank until FOLDER/hurry exists. Where
-FOLDER/limit exists, steps below the number in it take no time and others a while, so that whoever disturbs the training
-has all the time it needs and the training none to waste.
+`chaos_worker.py FOLDER EPOCHS PACE_S [--snapshots] [--width=32]`. A step takes PACE_S on one rank until FOLDER/hurry
+exists. Where FOLDER/limit exists, steps below the number in it take no time and others a while, so that whoever
+disturbs the training has all the time it needs and the training none to waste.
 """
 
 import faulthandler
@@ -26,10 +26,13 @@ torch.manual_seed(os.getpid())  # what a rank starts with must not matter
 data = torch.Generator().manual_seed(1)
 x = torch.randn(600, 20, generator=data, dtype=torch.float64)
 y = torch.tanh(x @ torch.randn(20, 3, generator=data, dtype=torch.float64))
-model = nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 3)).double()
+width = next((int(word.partition("=")[2]) for word in sys.argv if word.startswith("--width=")), 32)
+model = nn.Sequential(nn.Linear(20, width), nn.Tanh(), nn.Linear(width, 3)).double()
+small = 5 * (width / 32) ** 0.5
 with torch.no_grad():
     for number, param in enumerate(model.parameters()):
-        param.copy_(torch.randn(param.shape, generator=torch.Generator().manual_seed(number), dtype=torch.float64) / 5)
+        values = torch.randn(param.shape, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
+        param.copy_(values / small)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 40, 0.9)
 run.register(model=model, optimizer=optimizer, scheduler=scheduler)

@@ -15,7 +15,8 @@ import pytest
 
 from bftrainer.errors import InputError
 from bftrainer.processes.launch import ColdLauncher, Command, Process, ProcessLauncher
-from bftrainer.processes.warm import WarmLauncher, WarmProcess
+from bftrainer.processes.parent import WarmProcess
+from bftrainer.processes.warm import WarmLauncher
 from support.processes import is_alive
 from support.waiting import until
 
@@ -253,7 +254,8 @@ print(os.sched_getscheduler(0) == os.SCHED_OTHER)
 MANAGER = """
 import asyncio, os, sys
 from bftrainer.processes.launch import ColdLauncher, Command
-from bftrainer.processes.warm import WarmLauncher, WarmProcess
+from bftrainer.processes.parent import WarmProcess
+from bftrainer.processes.warm import WarmLauncher
 
 async def main(kind, script):
     launcher = WarmLauncher(preload=()) if kind == "warm" else ColdLauncher()

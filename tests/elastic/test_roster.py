@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bftrainer.elastic.protocol import Generation, Go
+from bftrainer.elastic.protocol import Donate, Donors, Follow, Formed, Generation, Go, Ready
 from bftrainer.elastic.roster import Roster
 from bftrainer.errors import InputError
 
@@ -47,6 +47,68 @@ def test_all_go_when_the_last_has_arrived_with_addresses_by_rank() -> None:
     assert said(roster) == {}
     roster.arrived("b", 2, "b:9")
     assert said(roster) == {w: [Go(2, ("a:9", "b:9", "c:9"))] for w in "abc"}
+    assert said(roster) == {}
+
+
+def training(*workers: str) -> Roster:
+    """A roster whose workers train together and have said so."""
+    roster = joined(*workers)
+    for worker in workers:
+        roster.heard(worker, Formed(roster.generation.id, len(workers), 0.0, 0.0, 0.0))
+    return roster
+
+
+def test_all_who_train_are_asked_for_a_share_of_the_state_for_a_newcomer_that_follows() -> None:
+    roster = training("a", "b")
+    roster.start("c")
+    roster.heard("c", Follow("c:5", "secret"))
+    assert said(roster) == {
+        "a": [Donate("c", "c:5", "secret", 0, 2)],
+        "b": [Donate("c", "c:5", "secret", 1, 2)],
+        "c": [Donors(2)],
+    }
+    assert said(roster) == {}
+    roster.heard("c", Ready())
+    assert said(roster) == {w: [Generation(2, ("a", "b", "c"))] for w in "abc"}
+
+
+def test_where_nobody_has_the_state_there_is_nothing_to_follow() -> None:
+    roster = joined("a")  # it has not formed its first generation yet
+    roster.start("b")
+    roster.heard("b", Follow("b:5", "secret"))
+    assert said(roster) == {"b": [Donors(0)]}
+
+
+def test_workers_that_leave_or_are_lost_are_not_asked_for_the_state() -> None:
+    roster = training("a", "b", "c")
+    roster.remove("a")
+    roster.lost("b")
+    roster.start("d")
+    roster.heard("d", Follow("d:5", "secret"))
+    messages = said(roster)
+    assert messages["c"][0] == Donate("d", "d:5", "secret", 0, 1)
+    assert messages["d"] == [Donors(1)]
+    assert not any(isinstance(message, Donate) for message in messages["a"])
+
+
+def test_a_newcomer_without_which_the_others_cannot_train_does_not_follow_or_stops() -> None:
+    roster = training("a", "b")
+    roster.min_nodes = 2
+    roster.start("c")
+    roster.heard("c", Follow("c:5", "secret"))
+    assert said(roster)["c"] == [Donors(2)]
+    roster.lost("b")
+    assert said(roster)["c"] == [Donors(0)]
+    assert "c" not in said(roster)
+    roster.start("d")
+    roster.heard("d", Follow("d:5", "secret"))
+    assert said(roster) == {"d": [Donors(0)]}
+
+
+def test_a_worker_that_is_ready_or_unknown_cannot_follow() -> None:
+    roster = training("a", "b")
+    roster.heard("a", Follow("a:5", "secret"))
+    roster.heard("stranger", Follow("x:5", "secret"))
     assert said(roster) == {}
 
 

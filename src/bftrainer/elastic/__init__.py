@@ -60,7 +60,7 @@ def init(
     from bftrainer.elastic.torch.refusals import refuse_second_run, refuse_what_run_does
     from bftrainer.elastic.torch.run import Run
 
-    chosen = arguments.existing_device(device)
+    chosen = arguments.device_in_use(device)
     refuse_second_run()
     run = Run(
         snapshots=arguments.snapshot_folder(snapshots),

@@ -14,3 +14,5 @@ SNAPSHOT_EVERY_S = 60.0
 """Seconds between snapshots of a script that names no time and runs outside the live system, which sets its own."""
 MOST_RANKS = 256
 """The most processes of a node."""
+DDP_ENTRY = ("-m", "bftrainer.elastic.ddp")
+"""What runs the script of the ddp launcher in a worker."""

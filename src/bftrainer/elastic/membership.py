@@ -21,9 +21,23 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from bftrainer.elastic import protocol
-from bftrainer.elastic.protocol import Arrived, Failed, Generation, Go, Hello, Left, Message, Ready, Report, Taken
+from bftrainer.elastic.protocol import (
+    Arrived,
+    Donate,
+    Donors,
+    Failed,
+    Follow,
+    Generation,
+    Go,
+    Hello,
+    Left,
+    Message,
+    Ready,
+    Report,
+    Taken,
+)
 from bftrainer.errors import BFTrainerError
-from bftrainer.processes import unguided
+from bftrainer.processes import start_up, unguided
 from bftrainer.processes.launch import foreground
 
 REPORT_EVERY_S = 1.0
@@ -121,8 +135,12 @@ class Membership:
 
         By default the worker ends immediately, so that the node is free: it has nothing to save.
         """
+        self.on_donate: Callable[[Donate], None] = lambda request: None
+        """Called from the listening thread when a newcomer asks for the state. By default it gets none before it joins.
+        """
         self._generation = Generation(0, ())
         self._go: Go | None = None
+        self._answers: list[Donors] = []
         self._closing = False
         self._changed = threading.Condition()
         self._sending = threading.Lock()
@@ -136,6 +154,7 @@ class Membership:
                 f"Unset {protocol.CHANNEL} to train alone."
             ) from None
         unguided.connected()
+        start_up.connected(self._send_line)
         self.send(Hello(worker, os.getpid(), local_rank=local_rank))
         self._listener = threading.Thread(target=self._listen, name="bftrainer-channel", daemon=True)
         self._reporter = threading.Thread(target=self._keep_reporting, name="bftrainer-report", daemon=True)
@@ -169,8 +188,25 @@ class Membership:
 
     def send(self, message: Message) -> None:
         """Send a message. If the manager is gone, the listening thread notices it."""
+        self._send_line(protocol.encode(message))
+
+    def _send_line(self, line: bytes) -> None:
         with self._sending, contextlib.suppress(OSError):
-            self._socket.sendall(protocol.encode(message))
+            self._socket.sendall(line)
+
+    def follow(self, address: str, secret: str, timeout_s: float) -> int | None:
+        """Ask for the state before joining. Return how many workers will send it to `address`; None without answer."""
+        with self._changed:
+            self._answers.clear()
+        self.send(Follow(address, secret))
+        with self._changed:
+            self._changed.wait_for(lambda: self._answers, timeout_s)
+            return self._answers[-1].count if self._answers else None
+
+    @property
+    def may_follow(self) -> bool:
+        """Whether the manager has not called `follow` off: those that have the state wait for this worker."""
+        return not self._answers or self._answers[-1].count > 0
 
     def ready(self) -> None:
         """Tell the manager that this worker can join a generation."""
@@ -296,6 +332,9 @@ class Membership:
         if isinstance(message, Taken):
             self.on_taken(message.within_s)
             return
+        if isinstance(message, Donate):
+            self.on_donate(message)
+            return
         if isinstance(message, Generation) and message.cut:
             # The order matters: a thread that is forming a group sees that it is cut, and the next group is not formed
             # before the sockets of this one are shut.
@@ -307,6 +346,8 @@ class Membership:
                 self.newest = message.id
             elif isinstance(message, Go):
                 self._go = message
+            elif isinstance(message, Donors):
+                self._answers.append(message)
             self._changed.notify_all()
 
     def _keep_reporting(self) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, get_args
 
 from bftrainer.errors import BFTrainerError
 from bftrainer.processes import variables
@@ -20,7 +20,7 @@ from bftrainer.processes import variables
 VERSION = 1
 CHANNEL = variables.CHANNEL
 """Environment: the path of the manager's socket. Not set: the script was started by hand and trains alone."""
-WORKER = "BFTRAINER_WORKER"
+WORKER = variables.WORKER
 """Environment: the worker's name, given by the manager."""
 LOCAL_RANK = variables.LOCAL_RANK
 """Environment: the number of this process among those of its worker, from 0. Not set: 0."""
@@ -40,10 +40,18 @@ OUTPUT = "BFTRAINER_OUTPUT"
 """Environment: the job's folder for files that the script writes: models, figures. All workers share it."""
 RANKS = "BFTRAINER_RANKS"
 """Environment: how many ranks the script's batch size was chosen for. Not set: 1."""
+CANNOT_STAND_IN = "cannot train in place"
+"""The beginning of the error of a worker whose script the ddp launcher cannot run."""
 TRAINER = "BFTRAINER_TRAINER"
 """Environment: the name of the trainer, under a controller."""
 BACKEND = "BFTRAINER_BACKEND"
 """Environment: the communication backend of PyTorch, gloo or nccl, if the default does not fit."""
+FOLLOW = "BFTRAINER_FOLLOW"
+"""Environment: 1 if the manager answers `Follow`, so that a newcomer takes the state while the others train; 0 if the
+user does not want it. With 1 only newcomers that train on the CPU follow, with `all` also those with a GPU.
+"""
+FOLLOW_RATE = "BFTRAINER_FOLLOW_MB_PER_S"
+"""Environment: megabytes per second that a worker sends at most to each newcomer before it joins. Not set: no limit."""
 PACE = "BFTRAINER_PACE"
 """Environment: the duration of a step, so that virtual nodes scale like real ones; see `pacing.py`."""
 MOST_DEPTH = 16
@@ -67,6 +75,17 @@ class Hello:
     pid: int
     protocol: int = VERSION
     local_rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """The worker is about to be ready and asks for the training state before it joins, while the others train on.
+
+    It listens at `address`. Whoever connects must know `secret`.
+    """
+
+    address: str
+    secret: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +188,29 @@ class Failed:
     """The worker had received the state from its peers but made no step with them: its node may be at fault."""
 
 
+@dataclass(frozen=True, slots=True)
+class FirstStep:
+    """The worker has made its first step.
+
+    `parts` has the seconds of each part of its start: start, imports, device, build, join, first_step. `modules` has
+    the installed modules that the script imported, in order, with the seconds of each.
+    """
+
+    parts: Mapping[str, float] = field(default_factory=dict)
+    modules: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PreloadRefused:
+    """The script set an environment variable that modules imported ahead of it have read: it must import them itself.
+
+    The worker ends with the status `RESTART`.
+    """
+
+    variable: str
+    modules: tuple[str, ...] = ()
+
+
 # From the manager.
 
 
@@ -201,13 +243,44 @@ class Taken:
     within_s: float
 
 
-FromWorker = Hello | Ready | Arrived | Formed | Broken | Report | Leaving | Left | Done | Failed
-FromManager = Generation | Go | Taken
+@dataclass(frozen=True, slots=True)
+class Donate:
+    """A newcomer takes the state before it joins: send it share number `share` of `shares` while training goes on."""
+
+    worker: str
+    address: str
+    secret: str
+    share: int = 0
+    shares: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Donors:
+    """Answer to `Follow`: so many workers were asked to send the state. With 0 there is no state to follow."""
+
+    count: int
+
+
+FromWorker = (
+    Hello
+    | Follow
+    | Ready
+    | Arrived
+    | Formed
+    | Broken
+    | Report
+    | Leaving
+    | Left
+    | Done
+    | Failed
+    | FirstStep
+    | PreloadRefused
+)
+FromManager = Generation | Go | Taken | Donate | Donors
 Message = FromWorker | FromManager
 
 _KINDS: Mapping[str, type[Any]] = {
-    kind.__name__.lower(): kind
-    for kind in (Hello, Ready, Arrived, Formed, Broken, Report, Leaving, Left, Done, Failed, Generation, Go, Taken)
+    kind.__name__.lower(): kind for kind in (*get_args(FromWorker), *get_args(FromManager))
 }
 _NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in _KINDS.values()}
 _FIELDS = {kind: frozenset(f.name for f in fields(kind)) for kind in _KINDS.values()}

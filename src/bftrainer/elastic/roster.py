@@ -10,7 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bftrainer.elastic.protocol import Arrived, Broken, Formed, FromManager, Generation, Go, Leaving, Left, Ready
+from bftrainer.elastic.protocol import (
+    Arrived,
+    Broken,
+    Donate,
+    Donors,
+    Follow,
+    Formed,
+    FromManager,
+    Generation,
+    Go,
+    Leaving,
+    Left,
+    Ready,
+)
 from bftrainer.errors import InputError
 
 
@@ -50,6 +63,8 @@ class Roster:
         """The last generation whose members were told to form. Its members may communicate right now."""
         self._workers: dict[str, _Member] = {}
         self._ready_order: list[str] = []
+        self._answers: list[Outgoing] = []  # to newcomers that ask for the state
+        self._followers: set[str] = set()  # newcomers for which others were asked
         self._cut = False
         self._cut_off = 0  # the last generation whose members were told that it is cut
 
@@ -108,6 +123,20 @@ class Roster:
             found.ready = True
             self._ready_order.append(worker)
 
+    def follow(self, worker: str, address: str, secret: str) -> None:
+        """Ask those that train for the state, in equal shares, for a newcomer that is not ready yet."""
+        found = self._workers.get(worker)
+        if found is None or found.ready:
+            return
+        donors: list[str] = []
+        if self._can_train():
+            known = ((name, self._workers.get(name)) for name in self.going.members)
+            donors = [name for name, member in known if member and member.holds_state and not member.leaving]
+            self._followers.add(worker)
+        for share, name in enumerate(donors):
+            self._answers.append(Outgoing(name, Donate(worker, address, secret, share, len(donors))))
+        self._answers.append(Outgoing(worker, Donors(len(donors))))
+
     def remove(self, worker: str) -> None:
         """Let a worker leave at the next step boundary."""
         if worker in self._workers:
@@ -153,6 +182,8 @@ class Roster:
     def heard(self, worker: str, message: object) -> None:
         """Apply a worker's message. Messages that are not about membership are ignored here."""
         match message:
+            case Follow(address, secret):
+                self.follow(worker, address, secret)
             case Ready():
                 self.ready(worker)
             case Arrived(generation, address, addresses):
@@ -167,6 +198,10 @@ class Roster:
                 self.left(worker)
             case _:
                 pass
+
+    def _can_train(self) -> bool:
+        """Return whether there are enough workers for a generation, without those that are not ready yet."""
+        return len(self._wanted()) >= self.min_nodes
 
     def _wanted(self) -> tuple[str, ...]:
         """Return the wanted members: all ready workers that need not leave.
@@ -185,8 +220,13 @@ class Roster:
 
         Without `announce` newcomers wait until more of them are ready; messages that cannot wait are returned anyway.
         """
-        said: list[Outgoing] = []
+        said, self._answers = self._answers, []
         wanted = self._wanted()
+        self._followers = {name for name in self._followers if name in self._workers and not self.is_ready(name)}
+        if self._followers and not self._can_train():
+            # The others make no step before these newcomers join, so there is nothing to follow.
+            said += [Outgoing(name, Donors(0)) for name in sorted(self._followers)]
+            self._followers = set()
         gone = any(name not in self._workers for name in self.generation.members)
         if self._cut or ((announce or gone) and wanted != self.generation.members):
             # Workers that are leaving get the message too: it tells them that they are not members.

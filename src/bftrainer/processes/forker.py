@@ -27,9 +27,9 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from bftrainer.processes import exits, strays, unguided, variables
+from bftrainer.processes import exits, start_up, strays, unguided, variables
 from bftrainer.processes.launch import (
     Command,
     die_with_parent,
@@ -46,7 +46,7 @@ def main() -> None:
     _, descriptor, *preload = sys.argv
     manager = socket.socket(fileno=int(descriptor))
     manager.set_inheritable(False)
-    _serve(manager, preload)
+    serve_forks(manager, preload)
 
 
 def fork_forker(preload: Sequence[str] = ()) -> tuple[int, socket.socket]:
@@ -75,16 +75,29 @@ def fork_forker(preload: Sequence[str] = ()) -> tuple[int, socket.socket]:
     os.close(nothing)
     if not sys.flags.safe_path:
         sys.path.pop(0)  # the folder of the caller's own script
-    _serve(theirs, preload)
+    serve_forks(theirs, preload)
     raise SystemExit
 
 
-def _serve(manager: socket.socket, preload: Sequence[str]) -> None:
+class ImportsAhead(Protocol):
+    """Imports for the scripts of one kind, ahead of them: see `ahead/branch.py`."""
+
+    def do(self, modules: Sequence[str]) -> dict[str, Any]:
+        """Import the modules. Return what the manager is told."""
+
+    def begin(self, command: Command) -> None:
+        """Take up a forked worker, whose script runs next."""
+
+
+def serve_forks(manager: socket.socket, preload: Sequence[str], ahead: ImportsAhead | None = None) -> None:
     """Fork until the manager ends, then end. In each forked child: run its script, then return."""
-    forked = _Forker(manager, preload).serve()
+    forked = _Forker(manager, preload, ahead).serve()
     if forked is None:
         os._exit(0)  # exit handlers of imported modules belong to the children
     _become(forked)
+    start_up.begin()
+    if ahead is not None:
+        ahead.begin(forked)
     unguided.watch()
     run_as_main(forked.argv)
 
@@ -92,8 +105,9 @@ def _serve(manager: socket.socket, preload: Sequence[str]) -> None:
 class _Forker:
     """State of the warm parent."""
 
-    def __init__(self, manager: socket.socket, preload: Sequence[str]) -> None:
+    def __init__(self, manager: socket.socket, preload: Sequence[str], ahead: ImportsAhead | None) -> None:
         self._manager = manager
+        self._ahead = ahead
         self._preload = preload
         self._pids: dict[int, int] = {}
         self._marks: dict[int, str] = {}
@@ -111,7 +125,12 @@ class _Forker:
         """Fork the processes that the manager requests. Return the command in each forked child, None at the end."""
         os.environ.setdefault(*variables.TORCH_LOG_LEVEL)
         gc.disable()  # the imports make half a million objects that stay: looking for garbage among them takes long
-        problems = [problem for module in self._preload if (problem := _import(module))]
+        importing = start_up.now()
+        told = self._import_all()
+        start_up.imported(importing, start_up.now())
+        if "bad" in told:
+            self._tell(**told)
+            return None
         for end in (self._woken, self._waker):
             end.setblocking(False)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
@@ -123,7 +142,7 @@ class _Forker:
         die_with_parent(os.getppid(), signal.SIGTERM)
         gc.freeze()  # so that the children's garbage collection leaves shared pages alone
         gc.enable()
-        self._tell(problems=problems, cores=True)  # commands may have `cores`: older forkers do not know it
+        self._tell(**told, cores=True)  # commands may have `cores`: older forkers do not know it
         polling = select.poll()
         polling.register(self._manager, select.POLLIN)
         polling.register(self._woken, select.POLLIN)
@@ -143,6 +162,11 @@ class _Forker:
         self._reap(0)
         strays.end_trees(strays.children())
         return None
+
+    def _import_all(self) -> dict[str, Any]:
+        if self._ahead is not None:
+            return {"problems": [], **self._ahead.do(self._preload)}
+        return {"problems": [problem for module in self._preload if (problem := _import(module))]}
 
     def _receive(self) -> list[Any]:
         received = b""

@@ -43,6 +43,8 @@ class Command:
     """Start at idle CPU priority, if the process may leave it again by `foreground()`."""
     cores: tuple[int, ...] = ()
     """The CPU cores that the process may run on, as far as they exist; empty: those of the caller."""
+    preload: tuple[str, ...] = ()
+    """Modules that the script imports, so that a warm parent may import them ahead; see `ahead`."""
 
 
 class Process(Protocol):
@@ -264,6 +266,12 @@ def foreground() -> None:
                 if os.sched_getscheduler(tid) == os.SCHED_IDLE:
                     os.sched_setscheduler(tid, os.SCHED_OTHER, os.sched_param(0))
                     found_idle = True
+
+
+def hasten(pid: int) -> None:
+    """Put a process that was started in the background back to normal CPU priority, if this process may do that."""
+    with suppress(OSError, AttributeError):
+        os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
 
 
 @cache

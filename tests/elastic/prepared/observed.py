@@ -19,7 +19,9 @@ from bftrainer.elastic.torch.present_batch import PresentBatch
 
 faulthandler.register(signal.SIGUSR1)  # prints where all threads are
 folder, pace_s, script = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
-log = (folder / f"steps-{os.environ.get('BFTRAINER_WORKER', 'alone')}-{os.getpid()}.jsonl").open("a", buffering=1)
+name = folder / f"steps-{os.environ.get('BFTRAINER_WORKER', 'alone')}-{os.getpid()}.jsonl"
+# By its descriptor: the stand-ins of the ddp launcher let only one rank open files by name.
+log = os.fdopen(os.open(name, os.O_CREAT | os.O_APPEND | os.O_WRONLY), "a", buffering=1)
 real_commit, real_sum = PresentBatch.commit, PreparedTraining._sum
 TRIED: dict[str, Any] = {}
 

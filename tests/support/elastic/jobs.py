@@ -7,6 +7,7 @@ import atexit
 import os
 import tempfile
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from bftrainer.processes.launch import Command
 from bftrainer.processes.warm import PRELOAD, WarmLauncher
 
 SETTINGS = CoordinatorSettings(silence_s=3.0, grace_s=20.0)
+AT_ONCE = replace(SETTINGS, background_start=False)
+"""At idle priority, newcomers would start when the training is over, if others keep the machine busy."""
 ALONE_S = 240.0
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # as a coordinator's workers have: they share a warm parent
 
@@ -68,8 +71,11 @@ def play(
     return loop.run_until_complete(main())
 
 
-def run_alone(folder: Path, *argv: object, **environment: str) -> str:
-    """Run a script in a folder as a user does by hand, but forked from the warm parent; what it printed."""
+def run_alone(folder: Path, *argv: object, status: int = 0, **environment: str) -> str:
+    """Run a script in a folder as a user does by hand, but forked from the warm parent; what it printed.
+
+    It must end with this status.
+    """
     loop, launcher = warm()
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("BFTRAINER_")}
     env = worker_environment(inherited, THREADS, environment)
@@ -84,9 +90,9 @@ def run_alone(folder: Path, *argv: object, **environment: str) -> str:
 
     with tempfile.TemporaryDirectory() as room:
         output = Path(room, "output")
-        status = loop.run_until_complete(main(output))
+        ended = loop.run_until_complete(main(output))
         said = output.read_text()
-    assert status == 0, said
+    assert ended == status, said
     return said
 
 

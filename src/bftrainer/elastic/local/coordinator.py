@@ -257,7 +257,8 @@ class Coordinator:
 
     def _start(self, name: str) -> WorkerProcess:
         given = {protocol.HOST: "127.0.0.1", **processes.LOOPBACK, **self._workers.channel_of(name)}
-        environment = processes.worker_environment(os.environ, self.settings.environment, given)
+        answers = {protocol.FOLLOW: "1"}
+        environment = processes.worker_environment(answers, os.environ, self.settings.environment, given)
         if self.settings.threads is not None:
             environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(self.settings.threads)
         background = self.settings.background_start and bool(self.members)

@@ -22,13 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bftrainer.elastic import defaults, protocol
+from bftrainer.elastic import defaults, protocol, start_files
 from bftrainer.elastic.local import commands
 from bftrainer.elastic.local.commands import CommandRunner, Order
 from bftrainer.elastic.local.console import Console, say
 from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Outcome
 from bftrainer.elastic.local.torchrun import StoreHost, TorchrunProcessLauncher
 from bftrainer.errors import BFTrainerError, InputError
+from bftrainer.explain import what_keeps_from_place
 from bftrainer.processes.launch import ColdLauncher, ProcessLauncher
 from bftrainer.processes.warm import PRELOAD, WarmLauncher
 
@@ -52,10 +53,16 @@ class RunOptions:
     grace_s: float
     threads: int
     ranks_per_node: int
+    ranks: int | None
     warm: bool
-    torchrun: bool
+    launcher: str
     quiet: bool
     json: bool
+
+    @property
+    def torchrun(self) -> bool:
+        """Whether agents of torchrun start the script."""
+        return self.launcher == "torchrun"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -83,9 +90,16 @@ def parse_args(argv: Sequence[str]) -> RunOptions:
     )
     add("--threads", type=int, default=1, metavar="T", help="threads of each process (default: 1)")
     add("--ranks-per-node", type=int, default=1, metavar="N", help="processes of each node (default: 1)")
+    add(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="ranks that the batch size was chosen for (default: 1; ddp: on MIN nodes)",
+    )
     add("--no-warm", action="store_true", help="start each worker as a new process, not from one with torch loaded")
-    launchers = ("bftrainer", "torchrun")
-    add("--launcher", choices=launchers, default=launchers[0], help="torchrun: for scripts that know only TorchElastic")
+    launchers = ("bftrainer", "ddp", "torchrun")
+    told = "ddp: unchanged DDP scripts in place; torchrun: scripts that restart at each change"
+    add("--launcher", choices=launchers, default=launchers[0], help=told)
     add("--quiet", action="store_true", help="do not show the output of workers")
     add("--json", action="store_true", help="write a JSON summary to stdout at the end, and all else to stderr")
     add("script", metavar="SCRIPT")
@@ -105,6 +119,13 @@ def parse_args(argv: Sequence[str]) -> RunOptions:
     if not 1 <= given.ranks_per_node <= defaults.MOST_RANKS:
         rule = f"must be a whole number from 1 to {defaults.MOST_RANKS}"
         raise InputError(f"`--ranks-per-node` {rule}, but got {given.ranks_per_node}")
+    ranks = given.ranks
+    if ranks is not None and (ranks < 1 or torchrun):
+        raise InputError(
+            "`--ranks` is not for torchrun" if torchrun else f"`--ranks` must be 1 or more, but got {ranks}"
+        )
+    if ranks is None and given.launcher == "ddp":
+        ranks = nodes[0] * given.ranks_per_node
     return RunOptions(
         script=(given.script, *given.args),
         nodes=nodes,
@@ -116,8 +137,9 @@ def parse_args(argv: Sequence[str]) -> RunOptions:
         grace_s=given.grace,
         threads=given.threads,
         ranks_per_node=given.ranks_per_node,
+        ranks=ranks,
         warm=not given.no_warm,
-        torchrun=torchrun,
+        launcher=given.launcher,
         quiet=given.quiet,
         json=given.json,
     )
@@ -166,6 +188,8 @@ async def run_job(options: RunOptions) -> int:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise InputError(f"`--output` must be a folder, but got {output}: {problem.strerror}") from None
+    if options.launcher == "ddp" and options.snapshots is None:
+        start_files.forget(output)
     console = Console(folder, quiet=options.quiet, as_json=options.json)
     loop = asyncio.get_running_loop()
     at_once: asyncio.Future[None] = loop.create_future()  # set by an error or a second interrupt
@@ -185,7 +209,7 @@ async def run_job(options: RunOptions) -> int:
         launcher = await _launcher(options, stack)
         job = await stack.enter_async_context(
             Coordinator(
-                options.script,
+                (*defaults.DDP_ENTRY, *options.script) if options.launcher == "ddp" else options.script,
                 launcher,
                 nodes=options.nodes,
                 folder=folder,
@@ -221,6 +245,8 @@ def _settings(options: RunOptions, output: Path) -> CoordinatorSettings:
     environment = {protocol.OUTPUT: str(output)}
     if options.snapshots is not None:
         environment[protocol.SNAPSHOTS] = str(options.snapshots.absolute())
+    if options.ranks is not None:
+        environment[protocol.RANKS] = str(options.ranks)
     return CoordinatorSettings(
         silence_s=options.silence_s,
         grace_s=options.grace_s,
@@ -273,6 +299,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parse_args(sys.argv[1:] if argv is None else argv)
         if not Path(options.script[0]).is_file():
             raise InputError(f"there is no script {options.script[0]}")
+        if options.launcher == "ddp" and (notice := what_keeps_from_place(options.script, Path.cwd())) is not None:
+            raise InputError(f"{notice.file}:{notice.line}: {notice.what}; {notice.remedy}")
         return asyncio.run(run_job(options))
     except BFTrainerError as problem:
         say(str(problem))

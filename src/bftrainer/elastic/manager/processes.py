@@ -24,9 +24,9 @@ from bftrainer.elastic.manager.worker_process import RankProcess, WorkerProcess
 from bftrainer.elastic.protocol import (
     Done,
     Failed,
+    FromManager,
     FromWorker,
     Generation,
-    Go,
     Hello,
     Left,
     ProtocolError,
@@ -199,7 +199,7 @@ class WorkerProcesses:
         line = json.dumps(dict(message)).encode() + b"\n"
         decoded = protocol.decode(line)
         worker = self._workers.get(name)
-        if worker is None or not isinstance(decoded, Generation | Go | Taken):
+        if worker is None or not isinstance(decoded, FromManager):
             return
         if isinstance(decoded, Generation) and decoded.id >= worker.generation:
             worker.generation, worker.generation_line = decoded.id, line
@@ -308,7 +308,7 @@ class WorkerProcesses:
                 rank.heard_at = time.monotonic()
                 rank.over = rank.over or isinstance(message, Left | Done | Failed)
                 rank.failed = rank.failed or isinstance(message, Failed)
-                if message is not None and not isinstance(message, Generation | Go | Taken):
+                if message is not None and not isinstance(message, FromManager):
                     self._pass_on(worker, number, message, line)
         except (OSError, ValueError, TypeError, ProtocolError) as problem:  # ValueError: the line is too long
             self._tell(ChannelFailed(worker, problem))

@@ -9,7 +9,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from bftrainer.elastic.protocol import Arrived, Broken, Done, Failed, Formed, FromWorker, Hello, Leaving, Left, Report
+from bftrainer.elastic.protocol import (
+    Arrived,
+    Broken,
+    Done,
+    Failed,
+    FirstStep,
+    Follow,
+    Formed,
+    FromWorker,
+    Hello,
+    Leaving,
+    Left,
+    PreloadRefused,
+    Report,
+)
 
 InGeneration = TypeVar("InGeneration", Arrived, Formed)
 
@@ -38,9 +52,15 @@ class MergedVoice:
         match message:
             case Hello():
                 return message if rank == 0 else None
+            case Follow():
+                return None  # several ranks take the state together, when they join
             case Report():
                 redone = sum(report.redone for report in said.values() if isinstance(report, Report))
                 return replace(message, redone=redone) if rank == 0 else None
+            case FirstStep():
+                return message if rank == 0 else None
+            case PreloadRefused():
+                return message if first else None
             case Leaving():
                 return message if first else None
             case Failed():

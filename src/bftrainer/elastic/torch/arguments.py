@@ -20,6 +20,7 @@ from torch import Tensor
 from bftrainer.elastic import defaults, protocol
 from bftrainer.elastic.torch.data.batch_plan import whole_number
 from bftrainer.errors import InputError
+from bftrainer.processes import start_up
 
 BACKENDS = ("gloo", "nccl")
 
@@ -48,6 +49,20 @@ def function(name: str, value: object) -> Any:
     if not callable(value):
         raise InputError(f"`{name}` must be a function, but got {value!r}")
     return value
+
+
+def device_in_use(device: object) -> torch.device:
+    """Return the torch device to train on. A worker's GPU is taken into use: how long that takes is part of its start.
+
+    See `existing_device`.
+    """
+    start = start_up.current()
+    began = start_up.now()
+    chosen = existing_device(device)
+    if chosen.type == "cuda" and protocol.CHANNEL in os.environ:
+        torch.empty(1, device=chosen)
+    start.device_took(start_up.now() - began)
+    return chosen
 
 
 def existing_device(device: object) -> torch.device:

@@ -182,6 +182,7 @@ class TrainingLoop:
         member.peers.part()  # rank 0 hosts data that the others still have to read
         self._finished = True
         member.loaders.close()
+        member.flow.close()
         if member.membership is not None:
             member.membership.send(self._reports.report())
             member.membership.send(Done(member.progress.step))

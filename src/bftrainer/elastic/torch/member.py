@@ -18,8 +18,9 @@ import torch
 from bftrainer.elastic.membership import Assignment, Leave, Membership
 from bftrainer.elastic.metrics import ReportedMetrics
 from bftrainer.elastic.pacing import Pacer
-from bftrainer.elastic.protocol import Formed, Generation, Leaving, Message
+from bftrainer.elastic.protocol import FirstStep, Formed, Generation, Leaving, Message
 from bftrainer.elastic.torch.data.loader import Loaders
+from bftrainer.elastic.torch.follow.flow import StateFlow
 from bftrainer.elastic.torch.gradients.gradients import Gradients
 from bftrainer.elastic.torch.gradients.optimizers import Stepper
 from bftrainer.elastic.torch.gradients.riders import RIDERS
@@ -36,6 +37,7 @@ from bftrainer.elastic.torch.state.buffers import Buffers
 from bftrainer.elastic.torch.state.training_state import Progress, TrainingState
 from bftrainer.elastic.torch.state.transfer import Registry
 from bftrainer.errors import InputError
+from bftrainer.processes import start_up
 
 
 class TrainingMember:
@@ -46,12 +48,15 @@ class TrainingMember:
         self.registry = Registry()
         self.stepper = Stepper()
         self.metrics = ReportedMetrics()
+        self.start_up = start_up.current()
         self.membership = Membership.connect()
         self.peers = Peers(self.membership, backend or default_backend(device), device)
         self.meter = Meter()
         # A lost peer ends the wait of a paced step.
         self.pacer = Pacer.from_environment(time.sleep if self.membership is None else self.membership.wait_for_cut)
         self.state = TrainingState(self.registry, self.stepper, self.metrics, snapshots)
+        self.flow = StateFlow(self.stepper, self.membership, device, lambda: self.progress.step)
+        self.state.followed = self.flow
         self.gradients = Gradients(self.stepper)
         self.buffers = Buffers()
         self.loaders = Loaders()
@@ -136,6 +141,8 @@ class TrainingMember:
                 self.pacer.begin()
             return
         self.peers.rehearse()
+        self.start_up.ready()
+        self.flow.follow()
         self.membership.ready()
         self._reform()
 
@@ -162,6 +169,7 @@ class TrainingMember:
             raise SystemExit(128 + signal.SIGTERM)
         if self.rank == 0:
             self.state.save_if_due()
+        self.flow.at_rest()
         self.last_save.at_rest = True
 
     def give_owed(self) -> None:
@@ -243,6 +251,7 @@ class TrainingMember:
         self.meter.formed(generation, nodes)
         if self.pacer is not None:
             self.pacer.begin()
+        self.start_up.joined()
         membership.send(Formed(generation, nodes, round(pause_s, 6), round(form_s, 6), round(sync_s, 6)))
 
     def _sync(self, assignment: Assignment) -> None:
@@ -253,6 +262,12 @@ class TrainingMember:
         if self.state.loads != before or not self.buffers.committed:
             self.buffers.commit()
 
+    def stepped(self) -> None:
+        """Take note of a committed step: tell the manager how long the start took, after the first one."""
+        self.fresh = False
+        if (told := self.start_up.stepped()) is not None:
+            self._send(FirstStep(*told))
+
     def _leave(self, generation: Generation) -> NoReturn:
         """End this rank at a step boundary."""
         assert self.membership is not None
@@ -262,6 +277,7 @@ class TrainingMember:
             self.state.save()  # no node that has the state stays; one rank per node saves
         self.left = True
         self.loaders.close()
+        self.flow.leave(f"{generation.id}/0", self.state.key())
         self.membership.leave(self.progress.step)
         raise SystemExit(0)
 

@@ -287,7 +287,7 @@ class PresentBatch:
     def commit(self, total: StepTotals, samples: int, metrics: dict[str, float]) -> None:
         """Count a step whose gradient was applied. `samples` are those of all ranks."""
         member, progress = self._member, self._member.progress
-        member.fresh = False
+        member.stepped()
         member.together.step_is_over()
         member.gradients.whole.forget_passes()
         progress.step += 1

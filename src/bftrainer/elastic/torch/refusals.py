@@ -18,6 +18,7 @@ from bftrainer.errors import InputError
 
 _real_init = dist.init_process_group
 _has_run = False
+_stood_in = False
 
 
 def refuse_second_run() -> None:
@@ -37,8 +38,16 @@ def refuse_what_run_does() -> None:
     if protocol.CHANNEL not in os.environ:
         return
     _has_run = True
+    if _stood_in:
+        return
     DistributedDataParallel.__init__ = _no_wrapper  # type: ignore[method-assign]
     dist.init_process_group = _no_group
+
+
+def allow_stand_ins() -> None:
+    """Refuse none of these calls: the stand-ins of `elastic.torch.ddp` take their place."""
+    global _stood_in
+    _stood_in = True
 
 
 def init_process_group(*args: Any, **kwargs: Any) -> None:

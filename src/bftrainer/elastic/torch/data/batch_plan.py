@@ -15,7 +15,7 @@ from numbers import Integral
 import numpy as np
 import numpy.typing as npt
 
-from bftrainer.elastic.torch.data.sampler_order import SamplerOrder
+from bftrainer.elastic.torch.data.sampler_order import SampleOrder
 from bftrainer.errors import InputError
 
 
@@ -104,7 +104,7 @@ class BatchPlan:
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
-        order: SamplerOrder | None = None,
+        order: SampleOrder | None = None,
     ) -> None:
         """`length` is the length of the dataset. Give either `batch_size` or `global_batch`. With `order`, the order
         of samples is that of the script's own sampler, and `length` the number that it draws.
@@ -149,6 +149,10 @@ class BatchPlan:
         order.flags.writeable = False
         self._last = (epoch, order)
         return order
+
+    def forget_order(self) -> None:
+        """Ask for the order again, because a script may have given its sampler another epoch."""
+        self._last = None
 
     @property
     def signature(self) -> DataSignature:

@@ -156,6 +156,11 @@ class Loaders:
             loader.close()
 
 
+def is_own(loader: DataLoader[Any]) -> bool:
+    """Return whether a DataLoader of torch was made by a `Loader`."""
+    return isinstance(loader.batch_sampler, _Indices)
+
+
 def _identity(value: Any) -> str:
     """Return a text that distinguishes two values of an option: plain values by value, functions by object."""
     return repr(value) if isinstance(value, bool | int | float | str | None) else f"{type(value).__name__} {id(value)}"

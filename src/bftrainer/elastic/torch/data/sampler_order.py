@@ -6,13 +6,28 @@ import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from bftrainer.errors import InputError
+
+
+class SampleOrder(Protocol):
+    """Order of samples in each epoch that is not BFTrainer's own."""
+
+    @property
+    def length(self) -> int:
+        """Indices of an epoch."""
+
+    @property
+    def digest(self) -> int:
+        """A number that shows whether the orders of two ranks are the same."""
+
+    def __call__(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return the indices of an epoch."""
 
 
 class SamplerOrder:

@@ -33,13 +33,15 @@ class Stepper:
         self._lr_state: Mapping[str, Any] | None = None
         self._batch: int | None = None
         self._applying = False
+        self.before_step: Callable[[Optimizer, Sequence[object], Mapping[str, object]], None] | None = None
+        """Called before each step of an optimizer, with the arguments of the step. The gradients are complete."""
 
     def add(self, objects: Sequence[object]) -> None:
         """Add the optimizers, schedulers and GradScaler among `objects`; ignore all others."""
         for thing in objects:
             if isinstance(thing, Optimizer) and thing not in self.optimizers:
                 self.optimizers.append(thing)
-                thing.register_step_pre_hook(self._refuse_others)
+                thing.register_step_pre_hook(self._step_begins)
             elif isinstance(thing, torch.optim.lr_scheduler.LRScheduler):
                 self._schedulers.append(thing)
             elif isinstance(thing, torch.amp.GradScaler):
@@ -141,6 +143,14 @@ class Stepper:
         finally:
             self._applying = False
 
+    def repeat(self, optimizer: Optimizer) -> None:
+        """Make a step that the other ranks have made, on their gradients and at their learning rate."""
+        self._applying = True
+        try:
+            optimizer.step()
+        finally:
+            self._applying = False
+
     @property
     def is_applying(self) -> bool:
         """Whether BFTrainer steps an optimizer at the moment."""
@@ -166,7 +176,7 @@ class Stepper:
         if self._lr is not None and state is not None:
             self._lr.load_state_dict(state)
 
-    def _refuse_others(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+    def _step_begins(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Refuse a step by the script. torch calls this before each step of a registered optimizer."""
         if not self._applying:
             raise InputError(
@@ -174,6 +184,8 @@ class Stepper:
                 "optimizers, after it has summed the gradients over all ranks. Remove the call (and zero_grad()); to "
                 "step one of several optimizers call run.step(optimizer=…)"
             )
+        if self.before_step is not None:
+            self.before_step(optimizer, args[1:], kwargs)
 
 
 def params_of(optimizers: Sequence[Optimizer]) -> list[Tensor]:

@@ -77,9 +77,24 @@ class FrameworkLoop:
         self._member.buffers.commit()
 
     @property
+    def has_begun(self) -> bool:
+        """Whether this rank has joined the training. Before that, every rank takes itself for the main one."""
+        return self._member.joined
+
+    @property
     def is_training(self) -> bool:
         """Whether this rank has joined and the training is not over, so that the other ranks can be met."""
         return self._member.joined and not self._loop.is_over
+
+    @property
+    def is_managed(self) -> bool:
+        """Whether BFTrainer has started this process, so that there may be other ranks."""
+        return self._member.membership is not None
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this rank ends because its node was taken out of the training."""
+        return self._member.left
 
     @property
     def repeats(self) -> bool:

@@ -42,13 +42,15 @@ class PreparedLoop:
         self._begun = 0  # loops over the loader so far
         self._epoch: int | None = None  # the epoch whose loop is under way
         self._given: dict[int, int] = {}  # batches given in the loop under way, by id of its plan
+        self.looks_again = False
+        """Whether every loop of an epoch that is over gives one batch, and not only the first one."""
 
     def batches(self, batches: Batches) -> Iterator[Any]:
         """Iterate over this rank's batches of the script's next epoch. `Batches` calls it."""
         member, training, plan = self._member, self._training, batches.plan
         member.join()
         first, epoch = not self._begun, self._next_epoch()
-        if epoch is None and not first:
+        if epoch is None and not first and not self.looks_again:
             return
         if epoch is None:
             yield from self._one_look(batches)
@@ -67,11 +69,18 @@ class PreparedLoop:
                     continue
                 if training.is_at_boundary:
                     if not self._loop.between(epoch):
-                        return  # the others are in a later epoch, and so is the state received from them
+                        # The others are in a later epoch, and so is the state received from them.
+                        if self.looks_again and not given:
+                            yield self._look(batches)
+                            training.leave()
+                        return
                     self._saves.take_over()
                     loader.at_boundary()
                 loaded = loader.next()
                 if loaded is None:
+                    if self.looks_again and not given:
+                        yield self._look(batches)
+                        training.leave()
                     training.end_epoch()
                     self._loop.batches_end(epoch)
                     return
@@ -92,19 +101,23 @@ class PreparedLoop:
 
     def _one_look(self, batches: Batches) -> Iterator[Any]:
         """Give one batch in an epoch that is over, for a script that looks at a batch before it trains."""
-        member = self._member
-        loader = member.loaders.of(batches.dataset, batches.plan, batches.loading)
-        loader.begin(0, 0, member.rank, member.world)
-        loaded = loader.next()
         passes = self._training.all_passes
-        self._training.hand_for_nothing()
         try:
-            yield loaded[2] if loaded is not None else None
+            yield self._look(batches)
         except GeneratorExit:
             self._begun -= self._training.all_passes == passes
             raise
         finally:
             self._training.leave()
+
+    def _look(self, batches: Batches) -> Any:
+        """Return a batch whose gradient does not count."""
+        member = self._member
+        loader = member.loaders.of(batches.dataset, batches.plan, batches.loading)
+        loader.begin(0, 0, member.rank, member.world)
+        loaded = loader.next()
+        self._training.hand_for_nothing()
+        return loaded[2] if loaded is not None else None
 
     def length(self, plan: BatchPlan) -> int:
         """Return the batches of a whole epoch; within a loop, those given and still to come in it.
@@ -116,6 +129,11 @@ class PreparedLoop:
             return plan.batches_in_epoch(member.rank, member.world)
         cursor, part = following(self._training.handed, member.progress.cursor)
         return given + plan.batches_from(cursor, member.rank, member.world) - part
+
+    @property
+    def begun(self) -> int:
+        """Loops over the loader that the script has begun."""
+        return self._begun
 
     @property
     def repeats_epochs(self) -> bool:

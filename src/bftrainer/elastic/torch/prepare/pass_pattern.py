@@ -9,10 +9,20 @@ clip a part of the gradient, which is refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
+
+from bftrainer.errors import InputError
 
 _ENOUGH = 20
 """Steps to learn from. Scripts that make a pass more every 16 steps are common."""
+
+
+def refuse_accumulation() -> NoReturn:
+    """Refuse a script that adds up gradients when its batches come in parts: only it knows how many make a step."""
+    raise InputError(
+        "the script did not call optimizer.step() after a batch. If it adds up the gradients of several batches, say "
+        "how many, so that fewer ranks can take the same batch in parts: elastic.prepare(…, accumulate=4)"
+    )
 
 
 class PassPattern:

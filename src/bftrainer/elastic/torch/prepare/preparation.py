@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from bftrainer.elastic import protocol
 from bftrainer.elastic.torch.data.batch_plan import BatchPlan, whole_number
 from bftrainer.elastic.torch.data.batches import Batches
-from bftrainer.elastic.torch.data.sampler_order import SamplerOrder
+from bftrainer.elastic.torch.data.sampler_order import SampleOrder, SamplerOrder
 from bftrainer.elastic.torch.data.source import read
 from bftrainer.elastic.torch.loop import TrainingLoop
 from bftrainer.elastic.torch.member import TrainingMember
@@ -59,12 +59,14 @@ class Preparation:
         register: _Registers,
         seed: int,
     ) -> None:
-        self._saves = Saves(lambda: member.rank == 0)
-        self.training = PreparedTraining(member, batch, self._saves)
-        self._loop = PreparedLoop(member, loop, reports, self.training, self._saves)
+        self.saves = Saves(lambda: member.rank == 0)
+        """The calls of `torch.save`."""
+        self.training = PreparedTraining(member, batch, self.saves)
+        self._loop = PreparedLoop(member, loop, reports, self.training, self.saves)
         self.framework = FrameworkLoop(member, batch, loop, reports, self._loop, self.training)
         """The loop, for a framework that counts batches and steps itself."""
         self._member = member
+        self._batch = batch
         self._register = register
         self._seed = seed
         self._epochs = loop.epochs
@@ -89,7 +91,7 @@ class Preparation:
         if first:
             backward.observe(self.training)
             if self._member.membership is not None:
-                self._saves.take_charge()
+                self.saves.take_charge()
             refuse_other_scalers(self._member.stepper.optimizers)
         return prepared
 
@@ -118,7 +120,7 @@ class Preparation:
 
     def finished(self) -> None:
         """Write what the lost main rank should have written. The training is complete."""
-        self._saves.take_over()
+        self.saves.take_over()
 
     @property
     def is_training(self) -> bool:
@@ -129,6 +131,44 @@ class Preparation:
     def repeats_epochs(self) -> bool:
         """Whether the script runs code of epochs that were over before this worker came."""
         return self._loop.repeats_epochs
+
+    # For scripts that keep torch's own interface (`elastic.torch.ddp`).
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0."""
+        return self._member.rank == 0
+
+    @property
+    def world(self) -> int:
+        """Number of ranks that train at present."""
+        return self._member.world
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in progress, from 0."""
+        return self._member.progress.epoch
+
+    @property
+    def loops_begun(self) -> int:
+        """Number of loops over prepared loaders that the script has begun."""
+        return self._loop.begun
+
+    @property
+    def has_taken_over(self) -> bool:
+        """Whether the last step that was lost here was complete on another rank, and is in the state."""
+        return self._batch.taken_over
+
+    def looks_again(self) -> None:
+        """Give one batch, for nothing, in each loop of an epoch that was over before this worker came.
+
+        Then all names that the script's loop defines are known after it.
+        """
+        self._loop.looks_again = True
+
+    def prepare_in_order(self, loader: DataLoader[Any], order: SampleOrder) -> PreparedLoader:
+        """Prepare a DataLoader whose samples come in a given order."""
+        return self._prepared_loader(loader, per_rank_batch=False, order=order)
 
     def steps(self, count: int) -> Iterator[int]:
         """Iterate over the steps of a script with its own data."""
@@ -156,13 +196,16 @@ class Preparation:
             self.training.loss.scaler = thing
         return thing
 
-    def _prepared_loader(self, loader: DataLoader[Any], per_rank_batch: bool) -> PreparedLoader:
+    def _prepared_loader(
+        self, loader: DataLoader[Any], per_rank_batch: bool, order: SampleOrder | None = None
+    ) -> PreparedLoader:
         if isinstance(loader, PreparedLoader):
             raise InputError("this DataLoader is prepared already: give each object to elastic.prepare() once")
         source = read(
             loader, batch_size=None, global_batch=None, shuffle=None, drop_last=None, loading={}, own_sampler=True
         )
-        order = SamplerOrder(source.sampler, self._seed) if source.sampler is not None else None
+        if order is None and source.sampler is not None:
+            order = SamplerOrder(source.sampler, self._seed)
         size = source.batch_size
         assert size is not None
         plan = BatchPlan(

@@ -25,6 +25,8 @@ class Saves:
     def __init__(self, is_main: Callable[[], bool]) -> None:
         self._is_main = is_main
         self._left_out: dict[str, Callable[[], None]] = {}
+        self.before_write: Callable[[Path], None] = lambda _: None
+        """Called with the path before a file is written."""
 
     def take_charge(self) -> None:
         """Replace `torch.save`."""
@@ -41,8 +43,13 @@ class Saves:
             for write in left_out.values():
                 write()
 
+    def leave_out(self, name: str, write: Callable[[], None]) -> None:
+        """Remember something else that only the main rank writes, until the next step."""
+        self._left_out[name] = write
+
     def _save(self, obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
         def write() -> None:
+            self.before_write(Path(f))
             with replacing(Path(f), "wb") as file:
                 _real_save(obj, file, *args, **kwargs)
 

@@ -7,7 +7,8 @@ step does not count: the script's further calls for this batch do nothing, and i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -20,7 +21,7 @@ from bftrainer.elastic.torch.member import TrainingMember
 from bftrainer.elastic.torch.prepare.handed_batch import HandedBatch
 from bftrainer.elastic.torch.prepare.pass_gradients import PassGradients
 from bftrainer.elastic.torch.prepare.pass_loss import PassLoss
-from bftrainer.elastic.torch.prepare.pass_pattern import PassPattern
+from bftrainer.elastic.torch.prepare.pass_pattern import PassPattern, refuse_accumulation
 from bftrainer.elastic.torch.prepare.saving import Saves
 from bftrainer.elastic.torch.present_batch import PresentBatch
 from bftrainer.errors import InputError
@@ -37,6 +38,8 @@ class PreparedTraining:
     def __init__(self, member: TrainingMember, batch: PresentBatch, saves: Saves) -> None:
         self.accumulate: int | None = None
         """Number of batches per step, if the script said so."""
+        self.refuse_accumulation: Callable[[], NoReturn] = refuse_accumulation
+        """Raises the error for a script that adds up gradients when its batches come in parts."""
         self._saves = saves
         self.pattern = PassPattern()
         """What was learned of the script's passes. Part of the state, because all ranks must expect the same."""
@@ -86,11 +89,7 @@ class PreparedTraining:
     def hand(self, batch: HandedBatch) -> None:
         """Note that the script receives a batch."""
         if self.splits and self.accumulate is None and not self._stepped:
-            raise InputError(
-                "the script did not call optimizer.step() after a batch. If it adds up the gradients of several "
-                "batches, say how many, so that fewer ranks can take the same batch in parts: "
-                "elastic.prepare(…, accumulate=4)"
-            )
+            self.refuse_accumulation()
         if self._is_grouped and self._handed and self._is_complete():
             raise InputError(
                 f"elastic.prepare() was given accumulate={self.accumulate}, but the script did not call "

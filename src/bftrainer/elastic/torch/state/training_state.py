@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -23,11 +22,12 @@ from bftrainer.elastic.torch.group.peers import Peers
 from bftrainer.elastic.torch.snapshots.portable import check_snapshotable
 from bftrainer.elastic.torch.snapshots.snapshot import Snapshots
 from bftrainer.elastic.torch.snapshots.snapshot_interval import SnapshotInterval
+from bftrainer.elastic.torch.state.followed import FollowedState, NotFollowed, StateInParts, receive_rest
 from bftrainer.elastic.torch.state.hand_over import Roles, hand_over
 from bftrainer.elastic.torch.state.hidden_state import HiddenState
 from bftrainer.elastic.torch.state.outcomes import Outcomes
-from bftrainer.elastic.torch.state.transfer import Registry, broadcast
-from bftrainer.errors import InputError
+from bftrainer.elastic.torch.state.rows import StateRow, refuse_other_models
+from bftrainer.elastic.torch.state.transfer import Registry, broadcast, bytes_in
 
 
 @dataclass(slots=True)
@@ -80,6 +80,8 @@ class TrainingState:
         """Whether code that is repeated after a missed step must find the values from before that step."""
         self.owes = False
         """Whether newcomers in the group still wait for the state."""
+        self.followed: FollowedState = NotFollowed()
+        """What newcomers get in advance."""
         self._round = 0
         self._before_batch: Callable[[], None] | None = None
         self._registry = registry
@@ -152,6 +154,7 @@ class TrainingState:
             self._snapshots.close(patience_s)
 
     def _resume(self) -> None:
+        self.followed.begins_alone()
         if self._snapshots is not None:
             self._snapshots.claim()
         found = self._snapshots.latest() if self._snapshots is not None else None
@@ -185,15 +188,19 @@ class TrainingState:
         self._round += 1
         self._exchange(assignment, peers, inside=False)
 
+    def key(self) -> tuple[int, ...]:
+        """Return how far this rank is. Of two ranks, the one with the greater key is ahead."""
+        return (*self.progress.key(), *self.outcomes.passed(self.progress.epoch, self.progress.step))
+
     def _exchange(self, assignment: Assignment, peers: Peers, *, inside: bool) -> bool:
         """Compare all members and send what is missing. Return False if this rank has to wait for the state."""
-        passed = self.outcomes.passed(self.progress.epoch, self.progress.step)
-        mine = _Row(self.has_state, (*self.progress.key(), *passed), inside, self._signature(), self._size())
+        rest = inside, self._signature(), self._size(), self.followed.follows
+        mine = StateRow(self.has_state, self.key(), *rest)
         meetings = peers.meet_with(range(assignment.world), f"sync-{self._round}")
-        rows = [_Row.read(text) for text in meetings.gather(mine.written())]
+        rows = [StateRow.read(text) for text in meetings.gather(mine.written())]
         holders = [rank for rank, row in enumerate(rows) if row.has_state]
         source = max(holders, key=lambda rank: (rows[rank].key, -rank)) if holders else 0
-        _refuse_other_models(mine, rows, source, assignment.rank)
+        refuse_other_models(mine, rows, source, assignment.rank)
         later = any(row.inside for row in rows)
         if not holders and assignment.rank == source:
             self._resume()
@@ -202,12 +209,49 @@ class TrainingState:
         self.took_over = bool(holders) and assignment.rank in taking
         if taking:
             equals = [rank for rank in holders if rows[rank].key == rows[source].key]
-            self._take_over(Roles.of(assignment, source, taking, equals), assignment, peers)
+            if not self._take_rest(rows, source, taking, assignment, peers):
+                self._take_over(Roles.of(assignment, source, taking, equals), assignment, peers)
         if later and not self.has_state:
             return False
         self.has_state = True
         self.owes = later and len(holders) < assignment.world
+        if not self.owes:
+            self.followed.joined(assignment.members)
         peers.meet_with(holders if self.owes else range(assignment.world), f"round-{self._round}")
+        return True
+
+    def _take_rest(
+        self, rows: list[StateRow], source: int, taking: list[int], assignment: Assignment, peers: Peers
+    ) -> bool:
+        """Send newcomers only what they do not have, if all that take the state have followed the training.
+
+        Returns False if the whole state has to be sent.
+        """
+        followed = all(rows[rank].follows for rank in taking) and all(row.follows is not None for row in rows)
+        if not followed or assignment.world > assignment.nodes:
+            return False
+        rank, meetings = assignment.rank, peers.meetings
+        assert meetings is not None
+        label, here, word = f"{assignment.generation}/{self._round}", None, ""
+        if rank not in taking:
+            self.followed.mark(label, rows[rank].key)
+        if rank == source or (
+            rank in taking and self.followed.has_caught_up(label, rows[source].key, peers.check_whole)
+        ):
+            here = StateInParts(self._capture(), self.followed.trained())
+            word = here.layout
+        words = meetings.gather(word.encode())
+        if not words[source] or any(words[taker] != words[source] for taker in taking):
+            return False
+        if rank == source:
+            assert here is not None
+            here.send(source, peers)
+            return True
+        rest = receive_rest(here if rank in taking else None, source, peers)
+        if rest is not None:
+            self.followed.is_taking(rest.sent, rest.whole)
+            self._load(rest.state)
+            self._repeats_top()
         return True
 
     def _take_over(self, roles: Roles, assignment: Assignment, peers: Peers) -> None:
@@ -222,6 +266,8 @@ class TrainingState:
         if state is None or not wanted:
             return
         if not self.has_state:
+            whole = bytes_in(state)
+            self.followed.is_taking(whole, whole)
             self._load(state)
             self._repeats_top()
             return
@@ -299,6 +345,7 @@ class TrainingState:
         }
 
     def _load(self, state: Mapping[str, Any]) -> None:
+        self.followed.state_was_loaded()
         hidden = state.get("hidden", {})
         self.hidden.prepare(hidden)
         self._registry.load(state["objects"])
@@ -312,35 +359,3 @@ class TrainingState:
         self.loads += 1
         if self._snapshots is not None:
             self._snapshots.last_was(time.time() - self.progress.saved_at)
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """One rank's message to the others when a group is formed."""
-
-    has_state: bool
-    key: tuple[int, ...]
-    inside: bool
-    signature: str
-    size: str
-
-    def written(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def read(cls, text: bytes) -> _Row:
-        said = json.loads(text)
-        return cls(said["has_state"], tuple(said["key"]), said["inside"], said["signature"], said["size"])
-
-
-def _refuse_other_models(mine: _Row, rows: list[_Row], source: int, rank: int) -> None:
-    """Refuse to train with ranks that have another model. If some ranks train already, only newcomers are refused."""
-    trains = rows[source].has_state
-    other = next((n for n, row in enumerate(rows) if row.signature != mine.signature), None)
-    if other is None or (trains and mine.signature == rows[source].signature):
-        return
-    seen = source if trains else other
-    raise InputError(
-        f"the ranks registered different models: rank {rank} has {mine.size}; rank {seen} has {rows[seen].size}. "
-        "Shapes of parameters or their order differ. Does the script build the model differently by rank or node?"
-    )

@@ -162,10 +162,17 @@ def broadcast(state: Mapping[str, Any] | None, source: int, link: TransferGroup)
     slots = slots_of(skeleton)
     if state is None:
         tensors = memory_for(slots, link.wire)
-    for piece in _pieces(slots):
-        _broadcast_piece([tensors[slot.number] for slot in piece], source, link, sends=state is not None)
-    link.check_whole()
+    broadcast_tensors(tensors, slots, source, link, sends=state is not None)
     return put_together(skeleton, tensors)
+
+
+def broadcast_tensors(
+    tensors: Sequence[Tensor], slots: list[TensorSlot], source: int, link: TransferGroup, *, sends: bool
+) -> None:
+    """Broadcast the tensors of some slots. Raises `GroupBroken` when a peer is lost on the way."""
+    for piece in _pieces(slots):
+        _broadcast_piece([tensors[slot.number] for slot in piece], source, link, sends=sends)
+    link.check_whole()
 
 
 def broadcast_skeleton(skeleton: Any, flags: Sequence[int], source: int, link: TransferGroup) -> tuple[Any, list[int]]:
@@ -209,6 +216,11 @@ def put_together(skeleton: Any, tensors: list[Tensor]) -> dict[str, Any]:
     """Return the state that `take_apart` took apart."""
     whole: dict[str, Any] = restored(_put_together(skeleton, tensors))
     return whole
+
+
+def bytes_in(state: Mapping[str, Any]) -> int:
+    """Return the number of bytes of all tensors of a state."""
+    return sum(tensor.nbytes for tensor in take_apart(state)[1])
 
 
 def memory_for(slots: list[TensorSlot], device: torch.device) -> list[Tensor]:

@@ -1,0 +1,338 @@
+"""Donor: sends newcomers this rank's share of the trained state, and then of each step, while training goes on.
+
+There is one `DonorFlow` with one thread per newcomer. The training thread only copies: the state in the background
+until the next optimizer step, which waits for the rest of the copy, and then the gradients of each step. The thread
+sends what was copied. If it cannot keep up, or anything fails, the flow ends and training is not affected: the newcomer
+then takes the whole state when it joins.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from bftrainer.elastic import protocol
+from bftrainer.elastic.protocol import Donate
+from bftrainer.elastic.torch.follow.frames import FlowError, Frames
+from bftrainer.elastic.torch.follow.trained import TrainedState, TrainedTree
+from bftrainer.errors import BFTrainerError, InputError
+
+_STALLED_S = 30.0
+"""Seconds after which a newcomer that reads nothing is given up."""
+_LEAST_QUEUE_BYTES = 64 << 20
+_QUEUE_SHARES = 4
+"""A flow may hold so many times its share of the state in gradients that are not sent yet."""
+
+
+@dataclass(slots=True)
+class _Item:
+    """Something to send. `ready` is waited for first: a copy from a GPU may still be under way."""
+
+    header: dict[str, Any]
+    room: Tensor | None = None
+    ready: Any = None
+
+
+class DonorFlow:
+    """The flow to one newcomer. All methods are for the training thread, and none of them waits for the network."""
+
+    def __init__(self, request: Donate, trained: TrainedState, pace: Callable[[], tuple[int, float]]) -> None:
+        self.worker = request.worker
+        self.problem = ""
+        """Why the flow has ended; empty while it lives."""
+        self._request = request
+        self._trained = trained
+        self._pace = pace
+        self._lock = threading.Condition()
+        self._queue: deque[_Item] = deque()
+        self._queued = 0  # bytes of gradients
+        self._most_queued = _LEAST_QUEUE_BYTES
+        self._free: list[Tensor] = []
+        self._room: Tensor | None = None
+        self._capture_at: int | None = None
+        self._tree: TrainedTree | None = None  # being copied
+        self._source: Any = None  # the event on a GPU after which the state may be copied
+        self._copied = threading.Event()
+        self._copy_done: Any = None
+        self._waits = True  # for the step at which the state is copied
+        self._flows = False  # steps are recorded
+        self._ending = False
+        self._frames: Frames | None = None
+        self._thread = threading.Thread(target=self._run, name=f"bftrainer-flow-{self.worker}", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the flow has not ended."""
+        return not self.problem
+
+    def at_step(self, step: int) -> None:
+        """Begin to copy the state if this is the step that the newcomer asked for: no optimizer has stepped since."""
+        wanted = self._capture_at
+        if not self._waits or wanted is None or step < wanted:
+            return
+        self._waits = False
+        if step > wanted:
+            self._say({"kind": "late", "step": step})
+            return
+        tree = self._trained.tree()
+        device = next((tensor.device for tensor in tree.tensors if tensor.is_cuda), None)
+        self._source = torch.cuda.current_stream(device).record_event() if device is not None else None
+        self._flows = True
+        with self._lock:
+            self._tree = tree
+            self._lock.notify_all()
+
+    def record(self, optimizer: Optimizer, step: int) -> None:
+        """Copy what the optimizer's next step depends on. Raises a `FlowError` if the flow cannot go on."""
+        if not self._flows:
+            return
+        self._copied.wait()
+        if self._copy_done is not None:
+            torch.cuda.current_stream().wait_event(self._copy_done)
+            self._copy_done = None
+        found = self._trained.record(optimizer, step)
+        begin, end = found.layout.share(self._request.share, self._request.shares)
+        with self._lock:
+            if self._queued + end - begin > self._most_queued:
+                raise FlowError("the newcomer cannot keep up with the training")
+            room = self._free.pop() if self._free else None
+        pinned = bool(found.gradients) and found.gradients[0].is_cuda
+        if room is None or room.numel() < end - begin:
+            room = _room(end - begin, pinned=pinned)
+        room = room[: end - begin]
+        found.layout.copy(found.gradients, begin, end, room)
+        ready = torch.cuda.current_stream().record_event() if pinned else None
+        header = {**found.header, "size": found.layout.size, "begin": begin, "end": end}
+        self._say(header, room, ready)
+
+    def mark(self, label: str, key: Sequence[int]) -> None:
+        """Tell the newcomer how far this rank is, with a checksum of its share of the trained state."""
+        if not self._flows:
+            return
+        self._copied.wait()
+        tree = self._trained.tree()
+        begin, end = tree.layout.share(self._request.share, self._request.shares)
+        digest = tree.layout.checksum(tree.tensors, begin, end)
+        self._say({"kind": "mark", "label": label, "key": list(key), "checksum": digest})
+
+    def end(self, problem: str, flush_s: float = 0.0) -> None:
+        """End the flow, after `flush_s` seconds at most in which what is queued is sent."""
+        with self._lock:
+            self._ending = True
+            self._lock.notify_all()
+        if flush_s:
+            self._thread.join(flush_s)
+        self._fail(problem)
+        if flush_s:
+            self._thread.join(flush_s)
+
+    def _say(self, header: dict[str, Any], room: Tensor | None = None, ready: Any = None) -> None:
+        with self._lock:
+            self._queue.append(_Item(header, room, ready))
+            self._queued += room.numel() if room is not None else 0
+            self._lock.notify_all()
+
+    def _fail(self, problem: str) -> None:
+        with self._lock:
+            self.problem = self.problem or problem
+            self._queue.clear()
+            self._free.clear()
+            self._room = self._tree = None
+            frames, self._frames = self._frames, None
+            self._lock.notify_all()
+        self._copied.set()
+        if frames is not None:
+            frames.close()
+
+    # The flow's own thread.
+
+    def _run(self) -> None:
+        try:
+            self._flow()
+        except (OSError, BFTrainerError) as problem:
+            self._fail(str(problem))
+        except Exception as problem:  # nothing that fails here may touch the training
+            self._fail(f"{type(problem).__name__}: {problem}")
+        else:
+            self._fail("it is complete")
+
+    def _flow(self) -> None:
+        share, shares = self._request.share, self._request.shares
+        frames = Frames.to_newcomer(self._request.address, self._request.secret, _bytes_per_s())
+        with self._lock:
+            if self.problem:
+                frames.close()
+                return
+            self._frames = frames
+        frames.set_timeout(_STALLED_S)
+        size = self._trained.estimated_bytes // shares
+        self._most_queued = max(_LEAST_QUEUE_BYTES, _QUEUE_SHARES * size)
+        self._room = _room(size, pinned=self._trained.on_gpu).zero_()  # now, not while training waits
+        step, step_s = self._pace()
+        frames.send({"kind": "hello", "share": share, "step": step, "step_s": step_s})
+        header, _ = frames.receive()
+        self._capture_at = int(header["step"])
+        with self._lock:
+            self._lock.wait_for(lambda: self._tree is not None or self._queue or self.problem or self._ending)
+            tree, room = self._tree, self._room
+        if tree is not None and room is not None:
+            frames.send(*self._copy(tree, room, share, shares))
+        self._room = self._tree = None
+        del tree, room
+        self._keep_sending(frames)
+
+    def _copy(self, tree: TrainedTree, room: Tensor, share: int, shares: int) -> tuple[dict[str, Any], Tensor]:
+        begin, end = tree.layout.share(share, shares)
+        if room.numel() < end - begin:  # the estimate was too low
+            room = _room(end - begin, pinned=self._trained.on_gpu)
+        room = room[: end - begin]
+        if self._source is not None:
+            stream: Any = torch.cuda.Stream(self._device_of(tree))  # type: ignore[no-untyped-call]
+            with torch.cuda.stream(stream):
+                stream.wait_event(self._source)
+                tree.layout.copy(tree.tensors, begin, end, room)
+                self._copy_done = done = stream.record_event()
+            self._copied.set()
+            done.synchronize()
+        else:
+            tree.layout.copy(tree.tensors, begin, end, room)
+            self._copied.set()
+        header = {"kind": "state", "step": self._capture_at, "skeleton": tree.skeleton, "size": tree.layout.size}
+        return {**header, "begin": begin, "end": end}, room
+
+    @staticmethod
+    def _device_of(tree: TrainedTree) -> torch.device:
+        return next(tensor.device for tensor in tree.tensors if tensor.is_cuda)
+
+    def _keep_sending(self, frames: Frames) -> None:
+        while True:
+            with self._lock:
+                if not self._queue and not self._ending:
+                    self._lock.release()
+                    try:
+                        frames.send({"kind": "level"})
+                    finally:
+                        self._lock.acquire()
+                self._lock.wait_for(lambda: self._queue or self._ending or self.problem)
+                if self.problem:
+                    return
+                item = self._queue.popleft() if self._queue else None
+            if item is None:
+                frames.send({"kind": "end"})
+                return
+            if item.ready is not None:
+                item.ready.synchronize()
+            frames.send(item.header, item.room)
+            if item.room is not None:
+                with self._lock:
+                    self._queued -= item.room.numel()
+                    self._free.append(item.room)
+
+
+class DonorFlows:
+    """All flows from this rank. `add` is for any thread, all other methods for the training thread."""
+
+    def __init__(self, trained: TrainedState) -> None:
+        self._trained = trained
+        self._flows: list[DonorFlow] = []
+        self._adding = threading.Lock()
+        self._step = 0  # steps done at the last boundary, or before the last optimizer step
+        self._at = 0.0
+        self._step_s = 0.0
+        self._closed = False
+
+    def add(self, request: Donate) -> None:
+        """Begin a flow to a newcomer."""
+        with self._adding:
+            if not self._closed:
+                self._flows = [*self._flows, DonorFlow(request, self._trained, lambda: (self._step, self._step_s))]
+
+    def at_step(self, step: int) -> None:
+        """Note that `step` steps are committed and no optimizer has stepped since. Copies of the state may begin."""
+        if step != self._step:
+            now = time.monotonic()
+            self._step_s = (now - self._at) / max(1, step - self._step) if self._at else 0.0
+            self._step, self._at = step, now
+        if self._flows:
+            self._each(lambda flow: flow.at_step(step))
+
+    def before_step(
+        self, step: int, optimizer: Optimizer, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> None:
+        """Record a step that an optimizer is about to make."""
+        if step != self._step:
+            self.at_step(step)  # the script makes several steps between two boundaries
+        if self._flows:
+            has_arguments = any(value is not None for value in (*args, *kwargs.values()))
+
+            def record(flow: DonorFlow) -> None:
+                if has_arguments:
+                    raise FlowError("optimizer.step() is called with arguments")
+                flow.record(optimizer, step)
+
+            self._each(record)
+
+    def mark(self, label: str, key: Sequence[int]) -> None:
+        """Tell all newcomers how far this rank is."""
+        self._each(lambda flow: flow.mark(label, key))
+
+    def end(self, problem: str, workers: Sequence[str] | None = None, flush_s: float = 0.0) -> None:
+        """End the flows to some newcomers, or all."""
+        for flow in self._flows:
+            if workers is None or flow.worker in workers:
+                flow.end(problem, flush_s)
+        self._drop()
+
+    def close(self) -> None:
+        """End all flows permanently."""
+        with self._adding:
+            self._closed = True
+        self.end("this node has left the training", flush_s=2.0)
+
+    def _each(self, call: Callable[[DonorFlow], None]) -> None:
+        for flow in self._flows:
+            try:
+                if flow.alive:
+                    call(flow)
+            except (BFTrainerError, RuntimeError) as problem:  # RuntimeError: no memory for a copy
+                print(f"bftrainer: {flow.worker} takes the state when it joins: {problem}", file=sys.stderr, flush=True)
+                flow.end(str(problem))
+        self._drop()
+
+    def _drop(self) -> None:
+        with self._adding:
+            self._flows = [flow for flow in self._flows if flow.alive]
+
+
+def _room(size: int, *, pinned: bool) -> Tensor:
+    """Return CPU memory; pinned if copies come from a GPU and the host has such memory left."""
+    if pinned:
+        try:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        except RuntimeError:
+            pass
+    return torch.empty(size, dtype=torch.uint8)
+
+
+def _bytes_per_s() -> float | None:
+    """Return the limit that the environment sets."""
+    text = os.environ.get(protocol.FOLLOW_RATE)
+    try:
+        rate = float(text) if text else 0.0
+    except ValueError:
+        rate = math.nan
+    if text and not 0 < rate < math.inf:
+        raise InputError(f"{protocol.FOLLOW_RATE} must be a number of megabytes above 0, but got {text!r}")
+    return rate * 1e6 or None

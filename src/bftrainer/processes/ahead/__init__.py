@@ -1,0 +1,1 @@
+"""Imports ahead: warm parents that have imported what a certain script imports."""
