@@ -8,7 +8,7 @@
 # make soak-live  the same for the whole live system: nodes, agents, workers and the controller are killed
 # make soak-ranks  40 events for nodes with two ranks under a real controller: ranks, agents and nodes go (EVENTS=40)
 # make soak-gpu   disturb two trainings on one GPU, NCCL between their ranks; with the torch of $PYTHON, sets nothing up
-# make soak-frameworks  tests with Transformers, Accelerate and trackers, each in an environment of its own
+# make soak-frameworks  tests with Transformers, Accelerate, trackers and DDP scripts, each in an environment of its own
 # make matrix set up, then run what users write on nodes that come and go, and put the verdicts into docs/elastic.md
 # make wheel  build the package into dist/, to be installed into an environment of your own with pip; sets nothing up
 # make docs   set up, then build the documentation into site/, to be read offline

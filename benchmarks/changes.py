@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Happening
-from bftrainer.elastic.protocol import Formed, Ready
+from bftrainer.elastic.protocol import Follow, Formed, Ready
 from bftrainer.processes.launch import ProcessLauncher
 
 HERE = Path(__file__).parent / "workers"
@@ -45,6 +45,12 @@ def longest_gap(found: list[tuple[float, int, int]], begin: float, end: float) -
     inside = [at for at in times if begin < at <= end]
     points = [before[-1] if before else begin, *inside]
     return max((b - a for a, b in pairwise(points)), default=0.0)
+
+
+def median_gap(found: list[tuple[float, int, int]], begin: float, end: float) -> float:
+    """The median time from one commit to the next between two moments."""
+    times = [at for at, _, _ in found if begin < at <= end]
+    return statistics.median(b - a for a, b in pairwise(times)) if len(times) > 1 else 0.0
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -91,11 +97,19 @@ class Measured:
 
     gaps: dict[str, list[float]] = field(default_factory=lambda: {change: [] for change in CHANGES})
     """The longest time without a commit around each change."""
+    steps_s: dict[str, list[float]] = field(default_factory=lambda: {change: [] for change in CHANGES})
+    """The median time from commit to commit after each change, without the first steps."""
+    flow_shares: list[float] = field(default_factory=list)
+    """The share of their normal rate that the others keep while newcomers follow, for each `grow` in which they do."""
     formed: dict[str, list[Formed]] = field(default_factory=lambda: {change: [] for change in CHANGES})
     rate_shares: list[float] = field(default_factory=list)
     """The share of their normal rate that the others keep while newcomers start, for each `grow`."""
     starts_s: list[float] = field(default_factory=list)
     """From the start of newcomers until all of them are ready, for each `grow`."""
+
+    def beyond_step_s(self, change: str) -> float:
+        """The median of how much longer than a step one kind of change takes."""
+        return statistics.median(gap - step for gap, step in zip(self.gaps[change], self.steps_s[change], strict=True))
 
     def pause_s(self, change: str) -> float:
         """The median pause of one kind of change."""
@@ -117,9 +131,13 @@ class ChangingJob:
         """The kind of change that is under way; empty before the first one."""
         self._ready: dict[str, float] = {}
         """When each node became ready."""
+        self._asked: dict[str, float] = {}
+        """When each node asked for the state."""
 
     def watch(self, happening: Happening) -> None:
         """Hear what happens to the job."""
+        if isinstance(happening.message, Follow):
+            self._asked.setdefault(happening.node, time.monotonic())
         if isinstance(happening.message, Ready):
             self._ready[happening.node] = time.monotonic()
         if isinstance(happening.message, Formed) and self._change:
@@ -139,7 +157,9 @@ class ChangingJob:
             for node in nodes:
                 self.job.remove(node) if change == "shrink" else self.job.signal(node, signal.SIGKILL)
             end = await self._settled(self._shape.nodes, begin)
-            self._found.gaps[change].append(longest_gap(commits(self._folder), begin, end))
+            made = commits(self._folder)
+            self._found.gaps[change].append(longest_gap(made, begin, end))
+            self._found.steps_s[change].append(self._step_s(made, self._shape.nodes, end))
 
     async def _grow(self) -> tuple[str, ...]:
         calm = time.monotonic()
@@ -149,12 +169,23 @@ class ChangingJob:
         end = await self._settled(self._shape.most, begin)
         made, found = commits(self._folder), self._found
         found.gaps["grow"].append(longest_gap(made, begin, end))
+        found.steps_s["grow"].append(self._step_s(made, self._shape.most, end))
         ready = max(self._ready[node] for node in nodes)
         found.starts_s.append(ready - begin)
         if normal := sum(calm < at <= begin for at, _, _ in made) / (begin - calm):
             meanwhile = sum(begin < at <= ready for at, _, _ in made) / (ready - begin)
             found.rate_shares.append(meanwhile / normal)
+            asked = [self._asked[node] for node in nodes if node in self._asked]
+            if asked:
+                flowing = sum(min(asked) < at <= ready for at, _, _ in made) / (ready - min(asked))
+                found.flow_shares.append(flowing / normal)
         return nodes
+
+    def _step_s(self, made: list[tuple[float, int, int]], nodes: int, end: float) -> float:
+        """The median time of the last steps, on so many nodes."""
+        world = nodes * self._shape.ranks
+        last = [row for row in made if row[0] <= end and row[2] == world][-self._steps + 1 :]
+        return median_gap(last, 0.0, end)
 
     async def _settled(self, nodes: int, after: float) -> float:
         return await settled(self._folder, nodes * self._shape.ranks, after, self._steps)

@@ -3,6 +3,7 @@
     python benchmarks/rescale.py [--json] [--repetitions 5] [--torchrun-repetitions 3]
     python benchmarks/rescale.py --ranks-per-node 2 [--json] [--repetitions 7]
     python benchmarks/rescale.py --framework prepare [--json] [--repetitions 5]
+    python benchmarks/rescale.py --state-mb 400 [--json] [--repetitions 5]
 
 Two ranks train a CNN of 100,000 parameters; a third joins (`grow`), leaves with notice (`shrink`), joins again and is
 killed with SIGKILL (`kill`). The figure is the longest time without a committed step around the change. torchrun has
@@ -14,8 +15,13 @@ normal rate that the others keep from its start until it is ready.
 2K → 3K nodes of which K join, leave or are killed at once. Both in turns, each turn with jobs of its own. `ratio` is
 the pause of nodes with K ranks over that of nodes with one.
 
-`--framework` compares a way to write the script, such as a plain loop with `elastic.prepare`, with `run.step`. Both in
-turns as well. `ratio` is its pause over that of `run.step`.
+`--framework` compares a way to write the script, such as a plain loop with `elastic.prepare` or a Hugging Face Trainer,
+with `run.step`. Both in turns as well. `ratio` is its pause over that of `run.step`. `ways.py` has the ways.
+
+`--state-mb N` trains a model whose parameters and momentum have N megabytes. Its newcomers follow the training before
+they join (`follow`), or take the whole state when they join, as before (`whole`); both in turns. `gap_s` is the longest
+time from one commit to the next around the change, `step_s` that of an undisturbed step after it, and `pause_s` the
+difference, all medians. `flow_rate_share` is the share of their normal rate that the others keep while the state flows.
 """
 
 from __future__ import annotations
@@ -35,11 +41,13 @@ from typing import Any
 from bftrainer import __version__
 from bftrainer.elastic.local.coordinator import CoordinatorSettings
 from bftrainer.elastic.local.torchrun import StoreHost, agent_command
+from bftrainer.elastic.protocol import FOLLOW
 from bftrainer.processes.launch import ColdLauncher, Process
+from bftrainer.processes.warm import PRELOAD as WARM
 from bftrainer.processes.warm import WarmLauncher
 from changes import CHANGES, HERE, Measured, Shape, commits, longest_gap, measure_changes, settled
+from ways import FRAMEWORKS, PRELOAD, refuse_missing, worker_command
 
-FRAMEWORKS = ("prepare",)
 CALM_S = 2.0
 """Undisturbed training before each change of torchrun's nodes, as on the elastic side."""
 
@@ -150,9 +158,9 @@ async def measure_ranks(ranks: int, repetitions: int) -> dict[str, Any]:
 
 async def measure_framework(framework: str, repetitions: int) -> dict[str, Any]:
     """A script written another way and one with `run.step`, in turns. Each turn is a job of its own."""
-    commands = {framework: lambda folder: [str(HERE / f"rescale_{framework}.py"), folder], "run_step": script}
+    commands = {framework: lambda folder: worker_command(framework, folder, "rescale"), "run_step": script}
     sides = {name: Measured() for name in commands}
-    launcher = WarmLauncher()
+    launcher = WarmLauncher(preload=(*WARM, *PRELOAD.get(framework, ())))
     for number in range(repetitions):
         for name, command in commands.items():
             await measure_changes(command, launcher, Shape(), CoordinatorSettings(), sides[name])
@@ -172,6 +180,61 @@ async def measure_framework(framework: str, repetitions: int) -> dict[str, Any]:
     found["ratio"] = max(found[change]["ratio"] for change in CHANGES)
     found["load_average"] = round(os.getloadavg()[0], 2)
     return found
+
+
+async def measure_state(megabytes: float, repetitions: int) -> dict[str, Any]:
+    """Newcomers that follow, and newcomers that take the whole state in the pause, in turns."""
+
+    def large(folder: str) -> list[str]:
+        return [str(HERE / "large_worker.py"), folder, str(megabytes)]
+
+    sides = {"follow": Measured(), "whole": Measured()}
+    launcher = WarmLauncher()
+    for number in range(repetitions):
+        for name, side in sides.items():
+            settings = CoordinatorSettings(
+                silence_s=30.0, background_start=False, environment={FOLLOW: "1" if name == "follow" else "0"}
+            )
+            await measure_changes(large, launcher, Shape(), settings, side, calm_s=5.0, steps=6)
+            pauses = ", ".join(
+                f"{change} {side.gaps[change][-1] - side.steps_s[change][-1]:.3f} s" for change in CHANGES
+            )
+            print(f"turn {number + 1}, {name}: {pauses}", file=sys.stderr, flush=True)
+    await launcher.close()
+    found = heading(repetitions) | {"state_mb": megabytes}
+    for name, side in sides.items():
+        found[name] = {change: in_parts(side, change) for change in CHANGES}
+    found |= found["follow"]
+    found["ratio"] = round(sides["whole"].beyond_step_s("grow") / max(sides["follow"].beyond_step_s("grow"), 1e-3), 2)
+    shares = sides["follow"].flow_shares
+    found["flow_rate_share"] = round(statistics.median(shares), 3) if shares else None
+    found["load_average"] = round(os.getloadavg()[0], 2)
+    return found
+
+
+def in_parts(side: Measured, change: str) -> dict[str, Any]:
+    """One kind of change with and without the step in it."""
+    return {
+        "pause_s": round(side.beyond_step_s(change), 4),
+        "gap_s": round(side.pause_s(change), 4),
+        "step_s": round(statistics.median(side.steps_s[change]), 4),
+        "gaps_s": rounded(side.gaps[change]),
+        "steps_s": rounded(side.steps_s[change]),
+    }
+
+
+def print_state(found: dict[str, Any]) -> None:
+    """Both ways, kind by kind."""
+    print(f"a state of {found['state_mb']:g} MB, medians of {found['repetitions']} turns", end=", ")
+    print(f"load average {found['load_average']}")
+    for name in ("follow", "whole"):
+        for change in CHANGES:
+            row = found[name][change]
+            print(
+                f"{name:7} {change:7} pause {row['pause_s']:.3f} s: {row['gap_s']:.3f} s, a step {row['step_s']:.3f} s"
+            )
+    if found["flow_rate_share"] is not None:
+        print(f"while the state flows the others keep {found['flow_rate_share']:.0%} of their rate")
 
 
 def heading(repetitions: int) -> dict[str, Any]:
@@ -210,8 +273,14 @@ def main() -> None:
     parser.add_argument("--torchrun-repetitions", type=int, default=3)
     parser.add_argument("--ranks-per-node", type=int, help="compare nodes with so many ranks with nodes with one")
     parser.add_argument("--framework", choices=FRAMEWORKS, help="compare this way to write a script with run.step")
+    parser.add_argument("--state-mb", type=float, help="compare two ways to give newcomers a state of this size")
     args = parser.parse_args()
-    if args.framework is not None:
+    if args.state_mb is not None:
+        if args.state_mb <= 0:
+            parser.error(f"--state-mb must be above 0, but got {args.state_mb:g}")
+        found = asyncio.run(measure_state(args.state_mb, args.repetitions or 5))
+    elif args.framework is not None:
+        refuse_missing(args.framework, "rescale.py")
         found = asyncio.run(measure_framework(args.framework, args.repetitions or 5))
     elif args.ranks_per_node is not None:
         if args.ranks_per_node < 2:
@@ -221,6 +290,9 @@ def main() -> None:
         found = asyncio.run(measure(args.repetitions or 5, args.torchrun_repetitions))
     if args.json:
         print(json.dumps(found, indent=1))
+        return
+    if args.state_mb is not None:
+        print_state(found)
         return
     if args.framework is not None:
         for change in CHANGES:

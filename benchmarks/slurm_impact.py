@@ -3,13 +3,14 @@
     python benchmarks/slurm_impact.py --json --figure impact.png
     python benchmarks/slurm_impact.py --nodes 32 --counting --runs 1 --json
 
-A run plays the same schedule of main jobs on three test clusters, one after the other: without pilots, with pilots that
-only sleep (the floor: what preemption itself costs), and with BFTrainer and two trainers. The order changes from run to
-run. The schedule has bursts that want all nodes, arrays, `--exclusive`, `--nodelist`, dependencies and a reservation. A
-job's wait is from sbatch, or from when it could start, to the first line of its script. BFTrainer's share of it is the
-difference to the floor, job by job. Also measured: for how much of the idle node-time, in spells of 5 s and more, a
-pilot held the node, and a worker on it worked. All virtual nodes share the machine's cores, so workers run at idle
-priority; with `--counting` the workers count instead of training with PyTorch. Needs root and Slurm.
+A run plays the same schedule of main jobs on test clusters, one after the other: without pilots, with pilots that only
+sleep (the floor: what preemption itself costs), and with BFTrainer and two trainers. The order changes from run to
+run. With `--twice` the floor is played once more: how far two floors differ is what the machine and Slurm add by
+chance. The schedule has bursts that want all nodes, arrays, `--exclusive`, `--nodelist`, dependencies and a
+reservation. A job's wait is from sbatch, or from when it could start, to the first line of its script. BFTrainer's
+share of it is the difference to the floor, job by job. Also measured: for how much of the idle node-time, in spells of
+5 s and more, a pilot held the node, and a worker on it worked. All virtual nodes share the machine's cores, so workers
+run at idle priority; with `--counting` the workers count instead of training with PyTorch. Needs root and Slurm.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ from support.slurm.lab import Lab, cluster  # type: ignore[import-not-found] # n
 
 TRAINING, COUNTING = HERE / "workers" / "ticking.py", HERE / "workers" / "counting.py"
 ARMS = ("none", "floor", "bftrainer")
+AGAIN = "floor_again"
 GOALS = {"over_floor_median_s": 0.1, "over_floor_p95_s": 0.5, "failed_jobs": 0, "drained_nodes": 0}
 LEAST_OCCUPIED = 0.85
 PACE = "0.25"
@@ -88,6 +90,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="how often the three arms are played")
     parser.add_argument("--seed", type=int, default=1, help="seed of the first run's schedule")
     parser.add_argument("--counting", action="store_true", help="workers that count, without PyTorch")
+    parser.add_argument("--twice", action="store_true", help="play the floor twice: how far two floors differ")
     parser.add_argument("--figure", type=Path, help="draw the waits of the first run")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -96,7 +99,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             for number in range(args.runs):
                 jobs = varied(args.seed + number, args.jobs, args.nodes, args.span)
-                arms = play_arms(Path(folder) / str(number), jobs, args.nodes, number, counting=args.counting)
+                names = (*ARMS, AGAIN) if args.twice else ARMS
+                worker = COUNTING if args.counting else TRAINING
+                arms = play_arms(
+                    Path(folder) / str(number), jobs, args.nodes, _turned(names, args.seed + number), worker
+                )
                 runs.append(found_in(arms))
                 if args.figure and number == 0:
                     draw(args.figure, arms)
@@ -110,25 +117,27 @@ def main() -> None:
         print(json.dumps({**facts, "runs": runs, "met": sum(run["met"] for run in runs), "goals": goals}))
 
 
-def play_arms(folder: Path, jobs: Sequence[MainJob], nodes: int, number: int, *, counting: bool) -> dict[str, Arm]:
-    """Play the schedule in all three arms, in an order that depends on the number of the run."""
-    first = number % len(ARMS)
+def _turned(names: Sequence[str], by: int) -> tuple[str, ...]:
+    first = by % len(names)
+    return (*names[first:], *names[:first])
+
+
+def play_arms(folder: Path, jobs: Sequence[MainJob], nodes: int, order: Sequence[str], worker: Path) -> dict[str, Arm]:
+    """Play the schedule in all arms, in this order."""
+    players = {"none": _none, "floor": _floor, AGAIN: _floor, "bftrainer": _bftrainer}
     found = {}
-    for name in (*ARMS[first:], *ARMS[:first]):
+    for name in order:
         here = folder / name
         here.mkdir(parents=True)
         with cluster(nodes) as lab:
-            found[name] = {"none": _none, "floor": _floor, "bftrainer": _bftrainer}[name](
-                lab, jobs, here, COUNTING if counting else TRAINING
-            )
-    return {name: found[name] for name in ARMS}
+            found[name] = players[name](lab, jobs, here, worker)
+    return found
 
 
 def found_in(arms: dict[str, Arm]) -> dict[str, Any]:
     """The figures of one run."""
     floor, ours = arms["floor"], arms["bftrainer"]
-    over = sorted(b - a for a, b in zip(floor.waits, ours.waits, strict=True) if a is not None and b is not None)
-    found: dict[str, Any] = {"jobs": len(ours.jobs)}
+    found: dict[str, Any] = {"jobs": len(ours.jobs), "order": list(arms)}
     for name, arm in arms.items():
         waits = sorted(wait for wait in arm.waits if wait is not None)
         found[f"wait_{name}"] = {
@@ -138,10 +147,10 @@ def found_in(arms: dict[str, Arm]) -> dict[str, Any]:
             "failed_jobs": arm.failed_jobs + len(arm.jobs) - len(waits),
             "drained_nodes": arm.drained_nodes,
         }
-    found["over_floor_median_s"] = round(statistics.median(over), 3)
-    found["over_floor_p95_s"] = round(_quantile(over, 0.95), 3)
-    found["over_floor_max_s"] = round(over[-1], 3)
+    found |= _over("over_floor", floor, ours)
     found["over_floor_by_kind_s"] = _by_kind(floor, ours)
+    if AGAIN in arms:
+        found |= _over("floors_differ", floor, arms[AGAIN])
     found["failed_jobs"] = found["wait_bftrainer"]["failed_jobs"]
     found["drained_nodes"] = ours.drained_nodes
     found["occupied_share_floor"] = round(floor.shares["occupied_share"], 3)
@@ -150,6 +159,18 @@ def found_in(arms: dict[str, Arm]) -> dict[str, Any]:
         all(found[name] <= goal for name, goal in GOALS.items()) and found["occupied_share"] >= LEAST_OCCUPIED
     )
     return found
+
+
+def _over(name: str, floor: Arm, arm: Arm) -> dict[str, float]:
+    """How much longer jobs waited in an arm than on the floor: job by job, and the 95 % of all waits of either."""
+    over = sorted(b - a for a, b in zip(floor.waits, arm.waits, strict=True) if a is not None and b is not None)
+    slowest = [_quantile(sorted(wait for wait in one.waits if wait is not None), 0.95) for one in (floor, arm)]
+    return {
+        f"{name}_median_s": round(statistics.median(over), 3),
+        f"{name}_p95_s": round(_quantile(over, 0.95), 3),
+        f"{name}_max_s": round(over[-1], 3),
+        f"{name}_p95_of_waits_s": round(slowest[1] - slowest[0], 3),
+    }
 
 
 def _by_kind(floor: Arm, ours: Arm) -> dict[str, float]:

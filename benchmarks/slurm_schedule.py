@@ -305,9 +305,10 @@ def joined(moments: Mapping[str, Iterable[float]], gap_s: float) -> Spans:
 _GENTLE = """#!{python}
 import os, runpy, sys
 os.nice(10)
-from bftrainer.processes import warm
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # virtual nodes have no GPUs, whatever the machine has
+from bftrainer.processes import parent
 idle = "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); "
-warm._MAIN = idle + warm._MAIN  # what workers are forked from, and so the workers
+parent._MAIN = idle + parent._MAIN  # what workers are forked from, and so the workers
 while sys.argv[1] != "-m":  # flags of the interpreter
     del sys.argv[1]
 del sys.argv[:2]

@@ -2,12 +2,16 @@
 
     python benchmarks/step.py [--json] [--ranks 2] [--repetitions 121] [--batch 32] [--samples 1024]
     python benchmarks/step.py --framework prepare [--json]
+    build/frameworks/transformers/bin/python benchmarks/step.py --framework transformers [--json] [--repetitions 15]
 
 Each rank trains an epoch with `bftrainer.elastic`, then the same epoch with plain DistributedDataParallel (its default
 settings, SGD with momentum, torch's DataLoader and DistributedSampler), in turns, in one process and one process group.
 The first of each is not counted; the ratio is the median of the ratios of neighbours. Many short epochs: a pair of them
 scatters by a tenth on a machine whose cores are lent out, the median of 121 by about one per cent. With `--framework
 prepare` the elastic side is the same plain loop as the other one, made elastic by `elastic.prepare`.
+
+Any other framework is compared with itself: the same worker, elastic and started as torchrun does, on two ranks each,
+in turns of some steps (`ways.py`). `scripts/frameworks.sh --install` builds the environments.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from typing import Any
 from bftrainer import __version__
 from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings
 from bftrainer.processes.launch import ColdLauncher
+from ways import FRAMEWORKS, RANKS, STEPS_PER_TURN, refuse_missing, step_turns
 
 WORKER = Path(__file__).with_name("workers") / "step_worker.py"
 
@@ -58,22 +63,51 @@ async def measure(ranks: int, repetitions: int, batch: int, samples: int, framew
     }
 
 
+async def measure_framework(framework: str, repetitions: int) -> dict[str, Any]:
+    """Compare a framework with itself."""
+    elastic, plain = await step_turns(framework, repetitions)
+    ratios = [mine.rate / theirs.rate for mine, theirs in zip(elastic, plain, strict=True)]
+    processor = [mine.processor_s / theirs.processor_s for mine, theirs in zip(elastic, plain, strict=True)]
+    return {
+        "bftrainer": __version__,
+        "framework": framework,
+        "ranks": RANKS,
+        "cores": os.cpu_count(),
+        "steps_per_turn": STEPS_PER_TURN,
+        "repetitions": repetitions,
+        "elastic_steps_per_s": round(statistics.median(turn.rate for turn in elastic), 2),
+        "plain_steps_per_s": round(statistics.median(turn.rate for turn in plain), 2),
+        "ratio": round(statistics.median(ratios), 4),
+        "processor_time_ratio": round(statistics.median(processor), 4),
+        "ratios": [round(ratio, 3) for ratio in ratios],
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--repetitions", type=int, default=121)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--samples", type=int, default=1024)
-    parser.add_argument("--framework", choices=("run.step", "prepare"), default="run.step")
+    parser.add_argument("--repetitions", type=int, help="121; with a framework other than prepare 15")
+    parser.add_argument("--ranks", type=int, default=2, help="only without a framework, or with prepare")
+    parser.add_argument("--batch", type=int, default=32, help="the same")
+    parser.add_argument("--samples", type=int, default=1024, help="the same")
+    parser.add_argument("--framework", choices=("run.step", *FRAMEWORKS), default="run.step")
     args = parser.parse_args()
-    found = asyncio.run(measure(args.ranks, args.repetitions, args.batch, args.samples, args.framework))
+    if args.framework in ("run.step", "prepare"):
+        turns = args.repetitions or 121
+        found = asyncio.run(measure(args.ranks, turns, args.batch, args.samples, args.framework))
+        other, rate = "DistributedDataParallel", found["ddp_steps_per_s"]
+    else:
+        refuse_missing(args.framework, "step.py")
+        turns = args.repetitions or 15
+        found = asyncio.run(measure_framework(args.framework, turns))
+        other, rate = f"{args.framework} by itself", found["plain_steps_per_s"]
     if args.json:
         print(json.dumps(found, indent=1))
         return
-    print(f"elastic {found['elastic_steps_per_s']} steps/s, DistributedDataParallel {found['ddp_steps_per_s']} steps/s")
-    print(f"ratio {found['ratio']} (median of {args.repetitions})")
+    print(f"elastic {found['elastic_steps_per_s']} steps/s, {other} {rate} steps/s")
+    print(f"ratio {found['ratio']} (median of {turns})")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python scripts/durations.py REPORT.xml
 
-Tests are started in the order of that file, the longest first (`tests/conftest.py`). `make durations` runs all tests
-and then this.
+Tests are started in the order of that file, the longest first (`tests/support/order.py`). `make durations` runs all
+tests and then this.
 """
 
 from __future__ import annotations

@@ -28,6 +28,12 @@ def test_the_command_line_loads_neither_torch_nor_numba() -> None:
 
 
 @pytest.mark.waits
+def test_help_and_a_controller_do_not_wait_for_what_only_traces_and_figures_need() -> None:
+    loaded = modules_after("from bftrainer.cli.main import run\nrun(['--help'])\nimport bftrainer.cluster.serve")
+    assert not loaded & {"torch", "numba", "highspy", "polars", "matplotlib", "plotly"}
+
+
+@pytest.mark.waits
 def test_a_trainer_that_is_not_pytorch_needs_nothing_but_python() -> None:
     loaded = modules_after("import bftrainer.elastic.membership, bftrainer.elastic.run, bftrainer.elastic.control")
     assert not loaded & {"torch", "numpy", "numba", "polars"}

@@ -130,7 +130,7 @@ def test_submit_sends_every_option(
         ),
         (["--spec", "job.toml", "--ranks-per-node", "2"], "--ranks-per-node cannot be combined with --spec"),
         (["--env", "NOT_SET_ANYWHERE", "train.py"], "'NOT_SET_ANYWHERE' is not set"),
-        (["--launcher", "mpi", "train.py"], "launcher must be one of elastic, torchrun, hosts, but got 'mpi'"),
+        (["--launcher", "mpi", "train.py"], "launcher must be one of elastic, ddp, torchrun, hosts, but got 'mpi'"),
         (["--python", "/no/python", "train.py"], "/no/python: python must be an interpreter"),
         (["--curve", "no.csv", "train.py"], "no.csv: No such file"),
         (["broken.py"], "broken.py:1: script must be Python"),
@@ -411,6 +411,18 @@ def test_snapshots_that_are_taken_less_often_than_asked_for_are_shown(busy: Fake
     assert "snapshots every 240 s, each stops training for 2.4 s; the last is of step 1,200" in said
     busy.trainers["t1"]["snapshots"]["step"] = None
     assert "the last is of step" not in call("status", "digits").out
+
+
+def test_what_a_new_worker_spends_its_time_on_is_shown(busy: FakeState, call: Call) -> None:
+    assert "to the first step" not in call("status", "digits").out
+    busy.trainers["t1"]["start_parts"] = {"start": 0.02, "imports": 9.0, "first_step": 0.5}
+    said = " ".join(call("status", "digits").out.split())
+    assert "start 9.52 s to the first step: start 0.02 s, imports 9 s, first step 0.5 s" in said
+
+
+def test_modules_to_preload_are_submitted(fake: FakeState, call: Call, script: Path) -> None:
+    call("submit", "--preload", "models,data.loaders", str(script))
+    assert fake.specs[-1]["preload"] == ["models", "data.loaders"]
 
 
 def test_the_same_reason_is_told_once(fake: FakeState, call: Call) -> None:

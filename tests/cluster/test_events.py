@@ -16,6 +16,7 @@ from bftrainer.cluster.store.events import (
     Decided,
     HeadJoined,
     HeadLeft,
+    LauncherChanged,
     LogEvent,
     NodeGpusChanged,
     NodeJoined,
@@ -76,6 +77,10 @@ STORED: list[tuple[LogEvent, str, str, str, str]] = [
     (TrainerSubmitted("t1", "a", "ann"), "trainer.submitted", "t1", "", '{"name":"a","owner":"ann"}'),
     (StateChanged("t1", "", "queued", ""), "trainer.state", "t1", "", '{"from":"","to":"queued","reason":""}'),
     (TrainerPruned("t1", "log", 7, "ann"), "trainer.pruned", "t1", "", '{"part":"log","bytes":7,"by":"ann"}'),
+    (
+        LauncherChanged("t1", "ddp", "torchrun", "new_group"),
+        *("trainer.launcher", "t1", "", '{"before":"ddp","after":"torchrun","why":"new_group"}'),
+    ),
     (
         learned_event(TRAINER),
         *("trainer.learned", "t1", ""),

@@ -1,4 +1,4 @@
-"""Launchers: elastic, torchrun and hosts pass one suite; then what only one of them does, and real processes."""
+"""Launchers: elastic, ddp, torchrun and hosts pass one suite; then what only one of them does, and real processes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ from bftrainer.cluster.controller.node_ranks import default_ranks
 from bftrainer.cluster.doctor.invariants import history
 from bftrainer.cluster.launchers import HEAD, StateLayout, WorkerSlot
 from bftrainer.cluster.launchers.base import Launch
+from bftrainer.cluster.launchers.ddp import DdpLauncher
 from bftrainer.cluster.launchers.elastic import ElasticLauncher
 from bftrainer.cluster.launchers.hosts import FILE, SCRIPT, HostsLauncher
 from bftrainer.cluster.launchers.torchrun import TorchrunLauncher
 from bftrainer.cluster.report.rerun import KINDS, check
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.wire.messages import Gpu, Join, Start, Started
+from bftrainer.elastic.protocol import Failed
 from bftrainer.processes import variables
 from support.cluster.bench import Bench
 from support.cluster.launcher_conformance import CASES, Seat
@@ -33,7 +36,7 @@ from support.cluster.live import Live, gone
 from support.processes import is_alive
 from support.waiting import wait_until
 
-LAUNCHERS = ("elastic", "torchrun", "hosts")
+LAUNCHERS = ("elastic", "ddp", "torchrun", "hosts")
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -90,6 +93,91 @@ def test_torchrun_starts_as_many_ranks_on_every_node_as_its_user_says(tmp_path: 
 def test_an_elastic_worker_is_started_with_the_ranks_of_its_slot(tmp_path: Path) -> None:
     launch, slot = Launch("t1", "a", TrainerSpec(script="train.py")), WorkerSlot("t1-1", "n1", "n1", ranks=4)
     assert ElasticLauncher(StateLayout(tmp_path, "id")).start(launch, slot).ranks == 4
+
+
+def test_a_ddp_worker_is_an_elastic_worker_that_runs_the_script_in_place(tmp_path: Path) -> None:
+    spec = TrainerSpec(script="train.py", args=("--lr", "1"), launcher="ddp", min_nodes=2, ranks_per_node=4)
+    launch, slot = Launch("t1", "a", spec), WorkerSlot("t1-1", "n1", "n1", ranks=4)
+    home = StateLayout(tmp_path, "id")
+    start, elastic = DdpLauncher(home).start(launch, slot), ElasticLauncher(home).start(launch, slot)
+    assert start.argv == ("-m", "bftrainer.elastic.ddp", "train.py", "--lr", "1")
+    assert replace(start, argv=elastic.argv) == elastic
+    assert start.env["BFTRAINER_RANKS"] == "8"
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks"),
+    [
+        ({}, None),
+        ({"ranks": 4}, 4),
+        ({"launcher": "ddp", "nodes": "3-8"}, 3),
+        ({"launcher": "ddp", "nodes": "3-8", "ranks_per_node": 2}, 6),
+        ({"launcher": "ddp", "nodes": "3-8", "ranks": "5"}, 5),
+    ],
+)
+def test_the_ranks_that_a_batch_was_chosen_for_are_given_or_those_on_the_fewest_nodes(
+    given: dict[str, Any], ranks: int | None, tmp_path: Path
+) -> None:
+    spec = TrainerSpec.model_validate({"script": "train.py", **given})
+    assert spec.chosen_ranks == ranks
+    environment = StateLayout(tmp_path, "id").environment(Launch("t1", "a", spec))
+    assert environment.get("BFTRAINER_RANKS") == (None if ranks is None else str(ranks))
+    assert ("ranks" in spec.as_json()) == ("ranks" in given)  # controllers of version 0.1.0 do not know it
+    assert TrainerSpec.model_validate(spec.as_json()) == spec
+
+
+REFUSAL = "cannot train in place: train.py:7: torch.distributed.new_group: it names single ranks"
+
+
+@pytest.mark.parametrize("told", ["by the worker", "by its output"])
+def test_a_script_that_cannot_train_in_place_goes_on_with_torchrun(told: str, tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.slow = told == "by its output"
+    trainer = bench.submit("1-4", launcher="ddp", ranks=3, env={"A": "b"})
+    bench.join("n1", "n2")
+    first = [start.worker for start in bench.started]
+    if told == "by the worker":
+        bench.say(first[0], Failed(f"CannotStandInError: {REFUSAL}", ""))
+        bench.settle()
+    else:
+        bench.end(first[0], 1, f"Traceback …\n{REFUSAL}\n", spoke=False)
+    for worker in first:
+        if worker in bench.workers and bench.workers[worker].status is None:
+            bench.end(worker, 1)
+    bench.pass_time(30.0)
+    bench.settle()
+    assert bench.state(trainer) == "running"
+    store, *agents = bench.started[len(first) :]
+    assert store.argv[:2] == ("-m", "bftrainer.elastic.local.torchrun")
+    assert {(words(agent)["--local-addr"], agent.env["A"]) for agent in agents} == {("n1", "b"), ("n2", "b")}
+    assert not {start.worker for start in (store, *agents)} & set(first)
+    (changed,) = bench.store.events(kind="trainer.launcher")
+    assert (changed.data["before"], changed.data["after"]) == ("ddp", "torchrun")
+    assert REFUSAL in changed.data["why"]
+    assert [event.data["to"] for event in bench.store.events(kind="trainer.state")].count("failed") == 0
+    bench.restart()
+    assert bench.state(trainer) == "running"
+    assert bench.cluster.trainers[trainer].spec.launcher == "torchrun"
+
+
+def test_a_ddp_trainer_leaves_out_nodes_with_older_agents_and_does_without_ddp_if_there_are_no_others(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path)
+    bench.older = {"n2", "n3"}
+    mixed = bench.submit("1-2", launcher="ddp")
+    bench.join("n1", "n2")
+    assert [worker.node for worker in bench.workers.values()] == ["n1"]
+    assert bench.cluster.trainers[mixed].spec.launcher == "ddp"
+    (tmp_path / "older").mkdir()
+    bench = Bench(tmp_path / "older")
+    bench.older = {"n3"}
+    trainer = bench.submit("1-2", launcher="ddp")
+    bench.join("n3")
+    bench.pass_time(1.0)
+    assert bench.cluster.trainers[trainer].spec.launcher == "torchrun"
+    (changed,) = bench.store.events(kind="trainer.launcher")
+    assert "the agent of n3 is of version 0.1.0, which does not know the launcher ddp" in changed.data["why"]
 
 
 @pytest.mark.parametrize(("given", "ranks"), [("gpu", 8), (1, 1), (4, 4)])
@@ -305,7 +393,7 @@ def test_whatever_happens_all_that_shall_run_does_and_nothing_else(
     expected: list[tuple[str, str]] = []
     for trainer, live in bench.cluster.trainers.items():
         assert live.job.state == bench.state(trainer) == ("running" if live.job.nodes else live.job.state)
-        quiet = live.spec.launcher != "elastic" and live.job.nodes
+        quiet = live.spec.launcher in ("torchrun", "hosts") and live.job.nodes
         on_nodes = live.job.nodes if live.spec.launcher != "hosts" else ()
         expected += [(trainer, node) for node in (*on_nodes, *([HEAD] if quiet else []))]
     assert sorted((worker.rpartition("-")[0], node) for worker, node in running.items()) == sorted(expected)
@@ -506,6 +594,38 @@ def test_an_ordinary_torch_script_goes_on_through_the_loss_of_a_node_and_of_the_
     numbers = [step for step, _, _ in steps()]
     assert numbers == sorted(set(numbers))
     assert all(weight == pytest.approx(step) for step, _, weight in steps())
+
+
+@pytest.mark.waits
+def test_an_unchanged_ddp_script_trains_in_place_and_one_that_cannot_goes_on_with_torchrun(tmp_path: Path) -> None:
+    text = (Path(__file__).resolve().parents[1] / "elastic" / "ddp" / "slow_validation.py").read_text()
+    group = 'dist.init_process_group("gloo")\n'
+    for name, added in (("good", ""), ("other", "dist.new_group([0])\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "go").touch()
+        (tmp_path / f"{name}.py").write_text(text.replace(group, group + added))
+    with Live(tmp_path / "state", "--set", "pool.nodes=2") as live:
+        good = live.submit(tmp_path / "good.py", str(tmp_path / "good"), "3", nodes="2-2", launcher="ddp")
+        done = live.until_state(good, "done", "failed")
+        assert (done["state"], done["failures"]) == ("done", 0), done["log_tail"]
+        printed = [line.partition("| ")[2].partition(":")[0] for line in done["log_tail"]]
+        assert printed == ["epoch 0", "epoch 1", "epoch 2"]
+        other = live.submit(tmp_path / "other.py", str(tmp_path / "other"), "3", nodes="2-2", launcher="ddp")
+        done = live.until_state(other, "done", "failed", timeout_s=240.0)
+        assert (done["state"], done["launcher"]) == ("done", "torchrun"), done["log_tail"]
+        (changed,) = live.api.events(kind="trainer.launcher")["events"]
+        assert "other.py:16: dist.new_group" in changed["data"]["why"]
+        assert live.problems() == []
+        assert live.stop() == 0
+    gone(live.pids)
+    models = [torch_load(tmp_path / name / "model.pt") for name in ("good", "other")]
+    assert models[0]["best"] == pytest.approx(models[1]["best"], rel=1e-10)
+
+
+def torch_load(path: Path) -> dict[str, Any]:
+    torch = pytest.importorskip("torch")
+    found: dict[str, Any] = torch.load(path)
+    return found
 
 
 PLACES = """

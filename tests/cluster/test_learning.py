@@ -320,3 +320,15 @@ def test_decisions_at_any_time_do_not_flap_either() -> None:
     hour = an_hour(("amdahl", "saturating", "peaked"), 0.2, 1, always=True)
     assert hour.share > 0.97
     assert hour.changes <= 10
+
+
+def test_the_parts_of_starts_are_medians_and_survive_a_restart() -> None:
+    learned = Learned()
+    assert learned.start_parts() == {}
+    for imports_s in (9.0, 1.0, 2.0):
+        learned.first_step({"imports": imports_s, "first_step": 0.5, "unknown": 7.0})
+    restored = Learned.from_json(json.loads(json.dumps(learned.as_json())))
+    parts = restored.start_parts()
+    assert (parts["imports"], parts["first_step"], parts["build"]) == (2.0, 0.5, 0.0)
+    assert "unknown" not in parts
+    assert Learned.from_json({"starts": [1.0]}).start_parts() == {}

@@ -149,3 +149,22 @@ def test_pause_gives_the_nodes_back_and_resume_goes_on_from_there(tmp_path: Path
     gone(agents)
     for counter in committed(home).values():
         assert counter == Counter(range(600))
+
+
+def test_a_worker_that_is_started_again_follows_the_others_before_it_joins(tmp_path: Path) -> None:
+    home = tmp_path / "job"
+    home.mkdir()
+    (home / "limit").write_text("0")  # slow steps, until the newcomer has joined
+    with Live(tmp_path / "state", "--nodes", "2") as live:
+        ref = live.submit(WORKER, str(home), "4", "0.1", "--width=24000", nodes="1-2", name="large")
+        before = live.until_steps(ref, 2)
+        os.kill(before["workers"][1]["pid"], signal.SIGKILL)
+        followed = "has followed the training"
+        wait_until(lambda: followed in bftrainer(live.folder, "logs", "large").stdout, what="a newcomer that followed")
+        (home / "hurry").touch()
+        done = live.until_state(ref, "done", "failed")
+        assert done["state"] == "done"
+        assert live.problems() == []
+        assert live.stop() == 0
+    for counter in committed(home).values():
+        assert counter == Counter(range(600))

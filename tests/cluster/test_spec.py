@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bftrainer.cluster.spec.files import check_here, load_curve, load_spec, located
-from bftrainer.cluster.spec.trainer import NAME, TrainerSpec, default_name, parse_spec
+from bftrainer.cluster.spec.names import NAME, default_name
+from bftrainer.cluster.spec.trainer import TrainerSpec, parse_spec
 from bftrainer.errors import InputError
 from bftrainer.util.suggest import unknown
 
@@ -52,7 +53,13 @@ def test_least_and_most_nodes_can_be_given_apart() -> None:
         ({"script": "a.py", "nodes": 2, "max_nodes": 4}, "nodes and max_nodes set the same thing: give one of them"),
         ({"script": "a.py", "weight": 0}, "weight must be a number above 0, but got 0"),
         ({"script": "a.py", "weight": float("nan")}, "weight must be a number above 0, but got nan"),
-        ({"script": "a.py", "launcher": "slurm"}, "launcher must be one of elastic, torchrun, hosts, but got 'slurm'"),
+        (
+            {"script": "a.py", "launcher": "slurm"},
+            "launcher must be one of elastic, ddp, torchrun, hosts, but got 'slurm'",
+        ),
+        ({"script": "a.py", "ranks": 0}, "ranks must be a whole number from 1 to 100,000, but got 0"),
+        ({"script": "a.py", "ranks": 2, "launcher": "hosts"}, "ranks is for the launchers elastic and ddp"),
+        ({"script": "a.py", "ranks": 2, "env": {"BFTRAINER_RANKS": "3"}}, "set the same thing"),
         ({"script": "a.py", "args": "--x"}, "args must be a list of texts, but got '--x'"),
         ({"script": "a.py", "args": ["a\0b"]}, "args must not hold NUL characters"),
         ({"script": "a.py", "env": {"BFTRAINER_SECRET": "x"}}, "BFTRAINER_SECRET is set by BFTrainer itself"),

@@ -10,6 +10,7 @@ import pytest
 
 from bftrainer.cluster.wire.codec import decode, encode
 from bftrainer.cluster.wire.messages import (
+    MOST_MODULES,
     Beat,
     Bye,
     Ended,
@@ -20,6 +21,7 @@ from bftrainer.cluster.wire.messages import (
     Log,
     Logged,
     Message,
+    Prepare,
     Say,
     Start,
     Started,
@@ -28,7 +30,7 @@ from bftrainer.cluster.wire.messages import (
     WorkerStatus,
 )
 from bftrainer.cluster.wire.worker_messages import parse_worker_message
-from bftrainer.elastic.protocol import Broken, Failed, Formed, ProtocolError, Report
+from bftrainer.elastic.protocol import Broken, Failed, FirstStep, Formed, ProtocolError, Report
 
 FULL_STATUS = WorkerStatus(
     *("t1-2", "t1", 12, True, True, 4, 3, 4, "10.0.0.1:1", True, True, "Error: x", "Traceback", -15, "tail\n"),
@@ -76,8 +78,30 @@ RECORDED = list(zip(MESSAGES, FRAMES, strict=True))
 IDS = [f"{type(message).__name__}{number}" for number, (message, _) in enumerate(RECORDED)]
 
 
+NEWER: list[Message] = [
+    Prepare(("train.py",), ("transformers", "datasets"), {"A": "b"}, "/home", "", "/venv/bin/python", 2),
+    Start("t1-1", "t1", ("train.py",), preload=("transformers",)),
+]
+"""Messages that version 0.1.0 does not have, or fields of them."""
+
+
 def test_every_kind_of_message_is_recorded() -> None:
-    assert {type(message) for message, _ in RECORDED} == set(get_args(Message))
+    assert {type(message) for message in (*MESSAGES, *NEWER)} == set(get_args(Message))
+
+
+@pytest.mark.parametrize("message", NEWER, ids=lambda message: type(message).__name__)
+def test_a_message_that_is_newer_than_version_0_1_0_arrives_as_it_was_sent(message: Message) -> None:
+    assert decode(encode(message)) == message
+
+
+def test_what_a_worker_says_at_its_first_step_is_bounded() -> None:
+    said = parse_worker_message(
+        {"type": "firststep", "parts": {"imports": 9.5}, "modules": {f"m{n}": 0.1 for n in range(5000)}}
+    )
+    assert isinstance(said, FirstStep)
+    assert (said.parts, len(said.modules)) == ({"imports": 9.5}, MOST_MODULES)
+    with pytest.raises(ProtocolError, match=r"parts.imports"):
+        parse_worker_message({"type": "firststep", "parts": {"imports": float("nan")}})
 
 
 @pytest.mark.parametrize(("message", "frame"), RECORDED, ids=IDS)

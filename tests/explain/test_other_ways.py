@@ -44,10 +44,32 @@ def ddp(wrap: str = "", model: str = "DDP(torch.nn.Linear(1, 1))") -> str:
 
 def test_a_ddp_script_is_submitted_unchanged(tmp_path: Path) -> None:
     explanation = explain_text(tmp_path, ddp())
-    assert explanation.way == "torchrun"
+    assert explanation.way == "ddp"
     assert explanation.changes == ()
-    assert explanation.refused == ()
-    assert "--launcher torchrun" in explanation.command
+    assert explanation.notices == ()
+    assert explanation.command == "bftrainer submit --launcher ddp --nodes 1-4 train.py"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "said"),
+    [
+        ("    best = max(best", "    best = max(best", 0, ""),
+        ("        optimizer.step()", "        optimizer.step()\n        steps += 1", 22, "`steps` counts batches"),
+        ("sampler=sampler)", "shuffle=True)", 18, "no DistributedSampler"),
+        ("best = 0.0", "best = 0.0; writer = SummaryWriter()", 15, "would log on every rank"),
+        ("loss = model(x).mean()", "loss = model(x).sum()", 19, "the loss is a sum"),
+    ],
+)
+def test_what_the_ddp_launcher_refuses_is_named_before_the_start(
+    tmp_path: Path, old: str, new: str, line: int, said: str
+) -> None:
+    text = ddp().replace(old, new).replace("best = 0.0", "best = 0.0; steps = 0")
+    text = text.replace("sampler = DistributedSampler(data)", "sampler = None") if "shuffle" in new else text
+    explanation = explain_text(tmp_path, text)
+    assert explanation.way == ("torchrun" if line else "ddp")
+    refused = noticed(explanation.refused)
+    assert list(refused) == ([line] if line else [])
+    assert not line or said in refused[line]
 
 
 @pytest.mark.parametrize(
@@ -219,11 +241,43 @@ def test_an_accelerator_is_replaced_however_it_is_imported(tmp_path: Path, text:
     assert after(explanation, tmp_path)["train.py"] == wanted
 
 
-def test_a_lightning_trainer_restarts(tmp_path: Path) -> None:
-    explanation = explain_text(tmp_path, "import pytorch_lightning as L\nL.Trainer(strategy='ddp', max_epochs=3)\n")
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("", "strategy=ElasticStrategy()"),
+        ("max_epochs=3", "strategy=ElasticStrategy(), max_epochs=3"),
+        ("strategy='ddp', max_epochs=3", "strategy=ElasticStrategy(), max_epochs=3"),
+        ("devices=2, num_nodes=4, max_epochs=3", "strategy=ElasticStrategy(), max_epochs=3"),
+        ("max_epochs=3, devices=2, strategy=args.strategy", "max_epochs=3, strategy=ElasticStrategy()"),
+        ("devices=1, num_nodes=2", "devices=1, strategy=ElasticStrategy()"),
+        ("num_nodes=2, devices='auto', strategy='auto'", "devices='auto', strategy=ElasticStrategy()"),
+        ("max_epochs=3,\n    strategy='ddp',\n    devices=2,\n", "max_epochs=3,\n    strategy=ElasticStrategy(),\n"),
+    ],
+)
+def test_a_lightning_trainer_gets_another_strategy(tmp_path: Path, given: str, wanted: str) -> None:
+    explanation = explain_text(tmp_path, f"import pytorch_lightning as L\nL.Trainer({given})\n")
+    assert explanation.way == "lightning"
+    changed = "\n".join(after(explanation, tmp_path)["train.py"]).rstrip()
+    assert changed.endswith(f"import ElasticStrategy\nL.Trainer({wanted})")
+    assert explanation.refused == ()
+
+
+@pytest.mark.parametrize("strategy", ["'fsdp'", "'deepspeed_stage_3'", "FSDPStrategy(cpu_offload=True)"])
+def test_a_lightning_trainer_that_shards_its_model_restarts(tmp_path: Path, strategy: str) -> None:
+    imports = "from lightning.pytorch import Trainer\nfrom lightning.pytorch.strategies import FSDPStrategy\n"
+    text = f"{imports}Trainer(strategy={strategy})\n"
+    explanation = explain_text(tmp_path, text)
     assert explanation.way == "torchrun"
     assert explanation.changes == ()
-    assert [one.line for one in explanation.evidence] == [2]
+    assert "splits the model" in noticed(explanation.refused)[3]
+
+
+def test_the_tuner_of_lightning_is_refused(tmp_path: Path) -> None:
+    imports = "import lightning as L\nfrom lightning.pytorch.tuner import Tuner\n"
+    text = f"{imports}trainer = L.Trainer()\nTuner(trainer).lr_find(model)\n"
+    explanation = explain_text(tmp_path, text)
+    assert explanation.way == "lightning"
+    assert "one trainer per value" in explanation.refused[0].remedy
 
 
 def test_fabric_restarts(tmp_path: Path) -> None:
@@ -379,3 +433,38 @@ def test_other_programs_have_no_way_and_are_told_what_is_possible(
     assert explanation.command == ""
     assert explanation.changes == ()
     assert said in noticed(explanation.warnings)[line]
+
+
+IN_PLACE = DDP.replace("{wrap}", "").replace("{model}", "DDP(torch.nn.Linear(4, 1))")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mine = data[rank::world]",
+        "part = range(rank * 8, (rank + 1) * 8)",
+        "part = torch.arange(rank, 64, world)",
+        "own = [i for i in order if i % world == dist.get_rank() % 2]",
+    ],
+)
+def test_data_chosen_by_the_rank_keeps_a_script_from_training_in_place(line: str, tmp_path: Path) -> None:
+    assert explain_text(tmp_path, IN_PLACE).way == "ddp"
+    found = explain_text(tmp_path, f"{IN_PLACE}rank, world = dist.get_rank(), dist.get_world_size()\n{line}\n")
+    assert found.way == "torchrun"
+    assert any("chooses data by the rank" in one.what for one in found.notices if one.refused)
+
+
+def test_a_rank_for_devices_and_for_the_main_rank_keeps_no_script_from_training_in_place(tmp_path: Path) -> None:
+    more = "rank = dist.get_rank()\ngpu = rank % torch.cuda.device_count()\nif rank == 0:\n    print(f'cuda:{rank}')\n"
+    assert explain_text(tmp_path, IN_PLACE + more).way == "ddp"
+
+
+def test_an_average_in_a_class_of_its_own_keeps_a_script_from_training_in_place(tmp_path: Path) -> None:
+    own = "class Shadow:\n    def update(self, m):\n        self.kept = m\n\nshadow = Shadow()\n"
+    text = IN_PLACE.replace("best = 0.0\n", f"best = 0.0\n{own}")
+    assert explain_text(tmp_path, text).way == "ddp"
+    found = explain_text(
+        tmp_path, text.replace("        optimizer.step()\n", "        optimizer.step()\n        shadow.update(model)\n")
+    )
+    assert found.way == "torchrun"
+    assert any("`shadow` is updated from the model in each batch" in one.what for one in found.notices)

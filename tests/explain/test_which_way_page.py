@@ -38,6 +38,8 @@ def test_the_lines_of_each_way_are_those_that_the_command_writes() -> None:
         lines.IMPORT_TRANSFORMERS,
         lines.ELASTIC_TRAINER.format(trainer="Trainer"),
         lines.IMPORT_ACCELERATOR.format(name="Accelerator"),
+        lines.IMPORT_LIGHTNING,
+        f"strategy={lines.ELASTIC_STRATEGY}",
     ):
         assert line in diff
     for name in (lines.STEPS, lines.MICRO_STEPS, lines.VALUE, lines.SYNCHRONIZE, lines.IS_MAIN):

@@ -146,11 +146,11 @@ def test_the_loop_may_be_in_another_file() -> None:
 
 def test_a_torchrun_script_stays_as_it_is() -> None:
     explanation = checked("torchrun_tutorial.py")
-    assert explanation.way == "torchrun"
+    assert explanation.way == "ddp"
     assert explanation.changes == ()
     assert explanation.refused == ()
     assert {one.line for one in explanation.evidence} == {13, 14, 23, 59, 63}
-    assert explanation.command == "bftrainer submit --launcher torchrun --nodes 1-4 torchrun_tutorial.py"
+    assert explanation.command == "bftrainer submit --launcher ddp --nodes 1-4 torchrun_tutorial.py"
 
 
 def test_a_hugging_face_trainer_needs_two_lines() -> None:
@@ -175,10 +175,14 @@ def test_accelerate_needs_another_import() -> None:
     assert set(noticed(explanation.warnings)) == {18}
 
 
-def test_lightning_restarts() -> None:
+def test_lightning_gets_another_strategy() -> None:
     explanation = checked("lightning_module.py")
-    assert explanation.way == "torchrun"
-    assert explanation.changes == ()
+    assert explanation.way == "lightning"
+    assert [(one.line, one.after) for one in explanation.changes] == [
+        (6, "from bftrainer.integrations.lightning import ElasticStrategy"),
+        (25, '    trainer = L.Trainer(max_epochs=3, accelerator="auto", strategy=ElasticStrategy())'),
+    ]
+    assert explanation.refused == ()
 
 
 @pytest.mark.parametrize("name", ["digits", "chars", "images", "resnet", "power_iteration"])

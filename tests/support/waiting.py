@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 TIMEOUT_S = 60.0
-SHORTEST_S, LONGEST_S = 0.002, 0.05
+SHORTEST_S, LONGEST_S = 0.002, 0.2
+SHARE = 0.05
+"""How long the next pause is, as a share of the time waited so far. Looks cost time of a busy machine: some of them ask
+a controller or Slurm. So a long wait has few looks, and ends at most this share later than it could."""
 
 
 def wait_until(
@@ -37,9 +39,9 @@ async def until(condition: Callable[[], Any], what: object = "it", timeout_s: fl
 
 def _pauses(what: object, timeout_s: float, longest_s: float = LONGEST_S) -> Iterator[float]:
     """How long to sleep between two looks: little at first. Ends with an error after one look past the deadline."""
-    deadline = time.monotonic() + timeout_s
-    for look in itertools.count():
-        late = time.monotonic() > deadline
-        yield min(SHORTEST_S * 1.3 ** min(look, 30), longest_s)
-        if late:
+    began = time.monotonic()
+    while True:
+        waited_s = time.monotonic() - began
+        yield min(max(SHORTEST_S, SHARE * waited_s), longest_s)
+        if waited_s > timeout_s:
             raise TimeoutError(f"{what() if callable(what) else what} did not happen within {timeout_s:g} s")

@@ -73,7 +73,7 @@ def test_a_trace_written_piece_by_piece_reads_back_as_it_was(
     write_swf(tmp_path / "log", shape.shorter(100))
     ranges = import_trace(tmp_path / "log").ranges
     monkeypatch.setattr("bftrainer.traces.ranges.PIECE_ROWS", 1000)
-    monkeypatch.setattr("bftrainer.traces.files._ROWS_AT_ONCE", 7000)
+    monkeypatch.setattr("bftrainer.traces.tables._ROWS_AT_ONCE", 7000)
     monkeypatch.setattr("bftrainer.core.trace._ROWS_AT_ONCE", 5000)
     save_trace(ranges, tmp_path / f"t{suffix}", {})
     read, made = load_trace(tmp_path / f"t{suffix}"), ranges.trace()

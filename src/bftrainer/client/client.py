@@ -38,7 +38,7 @@ def describe(
     """The checked description of a trainer, with paths made absolute from the current folder. Raises `InputError`.
 
     `options` are the other keys of a description in a file: weight, env, cwd, python, launcher,
-    ranks_per_node, curve, work, …
+    ranks_per_node, ranks, curve, work, …
     """
     if isinstance(args, str) or not isinstance(args, Sequence):
         raise InputError(f"args must be a list of texts, but got {args!r:.80}")

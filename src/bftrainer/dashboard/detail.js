@@ -60,6 +60,7 @@ export class Detail {
     this.metricWords = make("p", { cls: "soft" });
     this.pauses = make("tbody");
     this.pauseWords = make("p", { cls: "soft" });
+    this.startWords = make("p", { cls: "soft" });
     this.workers = make("p", { cls: "soft" });
     this.log = make("pre", { tabindex: "0", "aria-label": "The end of its log" });
     this.error = make("pre", { tabindex: "0", "aria-label": "Why it failed" });
@@ -72,7 +73,7 @@ export class Detail {
         make("div", { cls: "pair" },
           make("div", {}, make("h3", { text: "Samples per second by nodes" }), this.curve, this.curveWords),
           make("div", {}, make("h3", { text: "What it reports" }), this.metrics.element, this.metricWords)),
-        make("h3", { text: "Rescales" }), this.pauseWords,
+        make("h3", { text: "Rescales" }), this.pauseWords, this.startWords,
         make("div", { cls: "wide" }, this.pauseTable = make("table", {}, make("thead", {}, make("tr", {}, ...head)), this.pauses)),
         make("h3", { text: "Log" }), this.workers, this.log));
   }
@@ -117,6 +118,9 @@ export class Detail {
     say(this.error, [row.error, row.traceback].filter(Boolean).join("\n\n"));
     const p = row.pauses;
     say(this.pauseWords, p.count ? `${whole(p.count)} in total; median pause ${span(p.median_s)}. Growing costs ${span(row.up_s)}, shrinking ${span(row.down_s)}.` : "None yet.");
+    const parts = Object.entries(row.start_parts ?? {});
+    const whole_s = parts.reduce((sum, [, seconds]) => sum + seconds, 0);
+    say(this.startWords, parts.length ? `A new worker takes ${span(whole_s)} to its first step: ${parts.map(([name, seconds]) => `${name.replace("_", " ")} ${span(seconds)}`).join(", ")}.` : "");
     this.pauseTable.hidden = !p.count;
     this.pauses.replaceChildren(...past.rescales.filter((one) => one.why !== "start").slice(0, 12).map((one) => make("tr", {},
       make("td", { text: clock(one.time, { date: true }) }), make("td", { text: one.why }),

@@ -5,7 +5,7 @@ needed. `reading` knows what names mean, `training` finds the loop and its objec
 refuses, `ways` has one module per kind of script, and `deciding` chooses. `lines` has all lines of our API.
 """
 
-from bftrainer.explain.deciding import explain
+from bftrainer.explain.deciding import explain, kept_values, what_keeps_from_place
 from bftrainer.explain.report import Explanation
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["Explanation", "explain", "kept_values", "what_keeps_from_place"]

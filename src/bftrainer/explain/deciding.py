@@ -18,7 +18,7 @@ from bftrainer.explain.reading.finding import read_files
 from bftrainer.explain.reading.program import Program
 from bftrainer.explain.report import Evidence, Explanation, Notice
 from bftrainer.explain.training.loops import Training, backward_calls, find_training, step_calls
-from bftrainer.explain.ways import distributed, frameworks, other, plain, written
+from bftrainer.explain.ways import distributed, frameworks, in_place, lightning, other, plain, written
 
 
 def explain(words: Sequence[str], folder: Path, nodes: str = "1-4") -> Explanation:
@@ -32,6 +32,36 @@ def explain(words: Sequence[str], folder: Path, nodes: str = "1-4") -> Explanati
         return _Explainer(Program(files), words, nodes).explain(notices)
     except RecursionError:
         raise InputError(f"{files[0].name}: is nested too deeply to be read") from None
+
+
+def kept_values(words: Sequence[str], folder: Path) -> tuple[str, ...]:
+    """Return the names of a script's variables that keep plain values from epoch to epoch.
+
+    Raises `InputError` if the script cannot be read, or its training loop is not found.
+    """
+    files, _ = read_files(words, folder)
+    program = Program(files)
+    training = find_training(program)
+    if training is None:
+        raise InputError(f"{files[0].name}: no training loop was found")
+    return tuple(value.name for value in in_place.kept_in_epochs(program, training))
+
+
+def what_keeps_from_place(words: Sequence[str], folder: Path) -> Notice | None:
+    """Return the first line for which the ddp launcher cannot run a script; None if none was found.
+
+    A script that cannot be read, or whose training loop is not found, may still be one that it can run.
+    """
+    try:
+        files, _ = read_files(words, folder)
+        program = Program(files)
+        training = find_training(program)
+        refused = distributed.refusals(program)
+        if training is not None and training.batch is not None:
+            refused += in_place.in_place_refusals(program, training)
+    except (InputError, RecursionError):
+        return None
+    return refused[0] if refused else None
 
 
 class _Explainer:
@@ -64,9 +94,9 @@ class _Explainer:
         training = find_training(program)
         if shown := written.elastic_evidence(program):
             return "elastic", shown, list(written.explain_written(program, training))
-        if calls := frameworks.lightning_calls(program):
+        if calls := lightning.lightning_calls(program):
             shown = [evidence(program, call, "makes a Lightning Trainer") for call in calls]
-            return "torchrun", shown, list(distributed.restart_notices(program, shown[0]))
+            return self._framework("lightning", shown, list(lightning.explain_lightning(program, calls, edits)))
         if calls := frameworks.trainer_calls(program):
             shown = [evidence(program, call, "makes a Hugging Face Trainer") for call in calls]
             return self._framework("transformers", shown, list(frameworks.explain_transformers(program, edits)))
@@ -100,9 +130,10 @@ class _Explainer:
                 way, more, notices = self._plain(training)
                 return way, [*more, *(_optional(one) for one in shown)], notices
             refused.append(distributed.own_batches(program, training))
+        refused = refused or in_place.in_place_refusals(program, training)
         if refused:
             return "torchrun", shown, [*refused, *distributed.restart_notices(program, shown[0])]
-        return "torchrun", shown, list(distributed.restart_notices(program, shown[0]))
+        return "ddp", shown, []
 
     def _plain(self, training: Training) -> tuple[str, list[Evidence], list[Notice]]:
         notices = list(plain.explain_plain(self._program, training, self._edits))

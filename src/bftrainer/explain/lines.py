@@ -25,6 +25,9 @@ WITH_RUN = "`run = elastic.init()` and `run.prepare(…)` in place of `elastic.p
 
 IMPORT_TRANSFORMERS = "from bftrainer.integrations import transformers as bft"
 ELASTIC_TRAINER = "bft.elastic({trainer})"
+IMPORT_LIGHTNING = "from bftrainer.integrations.lightning import ElasticStrategy"
+ELASTIC_STRATEGY = "ElasticStrategy()"
+"""The argument `strategy` of a Lightning Trainer."""
 IMPORT_ACCELERATOR = "from bftrainer.integrations.accelerate import ElasticAccelerator as {name}"
 
 INIT_NAMES = frozenset({"bftrainer.elastic.init"})
@@ -50,6 +53,15 @@ WAYS = {
     ),
     "accelerate": Way(
         "bftrainer.integrations.accelerate", "The script keeps its loop and all calls of its Accelerator."
+    ),
+    "lightning": Way(
+        "bftrainer.integrations.lightning",
+        "The script keeps its LightningModule and its Lightning Trainer, which gets another strategy.",
+    ),
+    "ddp": Way(
+        "--launcher ddp",
+        "No line changes: the script trains in place while nodes come and go.",
+        "ddp",
     ),
     "torchrun": Way(
         "--launcher torchrun",

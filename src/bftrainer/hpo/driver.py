@@ -19,8 +19,9 @@ from optuna.trial import FrozenTrial
 from bftrainer.client.api import RefusedError
 from bftrainer.client.client import Client, describe
 from bftrainer.client.polling import Row, is_away
+from bftrainer.cluster.spec.names import default_name
 from bftrainer.cluster.spec.states import FINISHED
-from bftrainer.cluster.spec.trainer import TrainerSpec, default_name, parse_spec
+from bftrainer.cluster.spec.trainer import TrainerSpec, parse_spec
 from bftrainer.cluster.wire.api import StatusView
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.hpo.ledger import HELD, NAME, PRUNED, TRAINER, VALUE_OF_EPOCH, Ledger, attribute

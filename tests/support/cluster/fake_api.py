@@ -14,7 +14,8 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from bftrainer.cluster.spec.trainer import default_name, parse_spec
+from bftrainer.cluster.spec.names import default_name
+from bftrainer.cluster.spec.trainer import parse_spec
 from bftrainer.errors import InputError
 
 TOKEN = "bft_right"

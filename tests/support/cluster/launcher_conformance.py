@@ -42,7 +42,7 @@ class Seat:
 
     def finish(self) -> None:
         """The user's program ends as it should, everywhere."""
-        if self.launcher == "elastic":
+        if self.launcher in ("elastic", "ddp"):
             self.bench.finish(self.trainer)
             return
         seats = {HEAD} if self.launcher == "hosts" else self.trains_on

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from support.waiting import wait_until
+
 CLUSTER = Path(__file__).resolve().parents[2] / "slurm" / "cluster.sh"
 PATIENCE_S = 60.0
 _CLONE_NEWNET = 0x40000000
@@ -96,10 +98,7 @@ class Lab:
         """End slurmctld, which stores what it knows, and start it again."""
         pid = self.pid("slurmctld")
         os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + PATIENCE_S
-        while Path(f"/proc/{pid}").exists():
-            assert time.monotonic() < deadline, "slurmctld does not end"
-            time.sleep(0.05)
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the end of slurmctld", PATIENCE_S)
         self._start(*self.at("head"), "slurmctld", "-f", str(self.conf))
 
     def start_node(self, node: str) -> None:
@@ -115,10 +114,11 @@ class Lab:
         """End all jobs, and wait until all nodes are idle."""
         if jobs := list(self.jobs()):
             self.run("scancel", *jobs)
-        deadline = time.monotonic() + PATIENCE_S
-        while set(self.states().values()) != {"idle"} or self.jobs():
-            assert time.monotonic() < deadline, (self.states(), self.jobs())
-            time.sleep(0.05)
+        wait_until(
+            lambda: set(self.states().values()) == {"idle"} and not self.jobs(),
+            lambda: f"an empty cluster ({self.states()}, {self.jobs()})",
+            PATIENCE_S,
+        )
 
 
 @contextmanager

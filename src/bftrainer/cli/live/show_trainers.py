@@ -224,6 +224,9 @@ def _facts(row: TrainerDetail, console: Console) -> list[tuple[str, str]]:
         said += f"; median pause {_seconds(pauses.get('median_s'))}"
         said += f" (form {_seconds(pauses.get('form_s'))}, sync {_seconds(pauses.get('sync_s'))})"
     facts.append(("rescales", said))
+    if parts := row.get("start_parts"):
+        said = ", ".join(f"{name.replace('_', ' ')} {_seconds(seconds)}" for name, seconds in parts.items())
+        facts.append(("start", f"{_seconds(sum(parts.values()))} to the first step: {said}"))
     snapshots = row.get("snapshots")
     if snapshots:
         said = (

@@ -28,6 +28,7 @@ from bftrainer.cli.live.show_nodes import nodes_table
 from bftrainer.cli.live.show_trainers import detail, duration, figure, header, pool_problem, trainers_table
 from bftrainer.cluster.store.events import (
     Decided,
+    LauncherChanged,
     NodeLeaving,
     NodeLeft,
     Rescaled,
@@ -175,6 +176,8 @@ def _told(row: EventView) -> str:
     if kind == StateChanged.kind:
         reason = f" ({printable(data['reason'])})" if data.get("reason") else ""
         return f"{trainer}: {data.get('from') or 'new'} -> {data.get('to')}{reason}"
+    if kind == LauncherChanged.kind:
+        return f"{trainer}: launcher {data.get('before')} -> {data.get('after')} ({printable(data.get('why') or '')})"
     if kind == Rescaled.kind:
         pause = "" if data.get("pause_s") is None else f", pause {data['pause_s']:.3g} s"
         sizes = f"{data.get('world_before', '?')} -> {data.get('world', '?')} nodes"

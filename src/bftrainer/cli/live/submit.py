@@ -80,15 +80,30 @@ def submit(
     ] = None,
     launcher: Annotated[
         str | None,
-        typer.Option(metavar="elastic|torchrun|hosts", help="How the script is started and told about its peers."),
+        typer.Option(metavar="elastic|ddp|torchrun|hosts", help="How the script is started and told about its peers."),
     ] = None,
     ranks_per_node: Annotated[
         str | None,
         typer.Option(metavar="N|gpu", help="Processes on each node; default: gpu, one per GPU of the node."),
     ] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Ranks that the script's batch size was chosen for: the batch of a step is that of one rank times N, "
+            "however many ranks train. Default: 1; with --launcher ddp those on the fewest nodes.",
+        ),
+    ] = None,
     log_all_ranks: Annotated[
         bool | None,
         typer.Option("--log-all-ranks", help="Collect the output of all processes, not only of the first per node."),
+    ] = None,
+    preload: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE[,MODULE]",
+            help="Modules that nodes import ahead of the script, besides those that they learn of. none: none at all.",
+        ),
     ] = None,
     curve: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Scaling curve, .csv or .json as `profile` writes it.")
@@ -129,7 +144,7 @@ def submit(
     given: dict[str, Any] = {"nodes": nodes, "name": name, "weight": weight, "env": env or None, "cwd": cwd}
     given |= {"python": python, "launcher": launcher, "curve": curve, "up_s": up_s, "down_s": down_s}
     given |= {"work": work, "model": model, "max_restarts": max_restarts, "group": group}
-    given |= {"ranks_per_node": ranks_per_node, "log_all_ranks": log_all_ranks}
+    given |= {"ranks_per_node": ranks_per_node, "ranks": ranks, "log_all_ranks": log_all_ranks, "preload": preload}
     said = {key: value for key, value in given.items() if value is not None}
     with live_packages():
         from bftrainer.cluster.spec.files import check_here, load_spec

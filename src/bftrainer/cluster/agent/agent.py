@@ -41,6 +41,7 @@ from bftrainer.cluster.wire.messages import (
     Heard,
     Join,
     Logged,
+    Prepare,
     Say,
     Start,
     Stop,
@@ -208,6 +209,8 @@ class Agent:
                 self._welcomed(message)
             case Start():
                 workers.start(message)
+            case Prepare():
+                workers.import_ahead(message)
             case Stop(worker, grace_s):
                 workers.stop(worker, grace_s)
             case Say(worker, what):

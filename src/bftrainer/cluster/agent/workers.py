@@ -17,13 +17,15 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bftrainer.cluster.agent.compile_caches import add_caches, machine_kind
 from bftrainer.cluster.agent.hardware import NodeHardware
 from bftrainer.cluster.agent.log_tails import LogTails
 from bftrainer.cluster.agent.worker_table import MOST_TRACEBACK, WorkerTable
-from bftrainer.cluster.wire.messages import FromAgent, Heard, RankStatus, Start
+from bftrainer.cluster.wire.messages import FromAgent, Heard, Prepare, RankStatus, Start
 from bftrainer.elastic import protocol
 from bftrainer.elastic.manager.processes import (
     ChannelFailed,
@@ -39,6 +41,7 @@ from bftrainer.elastic.manager.processes import (
 from bftrainer.elastic.manager.worker_process import WorkerProcess
 from bftrainer.elastic.protocol import Done, Failed, FromWorker, Hello, Left, Report, Taken
 from bftrainer.errors import InputError
+from bftrainer.processes import start_up, variables
 from bftrainer.processes.gpus import DEVICE_VARIABLES
 from bftrainer.processes.launch import Command, Process
 from bftrainer.processes.rank_places import RankPlace
@@ -96,6 +99,7 @@ class AgentWorkers:
         self._preload = preload
         self._inherited = inherited
         self._hardware = NodeHardware()
+        self._machine_kind = ""
         self._places: dict[str, tuple[RankPlace, ...]] = {}  # of the ranks of each worker
         self._warnings: dict[str, str] = {}  # for the users of workers that are being started
         self._programs = WarmLauncher(preload=())  # it also ends processes that programs have started: see `exec.py`
@@ -112,6 +116,7 @@ class AgentWorkers:
         The imports take longest, so a joining node starts them before it gets any work.
         """
         self._hardware = hardware
+        self._machine_kind = machine_kind(hardware.gpus)
         threads = {} if self._inherited else hardware.threads(self._environment)  # the inherited parent has imported
         self._scripts[sys.executable].prepare(self._whole({}, threads), self._inherited)
 
@@ -133,6 +138,16 @@ class AgentWorkers:
         places = self._places[message.worker] = self._hardware.places(ranks, self._environment)
         starting = (self._launch(message, rank, place) for rank, place in enumerate(places))
         self.processes.start(message.worker, *starting, speaks=message.speaks)
+
+    def import_ahead(self, message: Prepare) -> None:
+        """Import what a script imports that may be started here later. The start itself does not depend on it."""
+        place = self._hardware.places(max(1, message.ranks), self._environment)[0]
+        start = Start("ahead", "", message.argv, message.env, message.cwd, ranks=message.ranks, preload=message.preload)
+        start = replace(start, background=bool(self.processes.running))  # whoever trains here comes first
+        try:
+            self._launcher(message).import_ahead(self._command(start, place, None))
+        except (InputError, UnicodeError) as problem:  # whoever starts the script is told
+            _log.info("nothing is imported ahead: %s", one_line(problem))
 
     def stop(self, name: str, grace_s: float) -> None:
         """End a worker: at once, or at the latest after `grace_s` seconds, in which it may end by itself."""
@@ -180,6 +195,9 @@ class AgentWorkers:
         self.logs.follow(name, log, sent=rank == 0 or message.log_all_ranks)
         if message.program:
             return await self._programs.start(command)
+        return await self._launcher(message).start(command)
+
+    def _launcher(self, message: Start | Prepare) -> WarmLauncher:
         python = message.python or _unless_own(message.submitted_python) or sys.executable
         if python not in self._scripts:
             if shutil.which(python) is None:
@@ -189,9 +207,9 @@ class AgentWorkers:
                     "(`--python agent`: that of the agents)"
                 )
             self._scripts[python] = WarmLauncher(python, self._preload)
-        return await self._scripts[python].start(command)
+        return self._scripts[python]
 
-    def _command(self, message: Start, place: RankPlace, log: Path) -> Command:
+    def _command(self, message: Start, place: RankPlace, log: Path | None) -> Command:
         argv, cwd = message.argv, message.cwd or os.getcwd()  # noqa: PTH109
         texts: tuple[object, ...] = (*argv, *message.env, *message.env.values(), cwd)  # JSON values can have any type
         for text in texts:
@@ -205,13 +223,17 @@ class AgentWorkers:
         environment = self._whole(self._own(message, place), place.environment)
         if message.speaks:
             environment |= self.processes.channel_of(message.worker)
+            environment[variables.ORDERED] = f"{start_up.now():.3f}"
         else:  # it may start ranks itself, as torchrun does, and only it knows their numbers
             environment = {name: value for name, value in environment.items() if name not in _OF_RANKS}
+        add_caches(environment, self._machine_kind)
         if message.program:
             if shutil.which(Path(cwd, argv[0]) if os.sep in argv[0] else argv[0], path=environment.get("PATH")) is None:
                 raise InputError(f"cannot start {' '.join(argv)}: there is no program {argv[0]}")
             argv = ("-m", "bftrainer.cluster.agent.exec", *argv)
-        return Command(argv, environment, cwd, str(log), background=message.background, cores=place.cores)
+        output = None if log is None else str(log)
+        command = Command(argv, environment, cwd, output, background=message.background, cores=place.cores)
+        return replace(command, preload=message.preload) if message.speaks else command
 
     def _own(self, message: Start, place: RankPlace) -> dict[str, str]:
         """Return the variables of a start order for one rank: devices that they name for all ranks are its own only.

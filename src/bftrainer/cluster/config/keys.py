@@ -274,6 +274,9 @@ class RetentionSettings:
     finished_gb: Annotated[
         Gigabytes, Doc("size of all finished trainers' logs and older snapshots above which the oldest go; 0: no limit")
     ] = 100.0
+    compiled_gb: Annotated[
+        Gigabytes, Doc("size of the code that scripts have compiled above which the oldest goes; 0: no limit")
+    ] = 20.0
     owner_gb: Annotated[
         Gigabytes, Doc("disk quota of an owner for whom `bftrainer owner set --max-disk` sets none; 0: no limit")
     ] = 0.0

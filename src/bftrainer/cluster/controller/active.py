@@ -31,7 +31,7 @@ from bftrainer.core.curve import Curve
 from bftrainer.core.node_time import GpuCounts, NodeTime
 from bftrainer.core.trainer import Trainer
 from bftrainer.elastic.metrics import Position
-from bftrainer.elastic.protocol import Generation
+from bftrainer.elastic.protocol import CANNOT_STAND_IN, Generation
 
 RESTORED_GRACE_S = 2.0
 """The time that a leaving node still has after a restart of the controller, which may have taken long."""
@@ -299,6 +299,17 @@ class ActiveTrainer:
         """The weight that its user asked for, within the bounds of numbers."""
         return min(max(self.spec.weight, LEAST), MOST)
 
+    @property
+    def falls_back(self) -> bool:
+        """Whether the ddp launcher cannot run its script, so that it must go on with another one."""
+        refused = CANNOT_STAND_IN in (self.job.error or "")
+        return self.spec.launcher == "ddp" and self.job.outcome == "failed" and refused
+
+    @property
+    def present_state(self) -> TrainerState:
+        """The state of its job, unless that has failed and another one follows."""
+        return self.state if self.falls_back else self.job.state
+
     def as_trainer(self, usual_rate: float) -> Trainer:
         """Return the description for the scheduler. Its name there is the trainer's id."""
         spec, learned = self.spec, self.learned
@@ -308,12 +319,13 @@ class ActiveTrainer:
             Curve(curve.nodes, (0.0, *(min(max(rate, LEAST), MOST) for rate in curve.rates[1:]))),
             spec.min_nodes,
             spec.max_nodes,
-            min(learned.growth_s(len(self.job.nodes)), MOST),
+            min(learned.up_s, MOST),
             min(learned.down_s, MOST),
             submit=self.submitted,
             owner=self.owner,
             weight=self.weight,
             model=spec.model,
+            start_s=min(learned.start_s, MOST),
         )
 
     def count(self, now: float) -> None:
@@ -345,6 +357,8 @@ class ActiveTrainer:
 
         Progress alone is stored every `PROGRESS_EVERY_S` seconds. A call with `at_once` stores only other changes.
         """
+        if self.falls_back:
+            return  # it has not failed
         state = self.job.state
         changed, shape = state != self.state, (self.job.record, self.preemptions)
         if not (changed or shape != self.stored) and (at_once or now - self.stored_at < PROGRESS_EVERY_S):

@@ -24,6 +24,7 @@ from bftrainer.cluster.controller.output.logbook import Logbook, Logbooks
 from bftrainer.cluster.controller.pool_host import ControllerPoolHost
 from bftrainer.cluster.controller.reconciler import Reconciler
 from bftrainer.cluster.controller.restore import restore
+from bftrainer.cluster.controller.start_up.preparing import Preparer
 from bftrainer.cluster.controller.tick_clock import LATE_S, TickClock
 from bftrainer.cluster.pools.base import Pool
 from bftrainer.cluster.retention.housekeeper import Housekeeper
@@ -74,6 +75,7 @@ class Controller:
         self.housekeeper = Housekeeper(cluster.store, config, cluster.planner.limits, cluster.trainers)
         self._pool_host = ControllerPoolHost(self._runner, self.agents, agents)
         self._head = HeadAgent(config.state, agents)
+        self._preparer = Preparer(cluster.jobs.preloads)
         self._head_thread = SerialThread("head agent")
         self._head_kept = True
         self._collector = gc.get_threshold()
@@ -151,6 +153,7 @@ class Controller:
             before = set(self.cluster.nodes)
             with self._runner.event() as effects:
                 effects.add(self.cluster.tick(time.time()))
+                effects.add(self._preparer.prepare(self.cluster.nodes, self.cluster.trainers))
             self.agents.cut_off(before - self.cluster.nodes.keys())
             trainers = {*self.cluster.trainers, *self.agents.output.printing()}
             self._logbooks.keep_only(trainers)

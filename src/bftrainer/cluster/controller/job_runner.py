@@ -7,19 +7,24 @@ Everything is stored before it is sent.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
-from bftrainer.cluster.controller.active import ActiveTrainer, ControllerSettings, NodeState
+from bftrainer.cluster.controller.active import ActiveTrainer, ControllerSettings, NodeState, make_job
 from bftrainer.cluster.controller.effects import Effects
-from bftrainer.cluster.jobs.base import Intent, StartWorker, StopWorker, TellWorker
+from bftrainer.cluster.controller.start_up.preloads import Preloads
+from bftrainer.cluster.jobs.base import Intent, JobRecord, StartWorker, StopWorker, TellWorker
 from bftrainer.cluster.jobs.worker import Worker
-from bftrainer.cluster.launchers.base import HEAD, WorkerSlot
+from bftrainer.cluster.launchers.base import HEAD, Launcher, WorkerSlot
 from bftrainer.cluster.store import events
 from bftrainer.cluster.store.store import Store
 from bftrainer.cluster.wire.messages import Ended, Forget, FromController, Say, Started, Stop, WorkerStatus
 from bftrainer.cluster.wire.worker_messages import parse_worker_message
-from bftrainer.elastic.protocol import ProtocolError
+from bftrainer.elastic.protocol import CANNOT_STAND_IN, FirstStep, Generation, PreloadRefused, ProtocolError
+
+AFTER_DDP: Literal["torchrun"] = "torchrun"
+"""The launcher that takes over from ddp."""
 
 
 class JobRunner:
@@ -29,6 +34,7 @@ class JobRunner:
         self._store = store
         self._nodes = nodes
         self._settings = settings
+        self.preloads = Preloads(store)
 
     def heard(self, live: ActiveTrainer, worker: str, message: Mapping[str, Any], now: float) -> bool:
         """Handle a worker's message. Returns whether it is valid; the trainer fails if not."""
@@ -37,7 +43,17 @@ class JobRunner:
         except ProtocolError as problem:
             live.job.fail(str(problem))
             return False
-        live.job.heard(worker, said, now)
+        match said:
+            case FirstStep():
+                live.learned.first_step(said.parts)
+                self.preloads.learn(live.spec, said, now)
+            case PreloadRefused(variable, modules):
+                self.preloads.refused(live.spec, said, now)
+                why = f"the script sets {variable}: {', '.join(modules)} are not imported ahead of it any more"
+                node = live.job.workers[worker].node
+                self._store.log(now, events.WorkerWarned(live.id, node, worker, why))
+            case _:
+                live.job.heard(worker, said, now)
         return True
 
     def reported(
@@ -86,17 +102,50 @@ class JobRunner:
         self.give(live, effects)
         if not self._settings.dry_run:
             free = {name for name in (HEAD, *live.job.nodes) if name in self._nodes and self._nodes[name].is_free}
-            if live.launcher.traits.speaks and self._has_several_ranks(live):
+            if live.launcher.traits.needs_new_agents or (live.launcher.traits.speaks and self._has_several_ranks(live)):
                 free -= set(self._older(live))
+            self._refuse_older(live)
             for intent in live.job.reconcile(now, free):
                 effects.tell(intent.node, self._message(live, intent, now))
         live.take_news(self._store, now)
         live.count(now)
         live.save(self._store, now, at_once=True)
 
+    def fell_back(self, live: ActiveTrainer, launchers: Mapping[str, Launcher], now: float) -> bool:
+        """Give a trainer whose script the ddp launcher cannot run torchrun instead. Return whether it had to be.
+
+        All of its workers have ended. It is queued again, and starts anew from the script's own checkpoint.
+        """
+        if not live.falls_back:
+            return False
+        why, next_worker = live.job.error, live.job.record.next_worker
+        row = self._store.trainer(live.id)
+        assert row is not None
+        stored = {name: value for name, value in row.spec.items() if name != "ranks"} | {"launcher": AFTER_DDP}
+        live.spec = live.spec.model_copy(update={"launcher": AFTER_DDP, "ranks": None})
+        live.launcher = launchers[AFTER_DDP]
+        live.job = make_job(live.id, live.spec, live.launcher, self._settings.job)
+        # Its workers get new numbers, so that no message of a former one is taken for theirs.
+        record = JobRecord(Generation(0, ()), frozenset(), (), next_worker, 0, "", ever_ran=False)
+        live.job.resume(record)
+        live.given, live.stale = None, True
+        self._store.update_trainer(live.id, spec=stored)
+        self._store.log(now, events.LauncherChanged(live.id, "ddp", AFTER_DDP, why))
+        live.save(self._store, now, at_once=True)
+        return True
+
     def _older(self, live: ActiveTrainer) -> list[str]:
         """Return the nodes of a trainer whose agents are of a version that starts one rank per node."""
         return [name for name in live.job.nodes if name in self._nodes and not self._nodes[name].knows_ranks]
+
+    def _refuse_older(self, live: ActiveTrainer) -> None:
+        """Fail a trainer that could start only on nodes with older agents, which cannot run its launcher."""
+        older = self._older(live) if live.launcher.traits.needs_new_agents and live.job.outcome is None else []
+        if older and len(older) == len(live.job.nodes) and not live.job.workers:
+            live.job.fail(
+                f"{CANNOT_STAND_IN}: the agent of {older[0]} is of version 0.1.0, which does not know the launcher "
+                f"{live.spec.launcher}; upgrade it"
+            )
 
     def _has_several_ranks(self, live: ActiveTrainer) -> bool:
         """Whether a worker of a trainer has several ranks, or may get them because it is being started."""
@@ -130,7 +179,9 @@ class JobRunner:
                 alone = live.launcher.traits.speaks and self._older(live)
                 ranks = 1 if alone else live.spec.ranks_on(node.ranks)
                 slot = WorkerSlot(worker, name, node.host, intent.head, intent.background, intent.settled, ranks)
-                return live.launcher.start(live.launch, slot)
+                start = live.launcher.start(live.launch, slot)
+                speaks = live.launcher.traits.speaks
+                return replace(start, preload=self.preloads.of(live.spec)) if speaks else start
             case StopWorker(worker, _, grace_s):
                 return Stop(worker, grace_s)
             case TellWorker(worker, _, message):

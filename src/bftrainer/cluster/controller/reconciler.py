@@ -1,9 +1,7 @@
 """The reconciler moves nodes and trainers towards the scheduler's decisions.
 
-It keeps nodes, trainers, their jobs, the planner and the store consistent. The controller reports events to
-it (an agent joined, a worker sent a message, a user submitted a trainer) and carries out the `Effects` that each event
-returns. The reconciler uses no clock and no socket: time is passed in. It writes only to the store, so a restarted
-controller can restore everything (`restore.py`).
+It keeps nodes, trainers, their jobs, the planner and the store consistent. The controller reports events to it and
+carries out the `Effects` that each one returns. It uses no clock and no socket, and writes only to the store.
 """
 
 from __future__ import annotations
@@ -17,7 +15,8 @@ from bftrainer.cluster.controller.effects import Effects
 from bftrainer.cluster.controller.job_runner import JobRunner
 from bftrainer.cluster.controller.planner import Planner
 from bftrainer.cluster.launchers.base import HEAD, Launcher
-from bftrainer.cluster.spec.trainer import TrainerSpec, free_name
+from bftrainer.cluster.spec.names import free_name
+from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store import events
 from bftrainer.cluster.store.store import Store
 from bftrainer.cluster.wire.messages import (
@@ -242,8 +241,7 @@ class Reconciler:
 
     def _freed(self, name: str, now: float, effects: Effects) -> list[str]:
         """Handle a node whose worker has ended. Returns the trainer that can use the node now, if there is one."""
-        node = self.nodes.get(name)
-        if node is None:
+        if (node := self.nodes.get(name)) is None:
             return []
         self._dismiss_if_empty(node, now, effects)
         return [node.trainer] if node.trainer is not None else []
@@ -305,7 +303,7 @@ class Reconciler:
     def _trainer_of(self, worker: str) -> ActiveTrainer | None:
         """Return the trainer of a worker; None if it has no such worker."""
         live = self.trainers.get(ids.trainer_of(worker))
-        return live if live is not None and worker in live.job.workers else None
+        return None if live is None or worker not in live.job.workers else live
 
     # Harvesting.
 
@@ -386,7 +384,10 @@ class Reconciler:
             if live.job.outcome is not None and live.known is not None:
                 self.planner.finished(live)
                 effects.decide = "now"
-            if live.job.over:
+            if live.job.over and self.jobs.fell_back(live, self.launchers, now):
+                self.planner.submitted(live, self.trainers, now)
+                effects.decide = "now"
+            elif live.job.over:
                 del self.trainers[live.id]
                 self.store.forget(f"job.{live.id}")
                 effects.over.append(live.id)

@@ -136,7 +136,7 @@ class PrometheusMetrics:
     def _trainers(self) -> Iterator[Metric]:
         sums = self._sums
         states = GaugeMetricFamily("bftrainer_trainers", "Trainers by state.", labels=("state",))
-        now: Count[str] = Count(live.job.state for live in self._controller.cluster.trainers.values())
+        now: Count[str] = Count(live.present_state for live in self._controller.cluster.trainers.values())
         for state in STATES:
             stored = sum(one.trainers for one in sums if one.state == state)
             states.add_metric((state,), stored if state in FINISHED else now[state])
@@ -174,6 +174,9 @@ class PrometheusMetrics:
         nodes = GaugeMetricFamily("bftrainer_trainer_nodes", "Nodes of an unfinished trainer.", labels=labels)
         rate = GaugeMetricFamily("bftrainer_trainer_rate", "Its samples per second.", labels=labels)
         progress = GaugeMetricFamily("bftrainer_trainer_progress_ratio", "Its share done.", labels=labels)
+        start = GaugeMetricFamily(
+            "bftrainer_trainer_start_seconds", "Its workers' starts, by part, medians.", labels=(*labels, "part")
+        )
         seen = [live for live in self._controller.cluster.trainers.values() if may_see(live.owner)]
         for live in seen[: self._limit]:
             key = (live.id, live.name, live.owner)
@@ -182,7 +185,9 @@ class PrometheusMetrics:
             total = live.job.progress.total
             if total:
                 progress.add_metric(key, min(1.0, live.job.progress.samples / total))
-        yield from (nodes, rate, progress)
+            for part, seconds in live.learned.start_parts().items():
+                start.add_metric((*key, part), seconds)
+        yield from (nodes, rate, progress, start)
         left = max(0, len(seen) - self._limit)
         yield GaugeMetricFamily("bftrainer_trainers_without_series", "Beyond api.metrics_trainers.", left)
 
@@ -307,7 +312,7 @@ def _made(one: Sums) -> int:
 
 def _rate(live: ActiveTrainer) -> float:
     world = live.job.world
-    if live.job.state != "running":
+    if live.present_state != "running":
         return 0.0
     return live.job.progress.rates.get(world) or live.learned.measured.get(world) or 0.0
 

@@ -94,7 +94,7 @@ def _newest(trial: GroupTrial, live: ActiveTrainer | None, now: float) -> GroupT
     metrics, metrics_at = progress.reported.both()
     return replace(
         trial,
-        state=live.job.state,
+        state=live.present_state,
         reason=live.job.reason,
         started=live.started,
         epoch=progress.epoch,

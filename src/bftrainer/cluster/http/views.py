@@ -49,7 +49,7 @@ def trainer(
     progress = job.progress if job is not None else None
     samples = progress.samples if progress is not None else row.samples
     total = progress.total if progress is not None and progress.total is not None else row.total
-    state = job.state if job is not None else row.state
+    state = live.present_state if live is not None else row.state
     rate = _rate(live) if live is not None and state == "running" else 0.0
     share = min(samples / total, 1.0) if total else None
     left = total - samples if total else None
@@ -116,6 +116,7 @@ def trainer_in_detail(
         "up_s": learned.up_s,
         "down_s": learned.down_s,
         "pauses": dict(learned.pauses()),
+        "start_parts": learned.start_parts(),
         "snapshots": _snapshots(live) if live is not None else None,
         "workers": [
             {

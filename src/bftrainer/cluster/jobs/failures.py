@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from bftrainer.cluster.jobs.bad_nodes import BadNodes, NodeFailure
 from bftrainer.cluster.jobs.worker import JobSettings, Worker, end_in_words, was_taken
 from bftrainer.elastic.manager.workers import ManagedWorkers
-from bftrainer.elastic.protocol import Failed
+from bftrainer.elastic.protocol import CANNOT_STAND_IN, Failed
 from bftrainer.processes.unguided import NEVER_CALLED
 from bftrainer.util.text import last_line
 
@@ -205,6 +205,8 @@ class FailureJudge:
 
     def _will_not_mend(self, worker: Worker, last: str, error: str, *, ever_ran: bool) -> bool:
         """Whether the script ended in the same way as before, and the trainer never trained."""
+        if CANNOT_STAND_IN in last:
+            return True
         if not last or error or worker.ready or ever_ran:
             self._same_end.forget()
             return False

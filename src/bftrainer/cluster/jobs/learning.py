@@ -18,6 +18,7 @@ from typing import Any, Literal
 from bftrainer.cluster.config.keys import UNMEASURED_S
 from bftrainer.cluster.jobs.curve_fit import fitted, guessed, rescaled_prior, sizes_between
 from bftrainer.core.curve import Curve
+from bftrainer.processes.start_up import PARTS
 
 REPORTS = 31
 """The rate at a size is the median of this many reports. Each report is the median of up to a minute of training."""
@@ -55,7 +56,7 @@ class RescaleCost:
 class Learned:
     """The measurements of one trainer. `rates`, `rescaled` and `started` add to them."""
 
-    __slots__ = ("_default_s", "_in_use", "_pauses", "_reports", "_starts", "prior", "rescales")
+    __slots__ = ("_default_s", "_in_use", "_pauses", "_reports", "_start_parts", "_starts", "prior", "rescales")
 
     def __init__(
         self,
@@ -71,6 +72,7 @@ class Learned:
         self._in_use: dict[int, float] = {}
         self._pauses: dict[Kind, deque[RescaleCost]] = {"up": deque(maxlen=RESCALES), "down": deque(maxlen=RESCALES)}
         self._starts: deque[float] = deque(maxlen=RESCALES)
+        self._start_parts: deque[Mapping[str, float]] = deque(maxlen=RESCALES)
 
     # Input.
 
@@ -109,6 +111,12 @@ class Learned:
         if math.isfinite(seconds) and seconds >= 0:
             self._starts.append(seconds)
 
+    def first_step(self, parts: Mapping[str, float]) -> None:
+        """Add how long the parts of a worker's start took, up to its first step."""
+        known = {name: seconds for name, seconds in parts.items() if name in PARTS and seconds >= 0}
+        if known:
+            self._start_parts.append(known)
+
     # Results.
 
     @property
@@ -116,13 +124,10 @@ class Learned:
         """The median seconds from a node's assignment to its first step; 0 before the first measurement."""
         return statistics.median(self._starts) if self._starts else 0.0
 
-    def growth_s(self, nodes: int) -> float:
-        """Return the seconds lost when the trainer grows from `nodes` nodes, with all costs of growing.
-
-        The members pause. The new node computes nothing until its worker is up, while it could have computed elsewhere.
-        For a trainer of n nodes, the time of one node counts as one n-th of the trainer's time.
-        """
-        return self.up_s + self.start_s / max(nodes, 1)
+    def start_parts(self) -> dict[str, float]:
+        """Return the median seconds of each part of the last starts, in order; empty before the first one."""
+        starts = self._start_parts
+        return {name: statistics.median(parts.get(name, 0.0) for parts in starts) for name in PARTS if starts}
 
     @property
     def measured(self) -> Mapping[int, float]:
@@ -188,6 +193,7 @@ class Learned:
             "in_use": {str(size): rate for size, rate in self._in_use.items()},
             "pauses": {kind: [[p.pause_s, p.form_s, p.sync_s] for p in found] for kind, found in self._pauses.items()},
             "starts": list(self._starts),
+            "start_parts": [dict(parts) for parts in self._start_parts],
             "rescales": self.rescales,
             "default_s": dict(self._default_s),
         }
@@ -214,5 +220,6 @@ class Learned:
         for kind, pauses in found.get("pauses", {}).items():
             learned._pauses[kind].extend(RescaleCost(*times) for times in pauses)
         learned._starts.extend(found.get("starts", ()))
+        learned._start_parts.extend(found.get("start_parts", ()))
         learned.rescales = int(found.get("rescales", 0))
         return learned

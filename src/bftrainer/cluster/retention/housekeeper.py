@@ -14,7 +14,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from bftrainer.cluster.config.keys import Config
+from bftrainer.cluster.launchers.base import StateLayout
 from bftrainer.cluster.retention import rules
+from bftrainer.cluster.retention.compiled import trim_compiled
 from bftrainer.cluster.retention.rules import DAY_S, Removal, TrainerDisk
 from bftrainer.cluster.retention.stored import SINCE_KEY
 from bftrainer.cluster.retention.survey import DiskSurvey, Removed
@@ -69,6 +71,7 @@ class Housekeeper:
         self._unfinished = unfinished
         self._since = float(store.kept(SINCE_KEY, 0.0))
         self._survey = DiskSurvey(config.state, store.path)
+        self._compiled = StateLayout(config.state, "").compiled
         self._trimmer = store.trimmer(limits_of(config))
 
     def tick(self, now: float) -> bool:
@@ -100,6 +103,8 @@ class Housekeeper:
         """Remove what goes by the settings, and return it."""
         disks = await self._measure()
         await asyncio.to_thread(self._survey.free)
+        if self._settings.compiled_gb and not dry_run:
+            await asyncio.to_thread(trim_compiled, self._compiled, self._settings.compiled_gb * rules.GB, now)
         over = [owner for owner, used in self._quotas.disk_used.items() if self._is_over(owner, used)]
         chosen = rules.by_settings(disks, self._settings, over, now, self._since)
         done = await self._carry_out(chosen, BY_SETTINGS, now, dry_run=dry_run)

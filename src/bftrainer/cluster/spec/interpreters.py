@@ -49,7 +49,7 @@ def in_active_environment(
         own = own_python() or "the interpreter of the agents"
         warn(f"the environment {active} is active, but has no PyTorch: the script runs under {own}")
         return list(specs)
-    if "bftrainer" not in packages and any(not spec.python and spec.launcher == "elastic" for spec in specs):
+    if "bftrainer" not in packages and any(not spec.python and spec.launcher in ("elastic", "ddp") for spec in specs):
         raise InputError(
             f"the environment {active} is active, but has no BFTrainer, which an elastic script imports: install it "
             f"there with `{python} -m pip install bftrainer`, or choose another interpreter with --python"

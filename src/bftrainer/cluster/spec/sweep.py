@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bftrainer.cluster.spec.files import MOST_TRAINERS, one_spec, read_mapping
-from bftrainer.cluster.spec.trainer import KEYS, TrainerSpec, default_name, parse_spec
+from bftrainer.cluster.spec.names import default_name
+from bftrainer.cluster.spec.trainer import KEYS, TrainerSpec, parse_spec
 from bftrainer.errors import InputError
 from bftrainer.util.suggest import closest, unknown
 

@@ -7,14 +7,14 @@ content of a file, a command line or a request, and reports what is wrong with i
 from __future__ import annotations
 
 import re
-import unicodedata
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from bftrainer.cluster.spec.names import LIKE_AN_ID, NAME
 from bftrainer.core.curve import Curve
 from bftrainer.elastic import protocol
 from bftrainer.elastic.defaults import MOST_RANKS
@@ -22,11 +22,8 @@ from bftrainer.errors import InputError
 from bftrainer.processes import variables
 from bftrainer.util.suggest import unknown
 
-Launcher = Literal["elastic", "torchrun", "hosts"]
+Launcher = Literal["elastic", "ddp", "torchrun", "hosts"]
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""The pattern of a trainer's name."""
-_LIKE_AN_ID = re.compile(r"t[0-9]+")
 MOST_NODES = 100_000
 MOST_ENV_BYTES = MOST_ARG_BYTES = 100_000
 """Linux refuses to start a program beyond about 128 kB."""
@@ -34,6 +31,9 @@ DEFAULT_MAX_NODES = 64
 AGENTS_OWN = "agent"
 """The value of `python` for the interpreter that the agents run under."""
 MOST_PARAMS, MOST_PARAM_BYTES = 100, 10_000
+MOST_PRELOAD = 100
+NO_PRELOAD = "none"
+"""The value of `preload` by which nothing is imported ahead, not even what was learned."""
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -59,7 +59,7 @@ _RULES: Mapping[str, str] = MappingProxyType(
         "env": "a mapping of names to texts",
         "cwd": "the path of a folder",
         "python": "the path of a Python interpreter, or agent for the agents' own",
-        "launcher": "one of elastic, torchrun, hosts",
+        "launcher": "one of elastic, ddp, torchrun, hosts",
         "curve": "points such as {nodes: [1, 2, 4], rates: [100, 190, 350]}",
         "up_s": "a number of seconds, 0 or more",
         "down_s": "a number of seconds, 0 or more",
@@ -67,7 +67,9 @@ _RULES: Mapping[str, str] = MappingProxyType(
         "model": "a label of at most 200 characters",
         "max_restarts": "a whole number, 0 or more",
         "log_all_ranks": "true or false",
+        "preload": f"names of modules with commas between them, a list of up to {MOST_PRELOAD}, or {NO_PRELOAD} alone",
         "ranks_per_node": f"a whole number from 1 to {MOST_RANKS}, or gpu for one per GPU of the node",
+        "ranks": f"a whole number from 1 to {MOST_NODES:,}",
         "group": "a name as a trainer's, or empty",
         "params": "a mapping of at most 100 names to texts",
     }
@@ -93,7 +95,7 @@ class TrainerSpec(BaseModel):
     script: str = Field(min_length=1, max_length=4096)
     """A path, or `-m MODULE`."""
     name: str | None = None
-    """None: the controller derives the name from the script (`default_name`)."""
+    """None: the controller derives the name from the script (`names.default_name`)."""
     args: tuple[str, ...] = ()
     min_nodes: int = Field(1, ge=1, le=MOST_NODES)
     max_nodes: int = Field(DEFAULT_MAX_NODES, ge=1, le=MOST_NODES)
@@ -117,8 +119,12 @@ class TrainerSpec(BaseModel):
     """How often a script that failed by itself is restarted before the trainer has failed; preemptions do not count."""
     ranks_per_node: Annotated[int, Field(ge=1, le=MOST_RANKS)] | Literal["gpu"] = "gpu"
     """How many processes it runs on each node; `gpu`: one per GPU of the node, or one if there is none."""
+    ranks: int | None = Field(None, ge=1, le=MOST_NODES)
+    """How many ranks its batch size was chosen for; None: 1, and for `ddp` those on its fewest nodes."""
     log_all_ranks: bool = False
     """Whether the output of all processes is collected, and not only that of the first one on each node."""
+    preload: Annotated[tuple[str, ...], Field(max_length=MOST_PRELOAD)] = ()
+    """Modules that agents import ahead, besides those they learn of: those of the user's own, say."""
     group: str = ""
     """The sweep or study that it belongs to. Trainers of one group are shown together."""
     params: dict[str, str] = Field(default_factory=dict)
@@ -153,6 +159,18 @@ class TrainerSpec(BaseModel):
             raise ValueError(f"log_all_ranks must be {_RULES['log_all_ranks']}, but got {_short(given)}")
         return known[given]
 
+    @field_validator("preload", mode="before")
+    @classmethod
+    def _some_modules(cls, given: Any) -> Any:
+        """Take names with commas between them also as one text."""
+        names = [name.strip() for name in given.split(",")] if isinstance(given, str) else given
+        bad = [name for name in names if not _is_module(name)] if isinstance(names, list | tuple) else [given]
+        if not bad and NO_PRELOAD in names and len(names) > 1:
+            bad = [",".join(names)]
+        if bad:
+            raise ValueError(f"preload must be {_RULES['preload']}, but got {_short(bad[0])}")
+        return tuple(names)
+
     @field_validator("ranks_per_node", mode="before")
     @classmethod
     def _a_number_of_ranks(cls, given: Any) -> Any:
@@ -161,6 +179,15 @@ class TrainerSpec(BaseModel):
         if number == "gpu" or (type(number) is int and 1 <= number <= MOST_RANKS):
             return number
         raise ValueError(f"ranks_per_node must be {_RULES['ranks_per_node']}, but got {_short(given)}")
+
+    @field_validator("ranks", mode="before")
+    @classmethod
+    def _ranks_as_a_number(cls, given: Any) -> Any:
+        """Convert a text such as `4`, as YAML files have it, to a number."""
+        number = int(given) if isinstance(given, str) and _SHORT_NUMBER.fullmatch(given) else given
+        if number is not None and (type(number) is not int or not 1 <= number <= MOST_NODES):
+            raise ValueError(f"ranks must be {_RULES['ranks']}, but got {_short(given)}")
+        return number
 
     @field_validator("name")
     @classmethod
@@ -230,6 +257,10 @@ class TrainerSpec(BaseModel):
         for key, values in {**texts, "env": self.env.values(), "model": [self.model]}.items():
             if any("\0" in value for value in values):
                 raise ValueError(f"{key} must not hold NUL characters")
+        if self.ranks is not None and self.launcher not in ("elastic", "ddp"):
+            raise ValueError(f"ranks is for the launchers elastic and ddp, but launcher is {self.launcher}")
+        if self.ranks is not None and protocol.RANKS in self.env:
+            raise ValueError(f"ranks and env {protocol.RANKS} set the same thing: give one of them")
         try:
             self.prior_curve()
         except InputError as problem:
@@ -247,9 +278,22 @@ class TrainerSpec(BaseModel):
         """The module to run; None if the script is a file."""
         return self.script[3:] if self.script.startswith("-m ") else None
 
+    @property
+    def identity(self) -> tuple[str, str]:
+        """What trainers of one script have in common: the script, with its folder, and the interpreter."""
+        where = str(PurePath(self.cwd, self.script)) if self.module is None else f"{self.script} in {self.cwd}"
+        return where, self.python or self.submitted_python
+
     def ranks_on(self, default: int) -> int:
         """Return how many processes it runs on a node. `default` is the node's own default."""
         return default if self.ranks_per_node == "gpu" else self.ranks_per_node
+
+    @property
+    def chosen_ranks(self) -> int | None:
+        """How many ranks its batch size was chosen for; None if its script decides that."""
+        if self.ranks is not None or self.launcher != "ddp":
+            return self.ranks
+        return self.min_nodes * (1 if self.ranks_per_node == "gpu" else self.ranks_per_node)
 
     def prior_curve(self) -> Curve | None:
         """Return the user's curve, if there is one."""
@@ -271,6 +315,10 @@ class TrainerSpec(BaseModel):
             del values["ranks_per_node"]  # likewise
         if not self.log_all_ranks:
             del values["log_all_ranks"]
+        if self.ranks is None:
+            del values["ranks"]
+        if not self.preload:
+            del values["preload"]
         return values
 
 
@@ -285,7 +333,7 @@ def parse_spec(given: object, where: str = "") -> TrainerSpec:
         spec = TrainerSpec.model_validate(dict(given))
     except ValidationError as problem:
         raise InputError(place + _said(problem)) from None
-    if spec.name is not None and _LIKE_AN_ID.fullmatch(spec.name):  # not in the model: older versions stored such names
+    if spec.name is not None and LIKE_AN_ID.fullmatch(spec.name):  # not in the model: older versions stored such names
         raise InputError(f"{place}name must not look like a trainer's id, as `t` and a number do, but got {spec.name}")
     return spec
 
@@ -303,24 +351,8 @@ def node_range(given: object) -> tuple[int, int]:
     return least, most
 
 
-def default_name(script: str) -> str:
-    """Derive a name from a script: its stem, or the last part of a module's name, with only the allowed characters."""
-    path = PurePath(script[3:].replace(".", "/") if script.startswith("-m ") else script)
-    stem = path.parent.name if path.stem == "__main__" else path.stem
-    letters = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode()
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", letters).strip("._-")
-    name = plain[:56].rstrip("._-") or "trainer"  # leaves room for an appended number
-    return f"trainer-{name}"[:56] if _LIKE_AN_ID.fullmatch(name) else name
-
-
-def free_name(script: str, taken: Collection[str]) -> str:
-    """Derive a name from a script that is not taken, with a number if necessary."""
-    base = default_name(script)
-    name, number = base, 1
-    while name in taken:
-        number += 1
-        name = f"{base[:58]}-{number}"
-    return name
+def _is_module(name: object) -> bool:
+    return isinstance(name, str) and _MODULE.fullmatch(name) is not None
 
 
 def _as_text(value: object) -> object:

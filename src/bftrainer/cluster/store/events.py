@@ -148,6 +148,17 @@ class StateChanged(TypedEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class LauncherChanged(TypedEvent):
+    """A trainer goes on with another launcher, because the former one cannot run its script."""
+
+    kind = "trainer.launcher"
+    trainer: str
+    before: str
+    after: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class TrainerLearned(TypedEvent):
     """Everything about a trainer that decisions depend on, as the scheduler knows it from now on."""
 
@@ -163,6 +174,7 @@ class TrainerLearned(TypedEvent):
     owner: str
     weight: float
     model: str
+    start_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

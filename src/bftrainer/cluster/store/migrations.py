@@ -204,8 +204,23 @@ _GPUS = (
 
 _EXTREMES = ("ALTER TABLE trainers ADD COLUMN extremes TEXT NOT NULL DEFAULT '{}'",)
 
+# What scripts import, so that agents can import it ahead.
+_PRELOADS = (
+    """
+    CREATE TABLE preloads (
+        script TEXT NOT NULL,
+        python TEXT NOT NULL,
+        modules TEXT NOT NULL,
+        left_out TEXT NOT NULL,
+        changed REAL NOT NULL,
+        PRIMARY KEY (script, python)
+    ) WITHOUT ROWID
+    """,
+)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     *(_FIRST, _OWNERS, _POINTS, _PLACES, _WEIGHTS, _EXPIRY, _RETENTION, _GPUS),
     _EXTREMES,
+    _PRELOADS,
 )
 """The statements that lead from version N to N + 1, in order. Each entry is one transaction."""

@@ -25,6 +25,7 @@ def learned_event(trainer: Trainer) -> TrainerLearned:
         trainer.owner,
         trainer.weight,
         trainer.model,
+        trainer.start_s,
     )
 
 
@@ -41,6 +42,7 @@ def learned_trainer(event: TrainerLearned) -> Trainer:
         owner=event.owner,
         weight=event.weight,
         model=event.model,
+        start_s=event.start_s,
     )
 
 

@@ -24,6 +24,7 @@ from bftrainer.cluster.store.environments import FOLDER, EnvironmentFiles
 from bftrainer.cluster.store.event_log import EventLog
 from bftrainer.cluster.store.events import LogEvent
 from bftrainer.cluster.store.json_columns import decoded, decoded_object, encoded, plain
+from bftrainer.cluster.store.preloads import PreloadTable
 from bftrainer.cluster.store.rows import EventRow, EventSpan, NodeRow, OwnerRow, TrainerRow, WorkerRow
 from bftrainer.cluster.store.tokens import TokenTable
 from bftrainer.cluster.store.trainer_totals import TrainerTotals
@@ -64,6 +65,7 @@ class Store:
         self.tokens = TokenTable(database)
         self.environments = EnvironmentFiles(database.path.parent / FOLDER)
         self.totals = TrainerTotals(database)
+        self.preloads = PreloadTable(database)
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> Store:

@@ -106,6 +106,8 @@ class TrainerDetail(TrainerView):
     up_s: float
     down_s: float
     pauses: dict[str, Any]
+    start_parts: dict[str, float]
+    """Median seconds of the parts of a worker's start, in order; empty before the first step."""
     snapshots: SnapshotsView | None
     workers: list[WorkerView]
     error: str

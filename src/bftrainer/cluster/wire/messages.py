@@ -35,6 +35,8 @@ GIVE_UP_S = 600.0
 """Seconds after which an agent without a controller ends, unless the controller said otherwise."""
 MOST_GPUS = 256
 """Limit of GPUs of a node, and of ranks of a worker."""
+MOST_MODULES = 1000
+"""Limit of the modules that are imported ahead for a script."""
 PATH = "/v1/agents"
 """The URL path where agents connect. The secret is sent in the header `Authorization: Bearer SECRET`."""
 
@@ -73,6 +75,7 @@ class RankStatus:
 Gpus = Annotated[tuple[Gpu, ...], Field(max_length=MOST_GPUS)]
 GpuUses = Annotated[tuple[GpuUse, ...], Field(max_length=MOST_GPUS)]
 Ranks = Annotated[tuple[RankStatus, ...], Field(max_length=MOST_GPUS)]
+Modules = Annotated[tuple[Text, ...], Field(max_length=MOST_MODULES)]
 RankCount = Annotated[int, Field(strict=True, ge=0, le=MOST_RANKS)]
 
 
@@ -239,6 +242,24 @@ class Start:
     """How many processes it has; 0: one, as controllers of version 0.1.0 expect it. Older agents start one."""
     log_all_ranks: Flag = False
     """The output of all ranks is sent, not only that of the first one on the node."""
+    preload: Modules = ()
+    """Modules that the script imports, in order: the agent may have imported them ahead. Older agents do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Import ahead what a script imports that may be started here later. The fields are those of its `Start`.
+
+    Older agents ignore it.
+    """
+
+    argv: tuple[Text, ...]
+    preload: Modules
+    env: Mapping[Text, Text] = field(default_factory=dict)
+    cwd: Text = ""
+    python: Text = ""
+    submitted_python: Text = ""
+    ranks: RankCount = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,5 +301,5 @@ class Bye:
 
 
 FromAgent = Join | Beat | Heard | Started | Ended | Log | Going
-FromController = Welcome | Start | Stop | Say | Forget | Logged | Bye
+FromController = Welcome | Start | Prepare | Stop | Say | Forget | Logged | Bye
 Message = FromAgent | FromController

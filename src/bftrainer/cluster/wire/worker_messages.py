@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, PlainVa
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from bftrainer.cluster.wire.checks import MOST_WHOLE, NaturalNumber, Whole, first_problem
+from bftrainer.cluster.wire.messages import MOST_MODULES
 from bftrainer.elastic import protocol
 from bftrainer.elastic.defaults import MOST_RANKS
 from bftrainer.elastic.metrics import MOST as MOST_METRICS
@@ -76,6 +77,11 @@ class _Ending(TypedDict):
     step: Any  # shown nowhere
 
 
+class _Follow(TypedDict):
+    address: Address
+    secret: Annotated[InstanceOf[str], Field(max_length=100)]
+
+
 class _Arrived(TypedDict):
     generation: Whole
     address: Address
@@ -119,8 +125,19 @@ class _Report(TypedDict):
     snapshot_stall_s: NotRequired[Duration | None]
 
 
+class _FirstStep(TypedDict):
+    parts: NotRequired[Annotated[dict[MetricName, Duration], _first(20)]]
+    modules: NotRequired[Annotated[dict[MetricName, Duration], _first(MOST_MODULES)]]
+
+
+class _PreloadRefused(TypedDict):
+    variable: MetricName
+    modules: NotRequired[Annotated[tuple[MetricName, ...], Field(max_length=MOST_MODULES)]]
+
+
 _KINDS: Mapping[str, tuple[Callable[..., protocol.FromWorker], TypeAdapter[Any]]] = {
     "ready": (protocol.Ready, TypeAdapter(_NoFields)),
+    "follow": (protocol.Follow, TypeAdapter(_Follow)),
     "leaving": (protocol.Leaving, TypeAdapter(_NoFields)),
     "left": (protocol.Left, TypeAdapter(_Ending)),
     "done": (protocol.Done, TypeAdapter(_Ending)),
@@ -129,6 +146,8 @@ _KINDS: Mapping[str, tuple[Callable[..., protocol.FromWorker], TypeAdapter[Any]]
     "broken": (protocol.Broken, TypeAdapter(_Broken)),
     "failed": (protocol.Failed, TypeAdapter(_Failed)),
     "report": (protocol.Report, TypeAdapter(_Report)),
+    "firststep": (protocol.FirstStep, TypeAdapter(_FirstStep)),
+    "preloadrefused": (protocol.PreloadRefused, TypeAdapter(_PreloadRefused)),
 }
 
 

@@ -1,4 +1,4 @@
-"""Frameworks: the changes for Hugging Face Trainer, Accelerate and Lightning."""
+"""Frameworks of Hugging Face: the changes for a Trainer and for an Accelerator."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from bftrainer.explain.training.loops import Training
 from bftrainer.explain.training.objects import TrainedObjects
 from bftrainer.explain.ways.plain import carried_notices, training_notices
 
-_TORCHRUN = "submit it with --launcher torchrun: it restarts from its checkpoint at each change"
+TORCHRUN = "submit it with --launcher torchrun: it restarts from its checkpoint at each change"
 _HUGGING_FACE = ("transformers.", "trl.", "sentence_transformers.")
-_LIGHTNING = ("lightning.", "pytorch_lightning.")
 _SHARDING_OPTIONS = frozenset(
     ["fsdp", "fsdp_config", "deepspeed", "fsdp_plugin", "deepspeed_plugin", "megatron_lm_plugin"]
 )
 
 
-def _made_of(program: Program, call: ast.Call, packages: tuple[str, ...], ending: str) -> bool:
+def made_of(program: Program, call: ast.Call, packages: tuple[str, ...], ending: str) -> bool:
     """Whether a call makes an object of a class of these packages, or of a class of the program based on one."""
     return _is_of(program, call.func, packages, ending, 0)
 
@@ -44,7 +43,7 @@ def _is_of(program: Program, node: ast.expr, packages: tuple[str, ...], ending: 
 
 def trainer_calls(program: Program) -> list[ast.Call]:
     """Return the calls that make a Hugging Face Trainer."""
-    return [call for call in program.calls if _made_of(program, call, _HUGGING_FACE, "Trainer")]
+    return [call for call in program.calls if made_of(program, call, _HUGGING_FACE, "Trainer")]
 
 
 def explain_transformers(program: Program, edits: Edits) -> Iterator[Notice]:
@@ -65,8 +64,8 @@ def explain_transformers(program: Program, edits: Edits) -> Iterator[Notice]:
                     "load it without streaming",
                     refused=True,
                 )
-    arguments = [call for call in program.calls if _made_of(program, call, _HUGGING_FACE, "TrainingArguments")]
-    configs = [call for call in program.calls if _made_of(program, call, ("trl.",), "Config")]
+    arguments = [call for call in program.calls if made_of(program, call, _HUGGING_FACE, "TrainingArguments")]
+    configs = [call for call in program.calls if made_of(program, call, ("trl.",), "Config")]
     yield from _sharding(program, [*arguments, *configs])
 
 
@@ -79,7 +78,7 @@ def _sharding(program: Program, calls: list[ast.Call]) -> Iterator[Notice]:
                     program,
                     keyword.value,
                     f"{keyword.arg} splits the model over the ranks, and a part is lost with its node",
-                    _TORCHRUN,
+                    TORCHRUN,
                     refused=True,
                 )
 
@@ -89,7 +88,7 @@ def _sharding(program: Program, calls: list[ast.Call]) -> Iterator[Notice]:
 
 def accelerator_calls(program: Program) -> list[ast.Call]:
     """Return the calls that make an Accelerator."""
-    return [call for call in program.calls if _made_of(program, call, ("accelerate.",), "Accelerator")]
+    return [call for call in program.calls if made_of(program, call, ("accelerate.",), "Accelerator")]
 
 
 def explain_accelerate(program: Program, training: Training | None, edits: Edits) -> Iterator[Notice]:
@@ -112,7 +111,7 @@ def explain_accelerate(program: Program, training: Training | None, edits: Edits
                 refused=True,
             )
     if training is not None:
-        yield from carried_notices(program, training, TrainedObjects(), "accelerator.prepare")
+        yield from carried_notices(program, training, TrainedObjects(), "accelerator.register_for_checkpointing")
         yield from training_notices(program, training)
 
 
@@ -131,11 +130,3 @@ def _change_import(program: Program, func: ast.Name, edits: Edits) -> None:
             names = ", ".join(one.name + (f" as {one.asname}" if one.asname else "") for one in others)
             edits.insert(file, node.lineno, f"{indent}from {node.module} import {names}")
         edits.insert(file, node.lineno, indent + lines.IMPORT_ACCELERATOR.format(name=func.id))
-
-
-# Lightning.
-
-
-def lightning_calls(program: Program) -> list[ast.Call]:
-    """Return the calls that make a Lightning Trainer."""
-    return [call for call in program.calls if _made_of(program, call, _LIGHTNING, ".Trainer")]

@@ -1,0 +1,1 @@
+"""Start-up of workers: what their scripts import, learned from earlier ones and told to agents ahead of time."""
