@@ -2,6 +2,7 @@
 
 It processes pool events, arrivals and completions in order of time. At each, it updates the accounts (`accounting.py`)
 and asks the scheduler. Order at one instant: progress, preemption charges, completions, joins, admissions, decision.
+`knowledge.py` says what the scheduler is told about trainers; if that is learned, there are also times of reports.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from bftrainer.errors import InputError
 from bftrainer.scheduler import Plan, Policy, Scheduler, State
 from bftrainer.simulate.accounting import Accounting, Books, Loss, SimulatedTrainer
 from bftrainer.simulate.best import BestValues
+from bftrainer.simulate.knowledge import Knowledge, KnownTruth
 
 DecideOn = Literal["pool", "all"]
 
@@ -116,9 +118,13 @@ def replay(
     settings: ReplaySettings | None = None,
     watch: Watch | None = None,
     progress: Callable[[float], None] = lambda share: None,
+    knowledge: Knowledge | None = None,
 ) -> Replay:
-    """Replay `trace` with `trainers`, submitted at their times, until all are done or the trace ends."""
-    return _Engine(trace, trainers, settings or ReplaySettings(), watch, progress).run()
+    """Replay `trace` with `trainers`, submitted at their times, until all are done or the trace ends.
+
+    `knowledge` is what the scheduler is told about them; None: all.
+    """
+    return _Engine(trace, trainers, settings or ReplaySettings(), watch, progress, knowledge or KnownTruth()).run()
 
 
 class _Step(NamedTuple):
@@ -150,13 +156,20 @@ class _Engine:
         settings: ReplaySettings,
         watch: Watch | None,
         progress: Callable[[float], None],
+        knowledge: Knowledge,
     ) -> None:
         self.trace, self.settings, self.watch, self.progress = trace, settings, watch, progress
+        self.knowledge = knowledge
         self.arrivals = sorted(trainers, key=lambda trainer: trainer.submit)
         _check(trace, self.arrivals)
+        self.truth = {trainer.name: trainer for trainer in self.arrivals}
+        self.true_scheduler = Scheduler(settings.policy)
+        self.considered: tuple[Trainer, ...] = ()
+        self.only_learns = False
+        """Whether the present step may be only for what is learned in it, and leads to no decision without news."""
         self.scheduler = Scheduler(settings.policy)
         self.books = Books(settings.accounting, settings.snapshot_every_s)
-        self.best = BestValues(self.scheduler.value_of)
+        self.best = BestValues(self.true_scheduler.value_of)
         self.state = State()
         self.jobs: dict[str, SimulatedTrainer] = {}
         self.summaries: dict[str, TrainerSummary] = {}
@@ -208,6 +221,7 @@ class _Engine:
                     yield Event(moment)
                     if self._all_done():
                         return
+            self.only_learns = False
             yield event
         if self.settings.decide_on == "all":
             while (moment := self._next_moment()) < self.trace.window.end:
@@ -216,13 +230,15 @@ class _Engine:
                     return
 
     def _next_moment(self) -> float:
-        """The next completion, or arrival of a trainer for which there is room."""
+        """The next completion, arrival of a trainer for which there is room, or time when something is learned."""
         moment = min((job.finish_time(self.now) for job in self.jobs.values()), default=math.inf)
         if self.next_arrival < len(self.arrivals):
             arrival = self.arrivals[self.next_arrival]
             if arrival.submit < moment and self.scheduler.would_consider(self.state, arrival):
                 moment = max(arrival.submit, self.now)
-        return moment
+        learns_at = self.knowledge.next_moment(self.now, self.jobs)
+        self.only_learns = learns_at < moment
+        return min(moment, learns_at)
 
     def _step(self, event: Event) -> None:
         self._advance(event.time)
@@ -232,9 +248,12 @@ class _Engine:
             self.state, lost = self.state.pool_changed(event)
             for name, nodes in lost.items():
                 self.books.preempted(self.jobs[name], self.now, nodes, self.state.assigned.get(name, ()))
-        self._complete()
+        completed = self._complete()
+        has_news = self.knowledge.observe(self.now, self.jobs)
         self._admit_arrivals()
         decided = bool(self.state.admitted or self.state.waiting)
+        if self.only_learns and not (completed or has_news):
+            decided = False
         if decided:
             self._decide()
         else:
@@ -251,22 +270,26 @@ class _Engine:
             self.best_made += passed * self.best_value
         self.now = to
 
-    def _complete(self) -> None:
-        for name in [name for name, job in self.jobs.items() if job.is_done()]:
+    def _complete(self) -> bool:
+        """End the trainers that are done. Returns whether there are any."""
+        done = [name for name, job in self.jobs.items() if job.is_done()]
+        for name in done:
             job = self.jobs.pop(name)
             self.books.finished(job)
             self.state = self.state.finished(name)
+            self.knowledge.finished(name)
             self.summaries[name] = self._summary_of(job, self.now)
+        return bool(done)
 
     def _admit_arrivals(self) -> None:
         first = self.next_arrival
         while self.next_arrival < len(self.arrivals) and self.arrivals[self.next_arrival].submit <= self.now:
             self.next_arrival += 1
         if self.next_arrival > first:
-            self.state = self.state.submitted(*self.arrivals[first : self.next_arrival])
+            self.state = self.state.submitted(*self.knowledge.submitted(self.arrivals[first : self.next_arrival]))
 
     def _decide(self) -> None:
-        before = self.state
+        before = self.knowledge.refreshed(self.state, self.scheduler)
         began = time.perf_counter()
         plan = self.scheduler.decide(before)
         self.solve_ms.append((time.perf_counter() - began) * 1e3)
@@ -274,8 +297,11 @@ class _Engine:
         for trainer, change in zip(plan.considered, plan.changes, strict=True):
             job = self.jobs.get(trainer.name)
             if job is None:
-                job = self.jobs[trainer.name] = SimulatedTrainer(trainer, self.scheduler.value_of(trainer), self.now)
+                truth = self.truth[trainer.name]
+                job = SimulatedTrainer(truth, self.true_scheduler.value_of(truth), self.now)
+                self.jobs[trainer.name] = job
             self.books.rescaled(job, self.now, plan.placed.nodes.get(change.trainer, ()))
+        self.knowledge.observe(self.now, self.jobs)
         self._measure()
         if self.watch is not None:
             self.watch(self.now, plan, before)
@@ -284,7 +310,10 @@ class _Engine:
         """Record the values in force from now on."""
         self.used = sum(job.nodes for job in self.jobs.values())
         self.value = sum(job.value for job in self.jobs.values())
-        self.best_value = self.best.total(self.state.admitted, len(self.state.pool))
+        considered = tuple(self.truth[trainer.name] for trainer in self.state.admitted)
+        if considered != self.considered:
+            self.considered = considered
+        self.best_value = self.best.total(self.considered, len(self.state.pool))
 
     def _row(self, *, decided: bool, pool_event: bool) -> _Step:
         return _Step(

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from bftrainer.cluster.config.keys import UNMEASURED_S
 from bftrainer.cluster.jobs.curve_fit import fitted, guessed, rescaled_prior, sizes_between
 from bftrainer.core.curve import Curve
+from bftrainer.learning.costs import RescaleCost
 from bftrainer.processes.start_up import PARTS
 
 REPORTS = 31
@@ -42,15 +43,6 @@ class Prior:
     curve: Curve | None = None
     up_s: float | None = None
     down_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RescaleCost:
-    """The time that a rescale cost the members that trained before it. `form_s` and `sync_s` are parts of `pause_s`."""
-
-    pause_s: float
-    form_s: float
-    sync_s: float
 
 
 class Learned:
