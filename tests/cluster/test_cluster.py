@@ -347,11 +347,16 @@ def test_news_that_come_while_others_are_awaited_count(bench: Bench) -> None:
 
 
 def test_a_trainer_of_which_nothing_is_known_ends_up_well_allocated(bench: Bench) -> None:
-    """It scales to four nodes and no further; the other one takes the rest."""
-    good, poor = bench.submit("1-8"), bench.submit("1-8")
+    """It scales to two nodes and no further; the other one takes the rest, once a node that went has shown it."""
+    good, poor = bench.submit("1-8"), bench.submit("1-8", script="/poor.py")
     bench.join(*(f"n{i}" for i in range(1, 9)))
-    for _ in range(60):
+    for turn in range(60):
         bench.now += 10
+        if turn == 10:
+            gone = next(iter(bench.nodes_of(poor)))
+            bench.take(gone)
+        if turn == 12:
+            bench.join(gone)
         for trainer, rate in ((good, lambda n: 100.0 * n), (poor, lambda n: 10.0 * min(n, 2) + 0.01 * n)):
             world = len(bench.members(trainer))
             if world:

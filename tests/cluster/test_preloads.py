@@ -13,7 +13,7 @@ from bftrainer.cluster.controller.start_up.preparing import MOST_AHEAD, Preparer
 from bftrainer.cluster.launchers.base import Launch, StateLayout
 from bftrainer.cluster.retention.compiled import RECENT_S, trim_compiled
 from bftrainer.cluster.spec.trainer import TrainerSpec, parse_spec
-from bftrainer.cluster.store.preloads import MOST_BYTES, MOST_SCRIPTS, ScriptImports
+from bftrainer.cluster.store.scripts.preloads import MOST_BYTES, MOST_SCRIPTS, ScriptImports
 from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.cluster.wire.messages import Prepare
 from bftrainer.elastic.protocol import FirstStep, PreloadRefused

@@ -41,6 +41,10 @@ export async function drawCurve(draw, element, curve) {
   const { value, axis, layout } = look(element);
   const sizes = Object.entries(curve.measured);
   const traces = [{ x: curve.nodes, y: curve.rates, name: "fit, in use", mode: "lines", line: { color: value("--pool"), width: 2 } }];
+  if (curve.low) {
+    const edge = { x: curve.nodes, mode: "lines", line: { width: 0 }, hoverinfo: "skip" };
+    traces.unshift({ ...edge, y: curve.low, showlegend: false }, { ...edge, y: curve.high, name: "80 %", fill: "tonexty", fillcolor: "rgba(120,140,170,0.25)" });
+  }
   if (curve.prior) traces.push({ x: curve.prior.nodes, y: curve.prior.rates, name: "prior", mode: "lines", line: { color: value("--soft"), dash: "dot" } });
   traces.push({ x: sizes.map(([size]) => Number(size)), y: sizes.map(([, rate]) => rate), name: "measured", mode: "markers", marker: { color: value("--orange"), size: 9 } });
   await draw.react(element, traces, { ...layout, height: 250, legend: { orientation: "h", y: 1.14, x: 0 },

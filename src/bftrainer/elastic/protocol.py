@@ -157,6 +157,12 @@ class Report:
     """Time between snapshots, sent by the worker that takes them: as set, or longer if they cost too much."""
     snapshot_stall_s: float | None = None
     """How long training stood still for the last snapshot."""
+    stay_windows: int = 0
+    """Number of measurements of the rate in this generation."""
+    stay_rate: float = 0.0
+    """Their median."""
+    stay_scatter: float | None = None
+    """The sum of the squared deviations of their logarithms; None if the worker does not say it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,11 +31,13 @@ class RescaleCost:
 class MeasuredCosts:
     """The last pauses and starts."""
 
-    __slots__ = ("_medians", "_pauses", "_start_parts", "_starts", "rescales")
+    __slots__ = ("_medians", "_pauses", "_start_parts", "_starts", "rescales", "version")
 
     def __init__(self, most: int = RESCALES) -> None:
         self.rescales = 0
         """How many rescales were recorded."""
+        self.version = 0
+        """Grows whenever a median may have changed."""
         self._pauses: dict[Kind, deque[RescaleCost]] = {"up": deque(maxlen=most), "down": deque(maxlen=most)}
         self._starts: deque[float] = deque(maxlen=most)
         self._medians: dict[str, float | None] = {}
@@ -47,19 +49,27 @@ class MeasuredCosts:
         self.rescales += 1
         if all(math.isfinite(value) and value >= 0 for value in (pause_s, form_s, sync_s)):
             self._pauses[kind].append(RescaleCost(pause_s, form_s, sync_s))
-            self._medians.clear()
+            self._changed()
 
     def started(self, seconds: float) -> None:
         """Add the seconds from a node's assignment to the trainer to its first computation."""
         if math.isfinite(seconds) and seconds >= 0:
             self._starts.append(seconds)
-            self._medians.clear()
+            self._changed()
 
     def first_step(self, parts: Mapping[str, float]) -> None:
         """Add how long the parts of a worker's start took, up to its first step."""
         known = {name: seconds for name, seconds in parts.items() if name in PARTS and seconds >= 0}
         if known:
             self._start_parts.append(known)
+
+    def take(self, other: MeasuredCosts) -> None:
+        """Add the measurements of another."""
+        for kind, pauses in other._pauses.items():
+            self._pauses[kind].extend(pauses)
+        self._starts.extend(other._starts)
+        self.rescales += other.rescales
+        self._changed()
 
     def pause_s(self, kind: Kind) -> float | None:
         """Return the median pause of rescales of one kind; None before the first."""
@@ -69,6 +79,10 @@ class MeasuredCosts:
     def start_s(self) -> float | None:
         """The median seconds from a node's assignment to its first step; None before the first."""
         return self._median("start", self._starts)
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._medians.clear()
 
     def _median(self, name: str, values: Collection[float]) -> float | None:
         if name not in self._medians:

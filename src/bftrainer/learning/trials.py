@@ -19,12 +19,17 @@ DECIDE_AT = 3
 """Windows of a stay after which a decision may be worthwhile: once a stay. Noise must not move nodes more often."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class ScriptBelief:
     """What is known of a script: its rates at every size, its pauses and the starts of its nodes."""
 
     rates: RateBelief = field(default_factory=RateBelief)
     costs: MeasuredCosts = field(default_factory=lambda: MeasuredCosts(SCRIPT_RESCALES))
+
+    @property
+    def state(self) -> tuple[int, int]:
+        """Two numbers that change whenever what is known changes."""
+        return self.rates.version, self.costs.version
 
     @property
     def best_rate_per_node(self) -> float:

@@ -242,9 +242,11 @@ def _facts(row: TrainerDetail, console: Console) -> list[tuple[str, str]]:
 
 
 def chart(curve: CurveView, now: int, console: Console) -> RenderableType:
-    """The learned curve as bars; sizes that were measured are marked."""
+    """The learned curve as bars, with its band; sizes that this trainer measured are marked."""
     measured = {int(size): rate for size, rate in (curve.get("measured") or {}).items()}
     points = {int(n): float(r) for n, r in zip(curve["nodes"], curve["rates"], strict=False) if n > 0} | measured
+    ends = zip(curve.get("low") or (), curve.get("high") or (), strict=False)
+    bands = dict(zip(curve["nodes"], ends, strict=False))
     sizes = _thinned(sorted(points), {*measured, now})
     most = max((points[size] for size in sizes), default=0.0) or 1.0
     utf = "utf" in (console.encoding or "").lower()
@@ -254,6 +256,8 @@ def chart(curve: CurveView, now: int, console: Console) -> RenderableType:
     for size in sizes:
         mark = ("●" if utf else "*") if size in measured else ("○" if utf else "o")
         note = f"{mark} {'measured' if size in measured else 'expected'}{', now' if size == now else ''}"
+        if size in bands:
+            note += f", 80 %: {figure(bands[size][0])} to {figure(bands[size][1])}"
         length = max(1, round(points[size] / most * 24)) if points[size] > 0 else 0
         table.add_row(str(size), figure(points[size]), ("█" if utf else "#") * length, note)
     return Group(Text("Scaling curve", style="bold"), table)

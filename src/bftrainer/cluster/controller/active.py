@@ -14,6 +14,7 @@ from bftrainer.cluster.config.keys import DEFAULTS
 from bftrainer.cluster.controller.metric_history import MetricHistory
 from bftrainer.cluster.controller.node_ranks import default_ranks
 from bftrainer.cluster.jobs.base import JobRecord, TrainerJob
+from bftrainer.cluster.jobs.beliefs import Beliefs, belief_key
 from bftrainer.cluster.jobs.elastic import ElasticJob
 from bftrainer.cluster.jobs.learning import Learned, Prior
 from bftrainer.cluster.jobs.opaque import OpaqueJob
@@ -190,6 +191,8 @@ class ActiveTrainer:
     stored_at: float = 0.0
     given: tuple[str, ...] | None = None
     """The nodes that its launcher got last."""
+    beliefs: Beliefs | None = None
+    """Where the belief of its script is stored."""
     points: MetricHistory = field(init=False)
 
     def __post_init__(self) -> None:
@@ -208,18 +211,20 @@ class ActiveTrainer:
         workers: Iterable[WorkerRow] = (),
         nodes: Collection[str] = (),
         gpu_counts: GpuCounts | None = None,
+        beliefs: Beliefs | None = None,
     ) -> Self:
         """Return a trainer as it is stored: a new one, or one of an earlier controller.
 
         `spec` is that of a new one. `kept` is the result of `job_as_json`. `workers` may still run. Nodes that are not
-        among `nodes` are gone.
+        among `nodes` are gone. Without `beliefs` nothing is known of the script but what the trainer measured.
         """
         spec = spec or TrainerSpec.model_validate(row.spec)
         launcher = launchers[spec.launcher]
         prior = Prior(spec.prior_curve(), spec.up_s, spec.down_s)
         usual_s = launcher.traits.rescale_s
         costs = (settings.default_up_s, settings.default_down_s) if usual_s is None else (usual_s, usual_s)
-        learned = Learned.from_json(row.learned, prior, *costs) if row.learned else Learned(prior, *costs)
+        belief = None if beliefs is None else beliefs.of(belief_key(row.owner, spec))
+        learned = Learned.from_json(row.learned or {}, prior, *costs, name=row.id, script=belief)
         job = make_job(row.id, spec, launcher, settings.job)
         job.progress = TrainerProgress(row.samples, row.total, row.epoch, step=row.step, redone=row.samples_redone)
         job.progress.reported.take(row.metrics, row.metrics_at, Position(row.epoch, row.step, row.samples))
@@ -253,6 +258,7 @@ class ActiveTrainer:
             held=NodeTime(row.node_seconds, row.gpu_seconds, len(record.nodes), counts.of(record.nodes), now),
             gpu_counts=counts,
             started=row.started,
+            beliefs=beliefs,
         )
 
     def as_row(self) -> dict[str, Any]:
@@ -375,6 +381,8 @@ class ActiveTrainer:
         columns["ended"] = now if finished else None
         if not at_once or finished:  # it is large, and stored soon with the progress
             columns["learned"] = self.learned.as_json()
+            if self.beliefs is not None:
+                self.beliefs.save(belief_key(self.owner, self.spec), now)
         store.update_trainer(self.id, **columns)
         progress = self.job.progress
         self.points.note(store, now, progress.samples, *progress.reported.both(), last=finished)

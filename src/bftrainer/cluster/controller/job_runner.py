@@ -15,6 +15,7 @@ from bftrainer.cluster.controller.active import ActiveTrainer, ControllerSetting
 from bftrainer.cluster.controller.effects import Effects
 from bftrainer.cluster.controller.start_up.preloads import Preloads
 from bftrainer.cluster.jobs.base import Intent, JobRecord, StartWorker, StopWorker, TellWorker
+from bftrainer.cluster.jobs.learning import stay_of
 from bftrainer.cluster.jobs.worker import Worker
 from bftrainer.cluster.launchers.base import HEAD, Launcher, WorkerSlot
 from bftrainer.cluster.store import events
@@ -22,6 +23,7 @@ from bftrainer.cluster.store.store import Store
 from bftrainer.cluster.wire.messages import Ended, Forget, FromController, Say, Started, Stop, WorkerStatus
 from bftrainer.cluster.wire.worker_messages import parse_worker_message
 from bftrainer.elastic.protocol import CANNOT_STAND_IN, FirstStep, Generation, PreloadRefused, ProtocolError
+from bftrainer.learning.rates import Stay
 
 AFTER_DDP: Literal["torchrun"] = "torchrun"
 """The launcher that takes over from ddp."""
@@ -62,7 +64,7 @@ class JobRunner:
         """Handle a worker's report. Returns whether it is valid; the trainer fails if not."""
         if not self.heard(live, worker, {**report, "type": "report"}, now):
             return False
-        if live.learned.rates(live.job.progress.rates):
+        if live.learned.reported(live.job.progress.generation, live.job.progress.rates, _stay(live)):
             live.stale = True
             effects.decide = effects.decide or "soon"
         live.save(self._store, now)
@@ -186,3 +188,12 @@ class JobRunner:
                 return Stop(worker, grace_s)
             case TellWorker(worker, _, message):
                 return Say(worker, message)
+
+
+def _stay(live: ActiveTrainer) -> Stay | None:
+    """Return what a trainer has measured in its present generation."""
+    nodes, windows, rate, scatter = live.job.progress.stay
+    if scatter is None and not nodes:  # a program of the user's own, which only says rates
+        nodes = live.job.world
+        rate = live.job.progress.rates.get(nodes, 0.0)
+    return stay_of(nodes, windows, rate, scatter)

@@ -16,6 +16,7 @@ from typing import Any
 
 from bftrainer.cluster.controller.active import PROGRESS_EVERY_S, ActiveTrainer, NodeState
 from bftrainer.cluster.controller.owners import OwnerLimits
+from bftrainer.cluster.jobs.beliefs import Beliefs
 from bftrainer.cluster.store import events
 from bftrainer.cluster.store.event_columns import columns_of
 from bftrainer.cluster.store.scheduling_events import decision_event, learned_event
@@ -33,6 +34,7 @@ class Planner:
         self.scheduler = scheduler
         self.state = State()
         self.limits = OwnerLimits(store, max_weight)
+        self.beliefs = Beliefs(store)
         self.last_decision: Mapping[str, Any] | None = None
         self.decisions = 0
         self._store = store
@@ -111,6 +113,7 @@ class Planner:
     def finished(self, live: ActiveTrainer) -> None:
         """Remove a trainer that has ended."""
         live.known = None
+        live.learned.trial.ended()
         self.state = self.state.finished(live.id)
         self.scheduler.forget(live.id)
         if self._limited_weights.pop(live.id, None) is not None:
@@ -119,8 +122,12 @@ class Planner:
     def decide(self, trainers: Mapping[str, ActiveTrainer], now: float) -> Mapping[str, tuple[Node, ...]]:
         """Decide which nodes each trainer has from now on, and return the nodes by trainer."""
         usual_rate = _usual_rate(trainers.values())
+        soon = self._considered_soon()
         for live in trainers.values():
-            if live.known is not None and (live.stale or live.known.weight != self._weight(live)):
+            if live.known is None:
+                continue
+            is_told = not live.stale and live.known.weight == self._weight(live)
+            if not is_told or (live.id in soon and live.learned.has_news(live.known)):
                 self.state = self.state.relearned(self._describe(live, usual_rate, now))
         began = clock.perf_counter()
         plan = self.scheduler.decide(self.state)
@@ -136,6 +143,14 @@ class Planner:
             self._store.keep("seen", asdict(self.state.seen))
         self._keep_totals(now)
         return self.state.assigned
+
+    def _considered_soon(self) -> set[str]:
+        """Return the trainers that the next decision may consider."""
+        state, scheduler = self.state, self.scheduler
+        room = max(scheduler.max_parallel(state) - len(state.admitted), 0)
+        if scheduler.policy.max_parallel is None:  # more are admitted while nodes are idle
+            room += len(state.pool)
+        return {trainer.name for trainer in (*state.admitted, *state.waiting[:room])}
 
     def tick(self, now: float) -> bool:
         """Read the owners' limits, and store the totals from time to time. Returns whether the quotas changed."""
@@ -192,5 +207,5 @@ def _usable_nodes(trainers: Iterable[Trainer], policy: Policy) -> int:
 
 def _usual_rate(trainers: Iterable[ActiveTrainer]) -> float:
     """Return the best measured rate per node. It is assumed for unmeasured trainers, so that they are tried."""
-    rates = (rate / size for live in trainers for size, rate in live.learned.measured.items())
-    return max(rates, default=1.0)
+    scripts = {id(live.learned.script): live.learned.script for live in trainers}
+    return max((script.best_rate_per_node for script in scripts.values()), default=0.0) or 1.0

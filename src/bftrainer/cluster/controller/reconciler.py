@@ -93,8 +93,7 @@ class Reconciler:
 
     def beat(self, name: str, now: float, gpus: tuple[GpuUse, ...] = ()) -> None:
         """Record that an agent is alive, and the reading of its GPUs if it sent one."""
-        node = self.nodes.get(name)
-        if node is not None:
+        if (node := self.nodes.get(name)) is not None:
             node.beat(now, gpus)
 
     def leaving(self, name: str, grace_s: float, now: float) -> Effects:
@@ -250,14 +249,15 @@ class Reconciler:
 
     def submit(self, spec: TrainerSpec, owner: str, now: float, *, staged: Path | None = None) -> tuple[str, Effects]:
         """Queue a trainer and return its id and the effects. Raises `QuotaError` if it exceeds its owner's limits."""
-        limits = self.planner.limits
+        planner, limits = self.planner, self.planner.limits
         limits.read()
         mine = [live for live in self.trainers.values() if live.owner == owner]
         limits.check(owner, spec, sum(live.job.outcome is None for live in mine))
         name = spec.name or free_name(spec.script, {live.name for live in mine})
         row = self.store.add_trainer(name=name, owner=owner, spec=spec.as_json(), time=now, staged=staged)
-        live = self.trainers[row.id] = ActiveTrainer.from_row(row, self.launchers, self.settings, now, spec=spec)
-        live.gpu_counts = self.planner.gpus
+        live = self.trainers[row.id] = ActiveTrainer.from_row(
+            row, self.launchers, self.settings, now, spec=spec, gpu_counts=planner.gpus, beliefs=planner.beliefs
+        )
         self.store.log(now, events.TrainerSubmitted(row.id, name, owner))
         self.store.log(now, events.StateChanged(row.id, "", "queued", ""))
         self.planner.submitted(live, self.trainers, now)

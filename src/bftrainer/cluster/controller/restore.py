@@ -46,6 +46,7 @@ def restore(cluster: Reconciler, now: float) -> Effects:
                 nodes[worker.node].worker = worker.worker
         else:
             store.end_worker(worker.worker, ended=now, status=None, outcome="lost")
+    cluster.planner.beliefs.take_up(store.trainers(), now)
     without_values: list[str] = []
     for name, trainer in unfinished.items():
         kept = store.kept(f"job.{name}")
@@ -62,6 +63,7 @@ def restore(cluster: Reconciler, now: float) -> Effects:
             workers=running[name],
             nodes=staying,
             gpu_counts=cluster.planner.gpus,
+            beliefs=cluster.planner.beliefs,
         )
         if not trainer.extremes:  # the version that stored it did not keep them
             _note_extremes(live, store)

@@ -1,39 +1,32 @@
 """Learning measures one trainer's speed and rescale costs while it trains.
 
-The controller passes the workers' reports to `Learned` and gets the scaling curve and the costs that the scheduler
-decides with. Users need not supply either. The module is pure: no clock, no input or output. `as_json` and `from_json`
-carry the measurements over a restart. `curve_fit` describes how a curve is made from a few measured sizes.
+The controller passes the workers' reports to `Learned`, which passes them on to the belief of the trainer's script
+(`learning.trials`). From there come the scaling curve and the costs that the scheduler decides with. What the trainer
+measured itself is kept beside it, for the figures of this trainer: `as_json` and `from_json` carry it over a restart.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from bftrainer.cluster.config.keys import UNMEASURED_S
-from bftrainer.cluster.jobs.curve_fit import fitted, guessed, rescaled_prior, sizes_between
 from bftrainer.core.curve import Curve
-from bftrainer.learning.costs import RescaleCost
-from bftrainer.processes.start_up import PARTS
+from bftrainer.core.trainer import Trainer
+from bftrainer.learning.costs import Kind, MeasuredCosts
+from bftrainer.learning.rates import NOISE, Estimate, Stay
+from bftrainer.learning.trials import AssumedCosts, ScriptBelief, TrialLearning
 
-REPORTS = 31
-"""The rate at a size is the median of this many reports. Each report is the median of up to a minute of training."""
-ENOUGH = 7
-"""Reports of a size that are needed before others are tried: they must be compared with a known rate."""
-AT_HAND, IN_PASSING = 0.01, 0.1
-"""The relative difference above which the median replaces the rate in use. `AT_HAND` applies when there are `ENOUGH`
-reports and when there are `REPORTS`; `IN_PASSING` at any other time. So noise moves no nodes, and a wrong first report
-does not stay.
-"""
-RESCALES = 9
-"""A cost is the median of this many pauses."""
-
-Kind = Literal["up", "down"]
+MOST_WINDOWS = 61
+"""The most windows of a stay that count."""
+NEWS = 0.002
+"""Relative change of a rate, by what other trials of the script measured, that the scheduler is told."""
+MOST_NODES = 1 << 20
+USUAL_WINDOWS = 7
+"""How many windows a rate counts for whose worker, or earlier version, does not say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,147 +39,125 @@ class Prior:
 
 
 class Learned:
-    """The measurements of one trainer. `rates`, `rescaled` and `started` add to them."""
+    """The measurements of one trainer, and what its script's belief says of it."""
 
-    __slots__ = ("_default_s", "_in_use", "_pauses", "_reports", "_start_parts", "_starts", "prior", "rescales")
+    __slots__ = ("_compared", "_default_s", "_in_use", "costs", "prior", "trial")
 
     def __init__(
         self,
         prior: Prior | None = None,
         default_up_s: float = UNMEASURED_S,
         default_down_s: float = UNMEASURED_S,
+        *,
+        name: str = "",
+        script: ScriptBelief | None = None,
     ) -> None:
         self.prior = prior or Prior()
         self._default_s: Mapping[Kind, float] = {"up": default_up_s, "down": default_down_s}
-        self.rescales = 0
-        """How many rescales were recorded."""
-        self._reports: dict[int, deque[float]] = {}
+        up_s = default_up_s if self.prior.up_s is None else self.prior.up_s
+        down_s = default_down_s if self.prior.down_s is None else self.prior.down_s
+        script = ScriptBelief() if script is None else script
+        script.rates.take_prior(self.prior.curve)
+        self.trial = TrialLearning(name, script, AssumedCosts(up_s, down_s))
+        self.costs = MeasuredCosts()
+        """The pauses and starts of this trainer alone."""
         self._in_use: dict[int, float] = {}
-        self._pauses: dict[Kind, deque[RescaleCost]] = {"up": deque(maxlen=RESCALES), "down": deque(maxlen=RESCALES)}
-        self._starts: deque[float] = deque(maxlen=RESCALES)
-        self._start_parts: deque[Mapping[str, float]] = deque(maxlen=RESCALES)
+        self._compared: tuple[int, int] | None = None
+        """The state of the script's belief when the scheduler's description was compared with it."""
 
     # Input.
 
-    def rates(self, rates: Mapping[int, float]) -> bool:
-        """Add a worker's report: samples per second by world size. Returns whether a new decision may be worthwhile.
+    def reported(self, generation: int, rates: Mapping[int, float], stay: Stay | None) -> bool:
+        """Add a worker's report. Returns whether a new decision may be worthwhile.
 
-        That is the case when a size was measured for the first time, when a size has enough reports to try others, and
-        when its rate has changed. A worker repeats old measurements in its reports; only new values count.
+        `rates` are samples per second by size, of all that the worker has measured; `stay` is what it measured in this
+        generation.
         """
-        moved = False
         for size, rate in rates.items():
-            if size < 1 or not math.isfinite(rate) or rate <= 0:
-                continue
-            reports = self._reports.setdefault(size, deque(maxlen=REPORTS))
-            if rate not in reports:
-                moved |= self._take(size, rate, reports)
-        return moved
-
-    def _take(self, size: int, rate: float, reports: deque[float]) -> bool:
-        leeway = AT_HAND if len(reports) + 1 in (ENOUGH, REPORTS) else IN_PASSING
-        reports.append(rate)
-        median, before = statistics.median(reports), self._in_use.get(size)
-        if before is not None and abs(median / before - 1) <= leeway:
-            return len(reports) == ENOUGH
-        self._in_use[size] = median
-        return True
+            if size >= 1 and math.isfinite(rate) and rate > 0:
+                self._in_use[size] = rate
+        return stay is not None and self.trial.reported(generation, stay)
 
     def rescaled(self, kind: Kind, pause_s: float, form_s: float, sync_s: float) -> None:
         """Add a rescale: the time that earlier members lost, from their last step to the next generation."""
-        self.rescales += 1
-        if all(math.isfinite(value) and value >= 0 for value in (pause_s, form_s, sync_s)):
-            self._pauses[kind].append(RescaleCost(pause_s, form_s, sync_s))
+        for costs in (self.costs, self.trial.script.costs):
+            costs.rescaled(kind, pause_s, form_s, sync_s)
 
     def started(self, seconds: float) -> None:
         """Add the seconds from a node's assignment to the trainer to its first computation."""
-        if math.isfinite(seconds) and seconds >= 0:
-            self._starts.append(seconds)
+        for costs in (self.costs, self.trial.script.costs):
+            costs.started(seconds)
 
     def first_step(self, parts: Mapping[str, float]) -> None:
         """Add how long the parts of a worker's start took, up to its first step."""
-        known = {name: seconds for name, seconds in parts.items() if name in PARTS and seconds >= 0}
-        if known:
-            self._start_parts.append(known)
+        self.costs.first_step(parts)
 
     # Results.
 
     @property
+    def script(self) -> ScriptBelief:
+        """What is known of the trainer's script."""
+        return self.trial.script
+
+    @property
     def start_s(self) -> float:
         """The median seconds from a node's assignment to its first step; 0 before the first measurement."""
-        return statistics.median(self._starts) if self._starts else 0.0
+        return self.trial.start_s
 
     def start_parts(self) -> dict[str, float]:
         """Return the median seconds of each part of the last starts, in order; empty before the first one."""
-        starts = self._start_parts
-        return {name: statistics.median(parts.get(name, 0.0) for parts in starts) for name in PARTS if starts}
+        return self.costs.start_parts()
 
     @property
     def measured(self) -> Mapping[int, float]:
-        """The rates in use, by size, in ascending order of size."""
+        """The rates that this trainer measured, by size, in ascending order of size."""
         return MappingProxyType(dict(sorted(self._in_use.items())))
 
     def curve(self, least: int, most: int, default_rate_per_node: float) -> Curve:
-        """Return samples per second on `least` to `most` nodes.
+        """Return what is believed of samples per second on `least` to `most` nodes.
 
-        Measured sizes have their measured rates. The others follow the prior, scaled to the measured rates, or Amdahl's
-        law without a prior. With neither, they are guessed cautiously from `default_rate_per_node`.
+        If nothing is known of the script, it is guessed cautiously from `default_rate_per_node`.
         """
-        measured, prior = self.measured, self.prior.curve
-        sizes = sizes_between(least, most, measured)
-        rates = rescaled_prior(prior, measured, sizes) if prior is not None else None
-        if rates is None:
-            rates = (
-                fitted(measured, sizes, curious=self._knows_best())
-                if measured
-                else guessed(sizes, default_rate_per_node)
-            )
-        return Curve.through(sizes, rates)
+        return self.trial.curve(least, most, default_rate_per_node)
 
-    def _knows_best(self) -> bool:
-        best = max(self._in_use, key=lambda size: self._in_use[size])
-        return len(self._reports.get(best, ())) >= ENOUGH
+    def estimate(self, least: int, most: int) -> Estimate | None:
+        """Return the mean and the spread of what is believed; None if nothing is known."""
+        return self.trial.estimate(least, most) if self.script.rates.is_known else None
+
+    def has_news(self, told: Trainer) -> bool:
+        """Whether the scheduler's description of the trainer is outdated by what trials of its script have learned."""
+        if self._compared == self.script.state:
+            return False
+        self._compared = self.script.state
+        if (self.up_s, self.down_s, self.start_s) != (told.up_s, told.down_s, told.start_s):
+            return True
+        curve = self.curve(told.min_nodes, told.max_nodes, 1.0)
+        if not self.script.rates.is_known or curve.nodes != told.curve.nodes:
+            return self.script.rates.is_known
+        pairs = zip(curve.rates[1:], told.curve.rates[1:], strict=True)
+        return any(abs(rate - before) > NEWS * before for rate, before in pairs)
 
     @property
     def up_s(self) -> float:
         """Seconds that the members lose when the trainer grows."""
-        return self._cost("up", self.prior.up_s)
+        return self.trial.up_s
 
     @property
     def down_s(self) -> float:
         """Seconds that the members lose when the trainer shrinks."""
-        return self._cost("down", self.prior.down_s)
-
-    def _cost(self, kind: Kind, prior: float | None) -> float:
-        pauses = self._pauses[kind]
-        if pauses:
-            return statistics.median(pause.pause_s for pause in pauses)
-        return self._default_s[kind] if prior is None else prior
+        return self.trial.down_s
 
     def pauses(self) -> Mapping[str, float | None]:
         """Return the medians over the last rescales of both kinds, in seconds, and the count of all rescales."""
-        costs = [pause for kind in self._pauses.values() for pause in kind]
-        median = statistics.median if costs else lambda values: None
-        pause_s = median([pause.pause_s for pause in costs])
-        return {
-            "count": self.rescales,
-            "median_s": pause_s,
-            "pause_s": pause_s,
-            "form_s": median([pause.form_s for pause in costs]),
-            "sync_s": median([pause.sync_s for pause in costs]),
-        }
+        return self.costs.pauses()
 
     # Storage.
 
     def as_json(self) -> dict[str, Any]:
-        """Return all measurements and the default costs, for `from_json`, without the prior."""
+        """Return the trainer's own measurements and the default costs, for `from_json`, without prior and belief."""
         return {
-            "reports": {str(size): list(reports) for size, reports in self._reports.items()},
             "in_use": {str(size): rate for size, rate in self._in_use.items()},
-            "pauses": {kind: [[p.pause_s, p.form_s, p.sync_s] for p in found] for kind, found in self._pauses.items()},
-            "starts": list(self._starts),
-            "start_parts": [dict(parts) for parts in self._start_parts],
-            "rescales": self.rescales,
+            **self.costs.as_json(),
             "default_s": dict(self._default_s),
         }
 
@@ -197,21 +168,46 @@ class Learned:
         prior: Prior | None = None,
         default_up_s: float | None = None,
         default_down_s: float | None = None,
+        *,
+        name: str = "",
+        script: ScriptBelief | None = None,
     ) -> Learned:
         """Rebuild the measurements from the result of `as_json`. Missing keys count as not measured.
 
-        Default costs that are not given are those of the original.
+        Default costs that are not given are those of the original. Without a `script`, all that is known of it is what
+        this trainer measured.
         """
         costs = found.get("default_s", {})
         up_s = costs.get("up", UNMEASURED_S) if default_up_s is None else default_up_s
         down_s = costs.get("down", UNMEASURED_S) if default_down_s is None else default_down_s
-        learned = cls(prior, up_s, down_s)
-        for size, reports in found.get("reports", {}).items():
-            learned._reports[int(size)] = deque(reports, maxlen=REPORTS)
+        if script is None:
+            script = ScriptBelief()
+            add_measurements(script, name, found)
+        learned = cls(prior, up_s, down_s, name=name, script=script)
         learned._in_use.update({int(size): float(rate) for size, rate in found.get("in_use", {}).items()})
-        for kind, pauses in found.get("pauses", {}).items():
-            learned._pauses[kind].extend(RescaleCost(*times) for times in pauses)
-        learned._starts.extend(found.get("starts", ()))
-        learned._start_parts.extend(found.get("start_parts", ()))
-        learned.rescales = int(found.get("rescales", 0))
+        learned.costs = MeasuredCosts.from_json(found)
         return learned
+
+
+def stay_of(nodes: int, windows: int, rate: float, scatter: float | None) -> Stay | None:
+    """Return a worker's words about its stay as a value; None if nothing was measured yet.
+
+    `scatter` is None if the worker does not say it.
+    """
+    windows = USUAL_WINDOWS if scatter is None and windows < 1 else min(windows, MOST_WINDOWS)
+    if not 1 <= nodes <= MOST_NODES or windows < 1 or not (math.isfinite(rate) and rate > 0):
+        return None
+    usual = NOISE**2 * (windows - 1)
+    return Stay(nodes, windows, math.log(rate / nodes), usual if scatter is None else scatter)
+
+
+def add_measurements(script: ScriptBelief, trainer: str, found: Mapping[str, Any]) -> None:
+    """Add to a belief what a trainer stored in its own row, as all versions do: each size becomes one stay."""
+    reports = found.get("reports", {})
+    for size, rate in found.get("in_use", {}).items():
+        windows = len(reports.get(size, ())) or USUAL_WINDOWS
+        stay = stay_of(int(size), windows, float(rate), None)
+        if stay is not None:
+            script.rates.observe(trainer, -int(size), stay)
+    script.rates.ended(trainer)
+    script.costs.take(MeasuredCosts.from_json(found))

@@ -49,6 +49,8 @@ class TrainerProgress:
     generation: int = 0
     redone: int = 0
     rates: dict[int, float] = field(default_factory=dict)
+    stay: tuple[int, int, float, float | None] = (0, 0, 0.0, None)
+    """Nodes of the newest generation, how many windows were measured in it, their rate and their scatter."""
     reported: ReportedMetrics = field(default_factory=ReportedMetrics)
     extremes: MetricExtremes = field(default_factory=MetricExtremes)
     snapshot_step: int | None = None
@@ -86,3 +88,6 @@ class TrainerProgress:
         self.total = report.total if report.total is not None else self.total
         self.epochs = report.epochs if report.epochs is not None else self.epochs
         self.rates = {int(world): rate for world, rate in report.rates.items()}
+        self.stay = (report.world, report.stay_windows, report.stay_rate, report.stay_scatter)
+        if report.stay_scatter is None:  # the worker does not say it: it is of an earlier version
+            self.stay = (report.world, report.windows, self.rates.get(report.world, 0.0), None)

@@ -218,9 +218,26 @@ _PRELOADS = (
     """,
 )
 
+# What was learned of scripts: rates, pauses, starts.
+_BELIEFS = (
+    """
+    CREATE TABLE beliefs (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        owner TEXT NOT NULL,
+        script TEXT NOT NULL,
+        python TEXT NOT NULL,
+        model TEXT NOT NULL,
+        data TEXT NOT NULL,
+        changed REAL NOT NULL,
+        UNIQUE (owner, script, python, model)
+    )
+    """,
+)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     *(_FIRST, _OWNERS, _POINTS, _PLACES, _WEIGHTS, _EXPIRY, _RETENTION, _GPUS),
     _EXTREMES,
     _PRELOADS,
+    _BELIEFS,
 )
 """The statements that lead from version N to N + 1, in order. Each entry is one transaction."""

@@ -24,8 +24,9 @@ from bftrainer.cluster.store.environments import FOLDER, EnvironmentFiles
 from bftrainer.cluster.store.event_log import EventLog
 from bftrainer.cluster.store.events import LogEvent
 from bftrainer.cluster.store.json_columns import decoded, decoded_object, encoded, plain
-from bftrainer.cluster.store.preloads import PreloadTable
 from bftrainer.cluster.store.rows import EventRow, EventSpan, NodeRow, OwnerRow, TrainerRow, WorkerRow
+from bftrainer.cluster.store.scripts.beliefs import BeliefTable
+from bftrainer.cluster.store.scripts.preloads import PreloadTable
 from bftrainer.cluster.store.tokens import TokenTable
 from bftrainer.cluster.store.trainer_totals import TrainerTotals
 from bftrainer.cluster.store.trimming import DatabaseLimits, Trimmer
@@ -66,6 +67,7 @@ class Store:
         self.environments = EnvironmentFiles(database.path.parent / FOLDER)
         self.totals = TrainerTotals(database)
         self.preloads = PreloadTable(database)
+        self.beliefs = BeliefTable(database)
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> Store:

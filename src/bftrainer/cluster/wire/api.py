@@ -5,7 +5,7 @@ The keys are a contract: they stay, and new ones may be added.
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 
 class PositionView(TypedDict):
@@ -69,6 +69,11 @@ class CurveView(PointsView):
 
     measured: dict[str, float]
     prior: PointsView | None
+    low: NotRequired[list[float]]
+    """The lower ends of the band in which each rate lies with a probability of 80 %; missing if nothing is known."""
+    high: NotRequired[list[float]]
+    stays: NotRequired[dict[str, float]]
+    """How many stays of all trainers of the script are known, by size."""
 
 
 class SnapshotsView(TypedDict):

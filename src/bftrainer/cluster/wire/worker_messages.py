@@ -69,6 +69,9 @@ WorldSize = Annotated[int, Field(ge=0, lt=MOST_WHOLE)]
 Rates = Annotated[dict[WorldSize, float], _first(MOST_SIZES), AfterValidator(_plausible)]
 
 
+StayRate = Annotated[float, AfterValidator(lambda rate: rate if LEAST <= rate <= MOST else 0.0)]
+
+
 class _NoFields(TypedDict):
     pass
 
@@ -123,6 +126,9 @@ class _Report(TypedDict):
     metrics_at: NotRequired[Annotated[dict[MetricName, Place], _first(MOST_METRICS)]]
     snapshot_every_s: NotRequired[Duration | None]
     snapshot_stall_s: NotRequired[Duration | None]
+    stay_windows: NotRequired[NaturalNumber]
+    stay_rate: NotRequired[StayRate]
+    stay_scatter: NotRequired[Duration | None]
 
 
 class _FirstStep(TypedDict):

@@ -5,6 +5,7 @@ The training loop only updates counters at each step (`Meter.stepped`). The repo
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import deque
@@ -15,6 +16,8 @@ WARM_UP_STEPS = 3
 _LEAST_STEPS = 4
 _LEAST_S = 0.5
 _WINDOWS = 61
+_DEVIATIONS = 1.4826
+"""The standard deviation of normal noise, in median absolute deviations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ class Meter:
         self._formed_at_step = 0
         self._start: Mark | None = None
         self._windows: dict[int, deque[float]] = {}
+        self._stay: tuple[int, deque[float]] = (0, deque(maxlen=_WINDOWS))
+        """The windows of the present generation, and its number."""
 
     def stepped(self, samples: int) -> None:
         """Count a committed step. It is called at every step, so it only counts."""
@@ -65,11 +70,30 @@ class Meter:
         if now.steps - start.steps >= _LEAST_STEPS and now.at - start.at >= _LEAST_S:
             rate = (now.samples - start.samples) / (now.at - start.at)
             self._windows.setdefault(now.nodes, deque(maxlen=_WINDOWS)).append(rate)
+            if self._stay[0] != now.generation:
+                self._stay = (now.generation, deque(maxlen=_WINDOWS))
+            self._stay[1].append(rate)
             self._start = now
 
     def rates(self) -> dict[int, float]:
         """Return the measured rates, in samples per second by number of nodes."""
         return {nodes: statistics.median(windows) for nodes, windows in sorted(self._windows.items())}
+
+    def stay(self) -> tuple[int, float, float]:
+        """Return the windows of the present generation: their number, median rate, and scatter.
+
+        The scatter is the sum of the squared deviations of their logarithms, estimated so that a single window in which
+        something else happened does not count.
+        """
+        generation, windows = self._stay
+        if generation != self.generation or not windows:
+            return 0, 0.0, 0.0
+        rates = [rate for rate in windows if rate > 0]
+        if not rates:
+            return 0, 0.0, 0.0
+        middle = statistics.median(rates)
+        deviation = statistics.median(abs(math.log(rate / middle)) for rate in rates)
+        return len(rates), middle, (_DEVIATIONS * deviation) ** 2 * (len(rates) - 1)
 
     def windows(self) -> int:
         """Return the number of windows measured at the present number of nodes."""

@@ -45,6 +45,7 @@ class ProgressReports:
         meter.look()
         progress = state.progress
         metrics, metrics_at = member.metrics.both()
+        stay_windows, stay_rate, stay_scatter = meter.stay()
         interval = state.snapshot_interval if member.rank == 0 else None
         return Report(
             generation=meter.generation,
@@ -60,6 +61,9 @@ class ProgressReports:
             epochs=self.epochs,
             redone=self.redone,
             windows=meter.windows(),
+            stay_windows=stay_windows,
+            stay_rate=round(stay_rate, 3),
+            stay_scatter=round(stay_scatter, 9),
             snapshot_every_s=round(interval.interval_s, 3) if interval is not None else None,
             snapshot_stall_s=round(interval.stall_s, 6) if interval is not None else None,
         )

@@ -7,7 +7,7 @@ agents that have no worker of the script yet. Everything learned is in the store
 from __future__ import annotations
 
 from bftrainer.cluster.spec.trainer import NO_PRELOAD, TrainerSpec
-from bftrainer.cluster.store.preloads import ScriptImports, bounded
+from bftrainer.cluster.store.scripts.preloads import ScriptImports, bounded
 from bftrainer.cluster.store.store import Store
 from bftrainer.elastic.protocol import FirstStep, PreloadRefused
 

@@ -11,7 +11,7 @@ from bftrainer.cluster.controller.active import ActiveTrainer, NodeState
 from bftrainer.cluster.controller.effects import Effects
 from bftrainer.cluster.controller.start_up.preloads import Preloads
 from bftrainer.cluster.launchers.base import HEAD, WorkerSlot
-from bftrainer.cluster.store.preloads import Script
+from bftrainer.cluster.store.scripts.preloads import Script
 from bftrainer.cluster.wire.messages import Prepare
 
 MOST_AHEAD = 2

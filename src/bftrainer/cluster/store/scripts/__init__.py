@@ -1,0 +1,1 @@
+"""Tables of what is known of scripts, whatever trainer it comes from."""
