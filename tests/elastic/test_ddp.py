@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,17 +20,11 @@ from support.elastic.ddp_scripts import (
     under_torchrun,
 )
 from support.elastic.jobs import on, play, run_alone, script
+from support.waiting import until
 
 pytest.importorskip("torch")
 
 pytestmark = pytest.mark.waits
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.02)
 
 
 def test_an_unchanged_script_computes_under_joins_and_kills_what_it_does_under_torchrun(tmp_path: Path) -> None:
@@ -82,9 +73,11 @@ def test_newcomers_begin_where_the_others_began_also_after_the_checkpoint_was_ov
         await job.add(2)
         before = (folder / "checkpoint.pt").stat().st_mtime_ns
         await until(lambda: (folder / "checkpoint.pt").stat().st_mtime_ns != before, "a checkpoint is overwritten")
+        (folder / "slow").touch()
         await job.add(1)
         await until(lambda: len(job.members) == 3, "the newcomer joins")
         job.signal(job.members[0], signal.SIGKILL)
+        (folder / "slow").unlink()
 
     argv = command(folder, 0.05, "imagenet_like.py", 6, "--resume")
     outcome = play(scenario, folder, argv, nodes=(2, 4), settings=settings(tmp_path / "output", 2))
