@@ -19,7 +19,7 @@ from support.waiting import wait_until
 pytestmark = pytest.mark.slurm
 
 WORKER = Path(__file__).resolve().parents[1] / "elastic" / "chaos_worker.py"
-NODES, SAMPLES, EPOCHS, PACE_S = 6, 600, 40, "2.0"  # four minutes at least, unless it is told to hurry
+NODES, SAMPLES, EPOCHS, PACE_S = 4, 600, 24, "3.5"  # four minutes at least, unless it is told to hurry
 
 
 def test_a_trainer_outlives_what_happens_to_slurm_to_nodes_and_to_the_controller(tmp_path: Path) -> None:
