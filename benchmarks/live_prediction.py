@@ -82,7 +82,10 @@ def measure(folder: Path, seed: int = 0) -> dict[str, Any]:
     churn.write_text("\n".join(churn_of(seed)) + "\n")
     argv = [sys.executable, "-m", "bftrainer", "serve", "--port", "0", "--state", str(state), "--nodes", "4"]
     argv += ["--set", f"pool.churn={churn}", "--set", f"policy.horizon_s={HORIZON_S:g}"]
-    argv += ["--set", f"trainers.snapshot_every_s={SNAPSHOT_EVERY_S:g}"]  # a trainer whose only node is killed repeats a second, no more
+    argv += [
+        "--set",
+        f"trainers.snapshot_every_s={SNAPSHOT_EVERY_S:g}",
+    ]  # a trainer whose only node is killed repeats a second, no more
     serve = subprocess.Popen(argv, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         deadline = time.monotonic() + 240

@@ -67,7 +67,7 @@ def test_a_replay_takes_rescales_that_were_never_measured_to_cost_what_the_sched
 
 
 def started(folder: Path, *, work: int | None) -> Store:
-    """One trainer on two nodes for 100 s, at one sample per second and node. Workers computed 10 s after their start."""
+    """One trainer on two nodes for 100 s, at one sample per second and node. Workers take 10 s to start."""
     store = Store.open(folder / FILE)
     with store.transaction():
         for node in ("n1", "n2"):

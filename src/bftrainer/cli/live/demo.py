@@ -126,7 +126,7 @@ def show(summary: DemoSummary, console: Console) -> None:
     )  # fmt: skip
     facts.add_row("held", f"{summary.used_share:.1%}", "of their time, by trainers")
     facts.add_row(
-        "start of a node", f"{found.start_s:.1f} s", "from when a trainer gets it to its first step, on median"
+        "start of a node", f"{found.start_s:.1f} s", "from when a trainer gets it to its first step, on average"
     )
     facts.add_section()
     busy = summary.busy

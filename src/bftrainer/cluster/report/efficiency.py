@@ -27,12 +27,14 @@ from bftrainer.cluster.report.rerun import EventSource, Recorded, as_study
 from bftrainer.cluster.report.usage import UsageReport
 from bftrainer.cluster.store.event_columns import columns_of
 from bftrainer.cluster.store.events import (
+    Decided,
     ExcerptEnd,
     NodeJoined,
     NodeLeaving,
     NodeLeft,
     Rescaled,
     TrainerLearned,
+    WorkerStarted,
     kinds_of,
 )
 from bftrainer.cluster.store.replay import POOL_EVENTS, PoolReplay
@@ -47,7 +49,7 @@ from bftrainer.simulate.replay import Replay, ReplaySettings, replay
 MOST_EVENTS = 200_000
 MOST_TRAINERS = 2_000
 """Limit of trainers; more take minutes, and the user must ask for that."""
-_KINDS = kinds_of(*POOL_EVENTS, TrainerLearned, Rescaled)
+_KINDS = kinds_of(*POOL_EVENTS, TrainerLearned, Rescaled, Decided, WorkerStarted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class LiveEfficiency:
     node_hours: float
     eq_nodes: float
     start_s: float
-    """Median time from when a node is given to a trainer to when it can join the others."""
+    """Mean time from when a node is given to a trainer to when it can join the others."""
 
 
 def judge(

@@ -24,6 +24,7 @@ from bftrainer.cluster.store.events import (
     Rescaled,
     StateChanged,
     TrainerLearned,
+    WorkerStarted,
     kinds_of,
 )
 from bftrainer.cluster.store.replay import POOL_EVENTS, PoolReplay
@@ -108,7 +109,7 @@ class Recorded:
     start: float
     end: float
     start_s: float
-    """Median time from when a node is given to a trainer to when it can join the others."""
+    """Mean time from when a node is given to a trainer to when it can join the others."""
     unannounced: float
     """Share of the losses of nodes that came without announcement. Announced ones leave time for a snapshot."""
 
@@ -127,12 +128,16 @@ class _RunLog:
     rescales: list[Rescaled] = field(default_factory=list)
     losses: int = 0
     announced: int = 0
+    waits: dict[str, list[float]] = field(default_factory=dict)
+    """How long each worker of a trainer was not started yet: its node still had the worker of another one."""
 
     @classmethod
     def read(cls, rows: Iterable[EventRow]) -> _RunLog:
         """Read a log from its beginning."""
         pool = PoolReplay()
         found = cls(here=pool.here)
+        given: dict[tuple[str, str], float] = {}
+        """When each node was given to the trainer that has it."""
         for at in pool.read(rows):
             found.end = at.time
             match at.event:
@@ -146,6 +151,12 @@ class _RunLog:
                     found.learned[learned.trainer] = learned
                 case Rescaled() as rescale:
                     found.rescales.append(rescale)
+                case Decided(nodes=nodes):
+                    pairs = ((trainer, node) for trainer, names in nodes.items() for node in names)
+                    given = {pair: given.get(pair, at.time) for pair in pairs}
+                case WorkerStarted(trainer=trainer, node=node):
+                    wait_s = max(at.time - given.get((trainer, node), at.time), 0.0)
+                    found.waits.setdefault(trainer, []).append(wait_s)
         return found
 
     @property
@@ -154,9 +165,10 @@ class _RunLog:
         return 1.0 - self.announced / self.losses if self.losses else 1.0
 
     def start_s(self, trainer: str | None = None) -> float:
-        """Return the median time that new workers of a trainer, or of all, took until they could join the others.
+        """Return the mean time from when a node was given to a trainer, or to any, to when it could join the others.
 
-        Those of a trainer without measured starts are assumed to take as long as those of all.
+        It is a mean, because the sum of the starts is what a run loses. The nodes of a trainer without measured starts
+        are assumed to take as long as those of all.
         """
         lags = [
             max(start_s - (rescale.pause_s or 0.0), 0.0)
@@ -164,9 +176,10 @@ class _RunLog:
             if trainer in (None, rescale.trainer)
             for start_s in rescale.start_s
         ]
-        if lags:
-            return statistics.median(lags)
-        return self.start_s() if trainer is not None else 0.0
+        if not lags:
+            return self.start_s() if trainer is not None else 0.0
+        waits = [wait_s for name, found in self.waits.items() if trainer in (None, name) for wait_s in found]
+        return statistics.fmean(lags) + (statistics.fmean(waits) if waits else 0.0)
 
     def fragments(self, end: float) -> Iterator[Fragment]:
         """Yield the stays up to `end`."""
