@@ -95,11 +95,19 @@ def serve_forks(manager: socket.socket, preload: Sequence[str], ahead: ImportsAh
     if forked is None:
         os._exit(0)  # exit handlers of imported modules belong to the children
     _become(forked)
+    inherited = frozenset(sys.modules)
     start_up.begin()
     if ahead is not None:
         ahead.begin(forked)
     unguided.watch()
-    run_as_main(forked.argv)
+    try:
+        run_as_main(forked.argv)
+        status: object = 0
+    except SystemExit as leaving:
+        status = 0 if leaving.code is None else leaving.code
+        if not isinstance(status, int):
+            raise  # words, which the interpreter prints
+    exits.end_forked(int(status) & 0xFF, inherited)
 
 
 class _Forker:
