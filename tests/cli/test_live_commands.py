@@ -396,6 +396,20 @@ def test_status_fits_the_terminal(busy: FakeState, call: Call, monkeypatch: pyte
     assert "digits grows 1 -> 2; rest waits" in " ".join(answer.out.split())
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 108, 120, 200])
+def test_many_metrics_cut_neither_the_name_nor_the_state(
+    busy: FakeState, call: Call, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    busy.trainers["t1"]["metrics"] = {f"validation_accuracy_of_class_{number}": 0.5 for number in range(20)}
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = call("status").out.splitlines()
+    row = next(line for line in lines if line.startswith("t1"))
+    assert row.split()[:4] == ["t1", "digits", "running", "2/1-8"]
+    assert len(row) <= width
+    assert ("validation_acc" in row) == (width >= 108)
+    assert any(line.split()[:3] == ["id", "name", "state"] for line in lines)
+
+
 def test_a_pool_that_fails_and_a_loss_that_is_no_number_are_told(busy: FakeState, call: Call) -> None:
     assert "problem" not in call("status").out
     busy.problem = "/bin/false ended with status 1"

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
+import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
 
 from bftrainer.elastic.torch.data.batch_plan import BatchPlan, DataSignature, refuse_different_data
