@@ -83,6 +83,8 @@ class Preparation:
         if accumulate is not None:
             self.training.accumulate = whole_number("accumulate", accumulate, 1)
         first = not self._names
+        if first:
+            self._member.registers_by = "elastic.prepare()"
         registered = {self._name(thing): thing for thing in objects if not isinstance(thing, DataLoader)}
         if first:
             registered |= {_PATTERN: self.training.pattern, _FIRST_EPOCH: self._first_epoch}
