@@ -21,6 +21,7 @@ from bftrainer.cli.live import watch
 from bftrainer.cli.main import run
 from bftrainer.client import client
 from support.cluster.fake_api import NOW, TOKEN, FakeState, make_app, serving
+from support.explained import SCRIPTS
 
 Call = Callable[..., SimpleNamespace]
 
@@ -90,6 +91,28 @@ def test_submit_passes_everything_after_the_script_on(fake: FakeState, call: Cal
     assert spec["args"] == ["--nodes", "3", "-m", "x", "--", "--json"]
     assert (spec["script"], spec["cwd"]) == (str(script), str(script.parent))
     assert (spec["min_nodes"], spec["max_nodes"]) == (1, 8)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("mnist.py", "Add the lines for elastic.prepare; `bftrainer submit --explain train.py` says how"),
+        ("torchrun_tutorial.py", "Submit it with --launcher ddp"),
+    ],
+)
+def test_submit_hints_at_the_right_way_and_queues_the_script_all_the_same(
+    fake: FakeState, call: Call, script: Path, source: str, words: str
+) -> None:
+    script.write_text((SCRIPTS / source).read_text())
+    answer = call("submit", "train.py")
+    assert (answer.status, answer.out) == (0, "submitted t1 train\n")
+    assert words in answer.err
+    assert answer.err.startswith("bftrainer: warning: train.py ")
+    assert call("submit", "--launcher", "ddp", "--name", "other", "train.py").err == ""
+    fine = ("from bftrainer import elastic\nelastic.prepare()\n", "print(\n", "\0", "print('no training')\n")
+    for number, text in enumerate(fine):
+        script.write_text(text)
+        assert call("submit", "--name", f"fine-{number}", "train.py").err == ""
 
 
 def test_submit_runs_a_module_as_python_does(fake: FakeState, call: Call) -> None:
