@@ -109,7 +109,7 @@ def test_submit_hints_at_the_right_way_and_queues_the_script_all_the_same(
     assert words in answer.err
     assert answer.err.startswith("bftrainer: warning: train.py ")
     assert call("submit", "--launcher", "ddp", "--name", "other", "train.py").err == ""
-    fine = ("from bftrainer import elastic\nelastic.prepare()\n", "print(\n", "\0", "print('no training')\n")
+    fine = ("from bftrainer import elastic\nelastic.prepare()\n", "print('no training')\n")
     for number, text in enumerate(fine):
         script.write_text(text)
         assert call("submit", "--name", f"fine-{number}", "train.py").err == ""
