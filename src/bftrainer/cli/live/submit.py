@@ -164,7 +164,7 @@ def submit(
     # Trainers of a sweep differ only in arguments that the script must check.
     for one in specs[:1] if array is not None else specs:
         check_here(one)
-        if one.launcher == "elastic" and (told := hint(one.argv, Path(one.cwd))):
+        if told := hint(one):
             warn(printable(told))
     with connect(url, state) as client:
         rows = _queue(client, specs, quiet=as_json)

@@ -310,8 +310,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parse_args(sys.argv[1:] if argv is None else argv)
         if not Path(options.script[0]).is_file():
             raise InputError(f"there is no script {options.script[0]}")
-        if options.launcher == "ddp" and (notice := what_keeps_from_place(options.script, Path.cwd())) is not None:
-            raise InputError(f"{notice.file}:{notice.line}: {notice.what}; {notice.remedy}")
+        if options.launcher == "ddp":
+            fewer_ranks = (options.ranks or 1) > options.nodes[0] * options.ranks_per_node
+            notice = what_keeps_from_place(options.script, Path.cwd(), fewer_ranks=fewer_ranks)
+            if notice is not None:
+                raise InputError(f"{notice.file}:{notice.line}: {notice.what}; {notice.remedy}")
         return asyncio.run(run_job(options))
     except BFTrainerError as problem:
         say(str(problem))
