@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, rand
 
 from bftrainer.elastic.torch.data.batch_plan import BatchPlan, DataSignature, refuse_different_data
 from bftrainer.elastic.torch.data.fingerprint import Fingerprint, fingerprint
+from bftrainer.elastic.torch.meetings.together import Together
+from bftrainer.elastic.torch.state.outcomes import Outcomes
 from bftrainer.errors import InputError
 
 
@@ -110,3 +113,15 @@ def test_ranks_with_other_samples_are_refused_with_the_remedy_and_old_snapshots_
     old = DataSignature.of(first.numbers()[:6])
     refuse_different_data([old, first])
     assert old == first.settings
+
+
+def test_a_training_of_an_older_snapshot_goes_on_and_then_knows_its_samples() -> None:
+    first, second = (BatchPlan(400, batch_size=4, samples=fingerprint(split(seed))).signature for seed in (1, 2))
+    state, alone = SimpleNamespace(outcomes=Outcomes()), SimpleNamespace(meetings=None)
+    together = Together(state, alone, lambda problem: None)  # type: ignore[arg-type]
+    state.outcomes.note_data(3, first.numbers()[:6])
+    together.compare_data(first, 3)
+    assert state.outcomes.data_of(3) == list(first.numbers())
+    together.compare_data(first, 4)
+    with pytest.raises(InputError, match="but not the same ones"):
+        together.compare_data(second, 4)
