@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,26 @@ def test_a_reduction_that_a_kill_breaks_is_made_again(tmp_path: Path) -> None:
     check_same(loaded(folder), loaded(tmp_path / "alone"))
     assert loaded(folder)["totals"] == [96.0] * 4
     check_samples(folder, 4, 96)
+
+
+def test_nodes_with_two_ranks_join_and_are_lost_whole(tmp_path: Path) -> None:
+    (tmp_path / "alone").mkdir()
+    run_alone(tmp_path, *command(tmp_path / "alone", 0, "imagenet_like.py", 3), BFTRAINER_RANKS="2")
+    folder = tmp_path / "job"
+    folder.mkdir()
+
+    async def scenario(job: Coordinator) -> None:
+        await job.add(2)
+        await until(lambda: len(job.members) == 2 and len(list(folder.glob("steps-*"))) == 4, "four ranks train")
+        job.signal(job.members[0], signal.SIGKILL)
+        await job.add(1)
+
+    argv = command(folder, 0.05, "imagenet_like.py", 3)
+    two = replace(settings(tmp_path / "output", 2), ranks_per_node=2)
+    outcome = play(scenario, folder, argv, nodes=(1, 3), settings=two)
+    assert outcome.status == "done", outcome
+    check_same(loaded(folder), loaded(tmp_path / "alone"))
+    check_samples(folder, 3, 600)
 
 
 def test_newcomers_begin_where_the_others_began_also_after_the_checkpoint_was_overwritten(tmp_path: Path) -> None:

@@ -251,6 +251,24 @@ def test_the_story_says_when_no_node_is_left() -> None:
     )
 
 
+@pytest.mark.parametrize("snapshots", [False, True])
+def test_the_story_warns_if_steps_are_made_again_because_all_nodes_were_lost(snapshots: bool) -> None:
+    story = console.RunHistory(snapshots=snapshots)
+
+    def heard(what: str, message: Any = None) -> str:
+        return story.heard(Happening(1.0, "a", what, message)) or ""
+
+    heard("started")
+    heard("formed", Formed(1, 1, 0, 0, 0))
+    heard("report", Report(1, 120))
+    assert ("WARNING: it will begin again" in heard("ended with status -9")) is not snapshots
+    heard("started")
+    warning = heard("report", Report(2, 3))
+    assert "WARNING: all nodes were lost after step 120; training has gone back to step 3" in warning
+    assert ("Give --snapshots DIR" in warning) is not snapshots
+    assert heard("report", Report(2, 4)) == ""
+
+
 # How it runs.
 
 
@@ -373,6 +391,22 @@ def test_commands_can_be_typed(tmp_path: Path) -> None:
             assert job.end()[0] == 0
     finally:
         os.close(terminal)
+        os.close(line)
+
+
+@pytest.mark.waits
+def test_commands_can_come_from_a_pipe_whose_end_does_not_end_the_job(tmp_path: Path) -> None:
+    line, commands_to = os.pipe()
+    try:
+        with started(tmp_path / "job", "--nodes", "1", EXAMPLE, "0.1", stdin=line) as job:
+            job.wait_for("1 node now")
+            os.write(commands_to, b"status\n")
+            job.wait_for("1 node, 1 training")
+            os.close(commands_to)
+            assert "1 training" in job.ask("status")
+            job.ask("quit")
+            assert job.end()[0] == 0
+    finally:
         os.close(line)
 
 

@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 
 from support.elastic.churn import disturb
+from support.elastic.frameworks import needs
 from support.elastic.jobs import AT_ONCE, on, play, script
 from support.elastic.ledger import committed
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("lightning")
+needs("lightning")
 
 pytestmark = pytest.mark.waits
 

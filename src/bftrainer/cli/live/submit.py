@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 from bftrainer.cli.common.connection import Json, State, Url, connect, live_packages, printable, say
 from bftrainer.cli.common.output import print_json, warn
 from bftrainer.cli.live.control import wait_for
-from bftrainer.cli.live.explain import explain_script
+from bftrainer.cli.live.explain import explain_script, hint
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.errors import BFTrainerError, InputError
 
@@ -164,6 +164,8 @@ def submit(
     # Trainers of a sweep differ only in arguments that the script must check.
     for one in specs[:1] if array is not None else specs:
         check_here(one)
+        if told := hint(one):
+            warn(printable(told))
     with connect(url, state) as client:
         rows = _queue(client, specs, quiet=as_json)
         if wait:
