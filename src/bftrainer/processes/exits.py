@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Collection
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 _status: object = None
 """Status that the script last gave to `sys.exit`, or to the SystemExit that ended it."""
@@ -83,7 +83,7 @@ def _write_files() -> None:
     ctypes.CDLL(None).fflush(None)
 
 
-def _flush(stream: io.IOBase) -> None:
+def _flush(stream: io.IOBase | TextIO) -> None:
     try:
         stream.flush()
     except (OSError, ValueError) as problem:  # a full disk, or the other end of a pipe is gone

@@ -100,14 +100,14 @@ def serve_forks(manager: socket.socket, preload: Sequence[str], ahead: ImportsAh
     if ahead is not None:
         ahead.begin(forked)
     unguided.watch()
+    status = 0
     try:
         run_as_main(forked.argv)
-        status: object = 0
     except SystemExit as leaving:
-        status = 0 if leaving.code is None else leaving.code
-        if not isinstance(status, int):
+        if not isinstance(leaving.code, int | None):
             raise  # words, which the interpreter prints
-    exits.end_forked(int(status) & 0xFF, inherited)
+        status = leaving.code or 0
+    exits.end_forked(status & 0xFF, inherited)
 
 
 class _Forker:
