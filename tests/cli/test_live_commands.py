@@ -453,6 +453,13 @@ def test_snapshots_that_are_taken_less_often_than_asked_for_are_shown(busy: Fake
     assert "the last is of step" not in call("status", "digits").out
 
 
+def test_what_a_pause_is_spent_on_is_shown(busy: FakeState, call: Call) -> None:
+    assert "median pause 0.18 s (form 0.05 s, sync 0.03 s)" in " ".join(call("status", "digits").out.split())
+    busy.trainers["t1"]["pause_parts"] = {"wait": 0.1, "form": 0.05, "catch_up": 0.02, "copy": 0.0, "send": 0.01}
+    said = " ".join(call("status", "digits").out.split())
+    assert "median pause 0.18 s (wait 0.1 s, form 0.05 s, catch up 0.02 s, copy 0 s, send 0.01 s)" in said
+
+
 def test_what_a_new_worker_spends_its_time_on_is_shown(busy: FakeState, call: Call) -> None:
     assert "to the first step" not in call("status", "digits").out
     busy.trainers["t1"]["start_parts"] = {"start": 0.02, "imports": 9.0, "first_step": 0.5}

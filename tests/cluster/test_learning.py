@@ -322,6 +322,20 @@ def test_decisions_at_any_time_do_not_flap_either() -> None:
     assert hour.changes <= 10
 
 
+def test_the_parts_of_pauses_are_medians_and_survive_a_restart() -> None:
+    learned = Learned()
+    learned.rescaled("up", 0.5, 0.2, 0.3)  # a worker of an older version
+    assert learned.pause_parts() == {}
+    for send_s in (0.5, 0.1, 0.2):
+        learned.rescaled("up", 1.0, 0.2, 0.6, {"wait": 0.2, "form": 0.2, "send": send_s, "unknown": 9.0})
+    restored = Learned.from_json(json.loads(json.dumps(learned.as_json())))
+    parts = {"wait": 0.2, "form": 0.2, "catch_up": 0.0, "copy": 0.0, "send": 0.2}
+    assert restored.pause_parts() == learned.pause_parts() == parts
+    assert restored.pauses() == learned.pauses()
+    former = Learned.from_json({"pauses": {"up": [[0.5, 0.2, 0.3]], "down": []}})
+    assert (former.up_s, former.pause_parts()) == (0.5, {})
+
+
 def test_the_parts_of_starts_are_medians_and_survive_a_restart() -> None:
     learned = Learned()
     assert learned.start_parts() == {}

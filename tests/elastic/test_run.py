@@ -196,9 +196,10 @@ def test_lines_of_an_earlier_run_are_not_shown_again(tmp_path: Path) -> None:
 
 
 def test_a_rescale_takes_as_long_as_the_slowest_of_those_that_trained_before() -> None:
-    members = [(Formed(4, 3, 0.2, 0.05, 0.1), True), (Formed(4, 3, 9.0, 0.06, 0.1), False)]
+    members = [(Formed(4, 3, 0.2, 0.05, 0.1, {"send": 0.1}), True), (Formed(4, 3, 9.0, 0.06, 0.1), False)]
     found = console.rescale(4, 12.0, members)
     assert (found.world, found.pause_s, found.form_s, found.sync_s) == (3, 0.2, 0.06, 0.1)
+    assert found.parts == {"send": 0.1}
     assert console.rescale(1, 1.0, members[1:]).pause_s == 9.0
 
 

@@ -117,10 +117,12 @@ export class Detail {
     this.errorPart.hidden = !(row.error || row.traceback);
     say(this.error, [row.error, row.traceback].filter(Boolean).join("\n\n"));
     const p = row.pauses;
-    say(this.pauseWords, p.count ? `${whole(p.count)} in total; median pause ${span(p.median_s)}. Growing costs ${span(row.up_s)}, shrinking ${span(row.down_s)}.` : "None yet.");
+    const inParts = (parts) => parts.map(([name, seconds]) => `${name.replace("_", " ")} ${span(seconds)}`).join(", ");
+    const pause = Object.entries(row.pause_parts ?? {});
+    say(this.pauseWords, p.count ? `${whole(p.count)} in total; median pause ${span(p.median_s)}${pause.length ? ` (${inParts(pause)})` : ""}. Growing costs ${span(row.up_s)}, shrinking ${span(row.down_s)}.` : "None yet.");
     const parts = Object.entries(row.start_parts ?? {});
     const whole_s = parts.reduce((sum, [, seconds]) => sum + seconds, 0);
-    say(this.startWords, parts.length ? `A new worker takes ${span(whole_s)} to its first step: ${parts.map(([name, seconds]) => `${name.replace("_", " ")} ${span(seconds)}`).join(", ")}.` : "");
+    say(this.startWords, parts.length ? `A new worker takes ${span(whole_s)} to its first step: ${inParts(parts)}.` : "");
     this.pauseTable.hidden = !p.count;
     this.pauses.replaceChildren(...past.rescales.filter((one) => one.why !== "start").slice(0, 12).map((one) => make("tr", {},
       make("td", { text: clock(one.time, { date: true }) }), make("td", { text: one.why }),

@@ -241,11 +241,14 @@ def _facts(row: TrainerDetail, console: Console) -> list[tuple[str, str]]:
     said = f"{row.get('rescales', 0)}; nodes lost: {row.get('preemptions', 0)}"
     if pauses.get("count"):
         said += f"; median pause {_seconds(pauses.get('median_s'))}"
-        said += f" (form {_seconds(pauses.get('form_s'))}, sync {_seconds(pauses.get('sync_s'))})"
+        known: Mapping[str, float | None] = row.get("pause_parts") or {
+            "form": pauses.get("form_s"),
+            "sync": pauses.get("sync_s"),
+        }
+        said += f" ({_in_parts(known)})"
     facts.append(("rescales", said))
     if parts := row.get("start_parts"):
-        said = ", ".join(f"{name.replace('_', ' ')} {_seconds(seconds)}" for name, seconds in parts.items())
-        facts.append(("start", f"{_seconds(sum(parts.values()))} to the first step: {said}"))
+        facts.append(("start", f"{_seconds(sum(parts.values()))} to the first step: {_in_parts(parts)}"))
     snapshots = row.get("snapshots")
     if snapshots:
         said = (
@@ -258,6 +261,10 @@ def _facts(row: TrainerDetail, console: Console) -> list[tuple[str, str]]:
     gpu_hours = f", {row['gpu_seconds'] / 3600:,.2f} GPU-hours" if row.get("gpu_seconds") else ""
     facts.append(("used", f"{row.get('node_seconds', 0) / 3600:,.2f} node-hours{gpu_hours}"))
     return facts
+
+
+def _in_parts(parts: Mapping[str, float | None]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {_seconds(seconds)}" for name, seconds in parts.items())
 
 
 def chart(curve: CurveView, now: int, console: Console) -> RenderableType:

@@ -116,6 +116,7 @@ def trainer_in_detail(
         "up_s": learned.up_s,
         "down_s": learned.down_s,
         "pauses": dict(learned.pauses()),
+        "pause_parts": learned.pause_parts(),
         "start_parts": learned.start_parts(),
         "snapshots": _snapshots(live) if live is not None else None,
         "workers": [

@@ -11,13 +11,14 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
 from bftrainer.cluster.config.keys import UNMEASURED_S
 from bftrainer.cluster.jobs.curve_fit import fitted, guessed, rescaled_prior, sizes_between
 from bftrainer.core.curve import Curve
+from bftrainer.elastic.protocol import PAUSE_PARTS
 from bftrainer.processes.start_up import PARTS
 
 REPORTS = 31
@@ -33,6 +34,7 @@ RESCALES = 9
 """A cost is the median of this many pauses."""
 
 Kind = Literal["up", "down"]
+_NO_PARTS: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class RescaleCost:
     pause_s: float
     form_s: float
     sync_s: float
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 class Learned:
@@ -100,11 +103,14 @@ class Learned:
         self._in_use[size] = median
         return True
 
-    def rescaled(self, kind: Kind, pause_s: float, form_s: float, sync_s: float) -> None:
+    def rescaled(
+        self, kind: Kind, pause_s: float, form_s: float, sync_s: float, parts: Mapping[str, float] = _NO_PARTS
+    ) -> None:
         """Add a rescale: the time that earlier members lost, from their last step to the next generation."""
         self.rescales += 1
         if all(math.isfinite(value) and value >= 0 for value in (pause_s, form_s, sync_s)):
-            self._pauses[kind].append(RescaleCost(pause_s, form_s, sync_s))
+            known = {name: seconds for name, seconds in parts.items() if name in PAUSE_PARTS}
+            self._pauses[kind].append(RescaleCost(pause_s, form_s, sync_s, known))
 
     def started(self, seconds: float) -> None:
         """Add the seconds from a node's assignment to the trainer to its first computation."""
@@ -184,6 +190,11 @@ class Learned:
             "sync_s": median([pause.sync_s for pause in costs]),
         }
 
+    def pause_parts(self) -> dict[str, float]:
+        """Return the median seconds of each part of the last rescales, in order; empty if the workers say none."""
+        known = [pause.parts for kind in self._pauses.values() for pause in kind if pause.parts]
+        return {name: statistics.median(parts.get(name, 0.0) for parts in known) for name in PAUSE_PARTS if known}
+
     # Storage.
 
     def as_json(self) -> dict[str, Any]:
@@ -191,7 +202,10 @@ class Learned:
         return {
             "reports": {str(size): list(reports) for size, reports in self._reports.items()},
             "in_use": {str(size): rate for size, rate in self._in_use.items()},
-            "pauses": {kind: [[p.pause_s, p.form_s, p.sync_s] for p in found] for kind, found in self._pauses.items()},
+            "pauses": {
+                kind: [[p.pause_s, p.form_s, p.sync_s, dict(p.parts)] for p in found]
+                for kind, found in self._pauses.items()
+            },
             "starts": list(self._starts),
             "start_parts": [dict(parts) for parts in self._start_parts],
             "rescales": self.rescales,

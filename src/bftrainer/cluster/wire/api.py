@@ -106,6 +106,8 @@ class TrainerDetail(TrainerView):
     up_s: float
     down_s: float
     pauses: dict[str, Any]
+    pause_parts: dict[str, float]
+    """Median seconds of the parts of a rescale's pause, in order; empty if the workers do not say them."""
     start_parts: dict[str, float]
     """Median seconds of the parts of a worker's start, in order; empty before the first step."""
     snapshots: SnapshotsView | None

@@ -14,7 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +42,22 @@ class FormedGeneration:
     pause_s: float
     form_s: float
     sync_s: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Parts of the pause of the member with the longest one."""
 
 
 def rescale(generation: int, at_s: float, members: Sequence[tuple[Formed, bool]]) -> FormedGeneration:
     """Return the rescale that the members reported. Each comes with a flag whether it trained before."""
-    pauses = [formed.pause_s for formed, trained in members if trained]
+    trained = [formed for formed, trained in members if trained] or [formed for formed, _ in members]
+    slowest = max(trained, key=lambda formed: formed.pause_s)
     return FormedGeneration(
         generation,
         round(at_s, 6),
         members[0][0].world,
-        max(pauses or [formed.pause_s for formed, _ in members]),
+        slowest.pause_s,
         max(formed.form_s for formed, _ in members),
         max(formed.sync_s for formed, _ in members),
+        slowest.parts,
     )
 
 

@@ -31,6 +31,7 @@ from bftrainer.elastic.torch.meetings.shared_values import packed
 from bftrainer.elastic.torch.meetings.together import Note, Together
 from bftrainer.elastic.torch.rates import Meter
 from bftrainer.elastic.torch.refusals import refuse_unknown_schedulers
+from bftrainer.elastic.torch.rehearsal import rehearse_backward
 from bftrainer.elastic.torch.sigterm import on_sigterm
 from bftrainer.elastic.torch.snapshots.last_save import LastSave
 from bftrainer.elastic.torch.snapshots.snapshot import Snapshots
@@ -146,6 +147,7 @@ class TrainingMember:
                 self.pacer.begin()
             return
         self.peers.rehearse()
+        rehearse_backward(self.device)
         self.start_up.ready()
         self.flow.follow()
         self.membership.ready()
@@ -257,7 +259,8 @@ class TrainingMember:
         if self.pacer is not None:
             self.pacer.begin()
         self.start_up.joined()
-        membership.send(Formed(generation, nodes, round(pause_s, 6), round(form_s, 6), round(sync_s, 6)))
+        times = round(pause_s, 6), round(form_s, 6), round(sync_s, 6)
+        membership.send(Formed(generation, nodes, *times, self.state.pause.parts(*times)))
 
     def _sync(self, assignment: Assignment) -> None:
         self.last_save.at_rest = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import SupportsFloat
 
 from bftrainer.elastic.metrics import Position
 from bftrainer.elastic.protocol import Report
@@ -23,7 +24,7 @@ class ProgressReports:
         self._course: tuple[Course, BatchPlan] | None = None
         self._member = member
 
-    def note(self, metrics: Mapping[str, float]) -> None:
+    def note(self, metrics: Mapping[str, SupportsFloat]) -> None:
         """Note values for the present epoch and step. They are sent with the next report."""
         progress = self._member.progress
         self._member.metrics.note(dict(metrics), Position(self._epochs_done(), progress.step, progress.samples))
