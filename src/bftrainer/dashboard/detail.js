@@ -12,7 +12,7 @@ const OVER = ["done", "failed", "cancelled"];
 
 // When it will be done, by the clock.
 function doneFact(eta) {
-  const at = (time) => clock(time, { seconds: false, date: time - eta.computed > 43200 });
+  const at = (time) => clock(time, { seconds: eta.high !== null && eta.high - eta.low < 600, date: time - eta.computed > 43200 });
   const interval = eta.high === null ? `90 %: after ${at(eta.low)}` : `80 %: ${at(eta.low)} to ${at(eta.high)}`;
   const limit = eta.likely === null ? "" : `; deadline ${clock(eta.deadline, { seconds: false, date: true })}: ${percent(eta.likely)}`;
   return ["Done at", eta.point === null ? NONE : at(eta.point), interval + limit];

@@ -24,8 +24,17 @@ SHORTEST_S = 1.0
 """A node that is there stays for at least so long."""
 
 
-def draw_future(past: PoolPast, present: Mapping[Node, float], seconds: float, rng: np.random.Generator) -> Trace:
-    """Draw a future of `seconds` seconds. `present` has the nodes that are there now and when each one joined."""
+def draw_future(
+    past: PoolPast,
+    present: Mapping[Node, float],
+    seconds: float,
+    rng: np.random.Generator,
+    grid_s: float = 0.0,
+) -> Trace:
+    """Draw a future of `seconds` seconds. `present` has the nodes that are there now and when each one joined.
+
+    With `grid_s`, nodes join and leave at multiples of this time after now: there are fewer events to replay.
+    """
     now, end = past.now, past.now + seconds
     block_s = min(BLOCK_S, past.trace.window.seconds / BLOCKS_IN_PAST)
     ends = past.ends(rng)
@@ -44,6 +53,11 @@ def draw_future(past: PoolPast, present: Mapping[Node, float], seconds: float, r
         at += block_s
         begun = past.like(at, busy.size(at), block_s, rng)
     node, start, until = busy.fragments(len(present), now)
+    if grid_s > 0:
+        # To the nearest multiple: the pool has the same size on average. Short fragments may vanish.
+        start, until = (now + np.rint((times - now) / grid_s) * grid_s for times in (start, until))
+    kept = (until > start) & (start < end)
+    node, start, until = node[kept], start[kept], until[kept]
     return Trace.build(nodes, node, start, np.minimum(until, end), until > end, Window(now, end))
 
 

@@ -15,9 +15,8 @@ from bftrainer.core.trace import Floats, Trace, Window
 from bftrainer.traces.synthetic.synth import synthesise
 
 DAY_S = 86400.0
-ENOUGH_S = DAY_S
-ENOUGH_DEPARTURES = 30
-"""A past is long enough if it has a day, or so many departures of nodes."""
+LONG_S = DAY_S
+"""A past of this length tells more than a profile."""
 STEP_S = 300.0
 """Distance of the moments at which blocks of the past may begin."""
 MOST_MOMENTS = 20_000
@@ -44,9 +43,14 @@ class PoolPast:
         self.sizes = _sizes(trace, self.moments)
 
     @property
-    def is_enough(self) -> bool:
-        """Whether futures can be drawn from it."""
-        return self.trace.window.seconds >= ENOUGH_S or int((~self.trace.open).sum()) >= ENOUGH_DEPARTURES
+    def is_long(self) -> bool:
+        """Whether it tells more than a profile."""
+        return self.trace.window.seconds >= LONG_S
+
+    @property
+    def departures(self) -> int:
+        """How many nodes have left."""
+        return int((~self.trace.open).sum())
 
     def like(self, time: float, size: int, block_s: float, rng: np.random.Generator) -> float | None:
         """Draw a moment of the past that resembles `time` with a pool of `size`; None if the past is too short.

@@ -27,6 +27,9 @@ SHORTEST_S, LONGEST_S = 600.0, 60 * DAY_S
 """How far futures reach."""
 ROOM = 6.0
 """A future is so many times as long as the trainers' work takes at the present speed of the pool."""
+STEPS, COARSEST_S = 60, 300.0
+"""The time that the work takes at the present speed has so many steps, and a step is at most so long: nodes join and
+leave at its ends, which makes replays short."""
 LATER = "later-"
 """The names of trainers that may be submitted later begin with it."""
 ARRIVALS_FROM_S, FEWEST_ARRIVALS = DAY_S, 5
@@ -143,7 +146,7 @@ def _one(
     situation: Situation, past: PoolPast, seconds: float, names: Collection[str], rng: np.random.Generator
 ) -> dict[str, float]:
     """The finishing times in one future."""
-    future = draw_future(past, situation.pool, seconds, rng)
+    future = draw_future(past, situation.pool, seconds, rng, min(seconds / (ROOM * STEPS), COARSEST_S))
     sigma = situation.rate_sigma
 
     def varied(trainer: Trainer, done: float = 0.0) -> Trainer:

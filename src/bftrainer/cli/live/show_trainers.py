@@ -224,8 +224,8 @@ def _facts(row: TrainerDetail, console: Console) -> list[tuple[str, str]]:
         said = "; ".join(part for part in (eta_text(found, time.time()), deadline_text(found)) if part)
         basis = f" ({printable(found['basis'])})" if found["futures"] else ""
         facts.append(("done", said + basis))
-    elif row.get("deadline"):
-        facts.append(("deadline", moment(row["deadline"])))
+    elif (deadline := row.get("deadline")) is not None:
+        facts.append(("deadline", f"{moment(deadline)} (UTC)"))
     if row.get("metrics"):
         facts.append(("metrics", metrics(row["metrics"])))
     if row.get("weight", 1) != 1:

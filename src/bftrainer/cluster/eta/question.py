@@ -158,8 +158,12 @@ class LivePlanner(Protocol):
 class LiveCluster(Protocol):
     """The part of the controller that a question is made of."""
 
-    planner: LivePlanner
     paused: bool
+
+    @property
+    def planner(self) -> LivePlanner:
+        """The scheduler and its state."""
+        ...
 
     @property
     def trainers(self) -> Mapping[str, LiveTrainer]:

@@ -207,7 +207,7 @@ class EtaService:
                 await process.stdin.drain()
                 answer = json.loads(await process.stdout.readline() or "null")
         except (TimeoutError, OSError, ValueError) as problem:
-            _log.warning("no prediction of finishing times: %s", problem or type(problem).__name__)
+            _log.warning("no prediction of finishing times: %s", str(problem) or type(problem).__name__)
         finally:
             # Without an answer it is not known how much it used: at most all of the time.
             used = time.monotonic() - began if answer is None else answer["cpu_s"] - self._cpu_s

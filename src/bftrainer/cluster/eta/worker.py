@@ -32,6 +32,8 @@ from bftrainer.forecast.predict import ARRIVALS_FROM_S, FEWEST_ARRIVALS, Situati
 from bftrainer.scheduler import Policy
 from bftrainer.simulate.replay import ReplaySettings
 
+FEWEST_DEPARTURES = 5
+"""A short past with so many departures of nodes is no steady pool."""
 NO_NODES = "no node has been in the pool yet"
 LATE = "it is not done within the time that was looked at"
 
@@ -86,9 +88,10 @@ class Predictor:
 
     def _past(self, question: Question, own: PoolPast | None) -> tuple[PoolPast | None, str]:
         """The past that futures are drawn from, and what it is in words."""
-        if own is not None and own.is_enough:
-            return own, f"as in the last {_span(own.trace.window.seconds)} of this pool"
         profile = self._settings.profile
+        moves = profile == "steady" and own is not None and own.departures >= FEWEST_DEPARTURES
+        if own is not None and (own.is_long or moves):
+            return own, f"as in the last {_span(own.trace.window.seconds)} of this pool"
         if profile == "steady":
             nodes = tuple(question.pool) or (own.trace.nodes if own is not None else ())
             words = "as long as the present nodes stay (the pool's own past is short)"
