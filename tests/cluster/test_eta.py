@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +31,7 @@ from bftrainer.cluster.eta.beliefs import (
 from bftrainer.cluster.eta.budget import MOST_DEBT_S, MOST_SAVED_S, CpuBudget
 from bftrainer.cluster.eta.question import AskedTrainer, PredictorSettings, Question
 from bftrainer.cluster.eta.records import PoolLog, has_ended, read_trainers
-from bftrainer.cluster.eta.service import EtaService, NoPredictionError
+from bftrainer.cluster.eta.service import EtaService, NoPredictionError, Predictions
 from bftrainer.cluster.eta.worker import Predictor
 from bftrainer.cluster.jobs.learning import Learned
 from bftrainer.cluster.store.database import Database
@@ -38,6 +39,8 @@ from bftrainer.cluster.store.events import NodeJoined, NodeLeaving, NodeLeft, Se
 from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.core.pool import Pool
 from bftrainer.scheduler import Scheduler, State
+from support.cluster.api import SPEC, by, play
+from support.cluster.bench import Bench
 from support.waiting import wait_until
 
 NOW = 1_800_000_000.0
@@ -308,3 +311,48 @@ def test_the_process_ends_with_the_process_that_started_it(tmp_path: Path) -> No
         parent.kill()
     stat = Path(f"/proc/{child}/stat")
     wait_until(lambda: not stat.exists() or stat.read_text().split()[2] == "Z")
+
+
+# The API.
+
+
+def test_the_api_says_when_trainers_are_done_or_why_that_is_not_known(tmp_path: Path) -> None:
+    async def scene(client: httpx.AsyncClient, bench: Bench, tokens: dict[str, str]) -> None:
+        mine = by(tokens, "ann")
+        made = await client.post("/v1/trainers", json={**SPEC, "name": "a", "deadline": NOW}, headers=mine)
+        assert (made.json()["deadline"], made.json()["eta"]) == (NOW, None)
+        answer = await client.post("/v1/eta", json={"trainers": ["a"]}, headers=mine)
+        assert answer.status_code == 200
+        assert (answer.json()["eta"]["why"], answer.json()["eta"]["deadline"]) == (NO_RATE, NOW)
+        what_if = await client.post("/v1/eta", json={"specs": [{**SPEC, "name": "b"}], "nodes": "1-2"}, headers=mine)
+        assert list(what_if.json()["trainers"]) == ["b"]
+        assert [row["name"] for row in (await client.get("/v1/trainers", headers=mine)).json()["trainers"]] == ["a"]
+        refused = [
+            ({"trainers": ["a"]}, "bob", 404, "no trainer"),
+            ({"trainers": ["a"], "nodes": "8-1"}, "ann", 422, "nodes must be"),
+            ({"specs": [{"nodes": 1}]}, "ann", 422, "script"),
+            ({"group": "lr"}, "ann", 409, "unfinished"),
+            ({"trainer": ["a"]}, "ann", 422, "trainer"),
+        ]
+        for body, owner, status, words in refused:
+            answer = await client.post("/v1/eta", json=body, headers=by(tokens, owner))
+            assert (answer.status_code, words in answer.json()["error"]) == (status, True), answer.json()
+
+    play(tmp_path, scene)
+
+
+def test_the_status_has_the_newest_prediction_of_trainers_and_groups(tmp_path: Path) -> None:
+    async def scene(client: httpx.AsyncClient, bench: Bench, tokens: dict[str, str]) -> None:
+        mine = by(tokens, "ann")
+        await client.post("/v1/trainers", json={**SPEC, "name": "a", "group": "lr"}, headers=mine)
+        service = client._transport.app.state.api.controller.eta  # type: ignore[attr-defined]
+        found = {"point": NOW, "low": NOW - 1, "high": NOW + 1, "why": "", "likely": None}
+        service.newest = Predictions(NOW, "as ever", 9, {"t1": found, "ann/lr": found})
+        status = (await client.get("/v1/status", headers=mine)).json()
+        assert status["trainers"][0]["eta"]["high"] == NOW + 1
+        assert [(one["group"], one["eta"]["futures"]) for one in status["groups"]] == [("lr", 9)]
+        assert (await client.get("/v1/status", headers=by(tokens, "bob"))).json()["groups"] == []
+        await client.post("/v1/trainers/a/cancel", headers=mine)
+        assert (await client.get("/v1/trainers/a", headers=mine)).json()["eta"] is None
+
+    play(tmp_path, scene)

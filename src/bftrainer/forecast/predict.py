@@ -16,10 +16,9 @@ import numpy as np
 from bftrainer.core.pool import Node
 from bftrainer.core.trace import Floats
 from bftrainer.core.trainer import Trainer
-from bftrainer.errors import InputError
 from bftrainer.forecast.futures import BLOCK_S, draw_future
 from bftrainer.forecast.past import DAY_S, PoolPast
-from bftrainer.scheduler import Scheduler, State
+from bftrainer.scheduler import PoolStatistics, Scheduler, State
 from bftrainer.simulate.accounting import SimulatedTrainer, copied
 from bftrainer.simulate.replay import Present, ReplaySettings, replay
 
@@ -64,7 +63,7 @@ class Situation:
         assigned: Mapping[str, tuple[Node, ...]],
         considered: Collection[str],
         settings: ReplaySettings,
-        **others: object,
+        seen: PoolStatistics | None = None,
     ) -> Situation:
         """A situation of trainers whose `work` is what is left of it. Those on nodes all compute."""
         scheduler = Scheduler(settings.policy)
@@ -79,8 +78,8 @@ class Situation:
                 held=frozenset(nodes) if trainer.start_s else frozenset(),
             )
         waiting = tuple(trainer for trainer in trainers if trainer.name not in jobs)
-        present = Present(State(assigned=MappingProxyType(dict(assigned))), jobs)
-        return cls(now, pool, present, waiting, settings, **others)  # type: ignore[arg-type]
+        state = State(assigned=MappingProxyType(dict(assigned)), seen=seen or PoolStatistics())
+        return cls(now, pool, Present(state, jobs), waiting, settings)
 
     @property
     def trainers(self) -> tuple[Trainer, ...]:
@@ -154,21 +153,20 @@ def _one(
         factor = math.exp(sigma.get(trainer.name, 0.0) * rng.standard_normal())
         return replace(trainer, work=done + max(trainer.work - done, 1e-9) * factor)
 
+    room = len(future.nodes)
     jobs = {}
     for name, job in situation.present.jobs.items():
-        jobs[name] = copied(job)
-        jobs[name].trainer = varied(job.trainer, job.done)
+        if job.trainer.min_nodes <= room:  # a trainer that needs more nodes than there ever were is never done
+            jobs[name] = copied(job)
+            jobs[name].trainer = varied(job.trainer, job.done)
     arrivals = [varied(trainer) for trainer in situation.waiting]
     arrivals += later_arrivals(situation, seconds, rng)
-    room = len(future.nodes)
     arrivals = [replace(trainer, submit=max(trainer.submit, situation.now)) for trainer in arrivals]
     fitting = [trainer for trainer in arrivals if trainer.min_nodes <= room]
-    try:
-        done = replay(
-            future, fitting, situation.settings, present=replace(situation.present, jobs=jobs), until_done=names
-        )
-    except InputError:  # a trainer that needs more nodes than there ever were
+    if not jobs and not fitting:
         return {}
+    present = replace(situation.present, jobs=jobs)
+    done = replay(future, fitting, situation.settings, present=present, until_done=names)
     return {trainer.name: trainer.end for trainer in done.trainers if trainer.end is not None}
 
 

@@ -7,6 +7,7 @@ trainers. It is sent as one line of JSON.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
@@ -99,6 +100,8 @@ class Question:
     """The trainers that are not finished, in order of submission."""
     considered: tuple[str, ...]
     assigned: Mapping[str, tuple[str, ...]]
+    seen: Mapping[str, Any] | None = None
+    """Statistics of the pool, which automatic settings of the policy depend on."""
     quotas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     sets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What is asked: when all trainers of a set are done."""
@@ -187,6 +190,7 @@ def question_of(cluster: LiveCluster, now: float) -> Question:
         trainers,
         tuple(trainer.name for trainer in state.admitted if trainer.name in known),
         {name: nodes for name, nodes in state.assigned.items() if name in known},
+        None if math.isnan(state.seen.since) else asdict(state.seen),
         {owner: asdict(quota) for owner, quota in cluster.planner.scheduler.policy.quotas.items()},
         sets,
     )

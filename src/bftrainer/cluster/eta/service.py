@@ -162,8 +162,12 @@ class EtaService:
                     continue
                 if now < self._due or self.budget.wait_s() > 0 or self._cluster.paused:
                     continue
-                with contextlib.suppress(NoPredictionError):
+                try:
                     await self._refresh()
+                except NoPredictionError as problem:
+                    _log.info("%s", problem)
+                except Exception:
+                    _log.exception("no prediction of finishing times")
                 self._due = time.monotonic() + EVERY_S
         finally:
             await self._end()
@@ -219,6 +223,7 @@ class EtaService:
         if answer is None:
             raise NoPredictionError("the process that predicts has ended: ask again")
         if "problem" in answer:
+            _log.warning("no prediction of finishing times: %s", answer["problem"])
             raise NoPredictionError(f"no prediction: {answer['problem']}")
         return dict(answer)
 

@@ -29,7 +29,7 @@ from bftrainer.errors import BFTrainerError
 from bftrainer.forecast.estimate import Estimate
 from bftrainer.forecast.past import DAY_S, PoolPast, from_profile, steady
 from bftrainer.forecast.predict import ARRIVALS_FROM_S, FEWEST_ARRIVALS, Situation, predict
-from bftrainer.scheduler import Policy
+from bftrainer.scheduler import Policy, PoolStatistics
 from bftrainer.simulate.replay import ReplaySettings
 
 FEWEST_DEPARTURES = 5
@@ -114,6 +114,7 @@ class Predictor:
             {name: tuple(nodes) for name, nodes in question.assigned.items()},
             question.considered,
             settings,
+            None if question.seen is None else PoolStatistics(**question.seen),
         )
         sigma = {name: belief.sigma for name, belief in beliefs.items()}
         return replace(situation, rate_sigma=sigma, arrivals=arrivals, arrivals_since=since)
@@ -162,8 +163,8 @@ def main(words: Sequence[str] | None = None) -> None:
     for line in sys.stdin:
         try:
             answer = predictor.answer(Question.from_line(line))
-        except BFTrainerError as problem:
-            answer = {"problem": str(problem)}
+        except Exception as problem:  # the next question may be answered, and the controller logs this
+            answer = {"problem": str(problem) if isinstance(problem, BFTrainerError) else repr(problem)}
         print(json.dumps({**answer, "cpu_s": time.process_time()}, allow_nan=False), flush=True)
 
 

@@ -198,11 +198,11 @@ class TrainerSpec(BaseModel):
     def _a_time(cls, given: Any) -> Any:
         """Convert a text such as 2026-03-01T08:00, in UTC unless it says otherwise, to seconds since 1970."""
         try:
-            time = datetime.fromisoformat(given) if isinstance(given, str) else given
+            words = "no time" if isinstance(given, bool) else given
+            time = datetime.fromisoformat(words) if isinstance(words, str) else words
         except ValueError:
             raise ValueError(f"deadline must be {_RULES['deadline']}, but got {_short(given)}") from None
-        zoned = isinstance(time, datetime) and time.tzinfo is None
-        return (time.replace(tzinfo=UTC) if zoned else time).timestamp() if isinstance(time, datetime) else time
+        return time.replace(tzinfo=time.tzinfo or UTC).timestamp() if isinstance(time, datetime) else time
 
     @field_validator("name")
     @classmethod
