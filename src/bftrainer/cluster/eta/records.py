@@ -94,10 +94,10 @@ class EarlierTrainers:
 
 
 def has_ended(path: Path) -> bool:
-    """Whether a trainer has ever ended."""
+    """Whether a trainer that has trained has ever ended."""
     db = Database.open(path, read_only=True)
     try:
-        return db.row("SELECT 1 FROM trainers WHERE ended IS NOT NULL LIMIT 1") is not None
+        return db.row("SELECT 1 FROM trainers WHERE ended IS NOT NULL AND samples > 0 LIMIT 1") is not None
     finally:
         db.close()
 
