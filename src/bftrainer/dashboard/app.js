@@ -95,7 +95,7 @@ function heard(status, problem) {
   $("notice").hidden = !status.pool.problem;
   say($("notice"), status.pool.problem ? `The pool has a problem: ${short(status.pool.problem, 400)}` : "");
   showTiles();
-  showTrainers($("trainers"), $("trainers-words"), status.trainers, open);
+  showTrainers($("trainers"), $("trainers-words"), status.trainers, open, status);
   $("no-trainers").hidden = status.trainers.length > 0;
   announce(status.trainers);
 }

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from bftrainer.core.trace import Floats, Trace
 from bftrainer.core.trainer import Trainer
 from bftrainer.errors import InputError
 from bftrainer.scheduler import Plan, Policy, Scheduler, State
-from bftrainer.simulate.accounting import Accounting, Books, Loss, SimulatedTrainer
+from bftrainer.simulate.accounting import Accounting, Books, Loss, SimulatedTrainer, copied
 from bftrainer.simulate.best import BestValues
 
 DecideOn = Literal["pool", "all"]
@@ -106,8 +107,20 @@ class Replay:
     timeline: Timeline
 
 
+@dataclass(frozen=True, slots=True)
+class Present:
+    """Trainers and nodes in the middle of a run, from where a replay can go on."""
+
+    state: State
+    """Queue, assignments and statistics. The trace of the replay that goes on says which nodes are there."""
+    jobs: Mapping[str, SimulatedTrainer]
+    """The trainers that are considered, with what they have done so far."""
+
+
 Watch = Callable[[float, Plan, State], None]
 """Called after each decision with its time, the plan and the state before it."""
+Look = Callable[[float, Callable[[], Present]], None]
+"""Called after each step with its time and a function that returns a copy of the present."""
 
 
 def replay(
@@ -116,9 +129,19 @@ def replay(
     settings: ReplaySettings | None = None,
     watch: Watch | None = None,
     progress: Callable[[float], None] = lambda share: None,
+    *,
+    present: Present | None = None,
+    look: Look | None = None,
+    until_done: Collection[str] = (),
 ) -> Replay:
-    """Replay `trace` with `trainers`, submitted at their times, until all are done or the trace ends."""
-    return _Engine(trace, trainers, settings or ReplaySettings(), watch, progress).run()
+    """Replay `trace` with `trainers`, submitted at their times, until all are done or the trace ends.
+
+    With `present`, the replay goes on from there when the trace begins. `trainers` are then those of `present` that are
+    not considered yet, and those that are submitted later. With `until_done`, it ends when these trainers are done.
+    """
+    engine = _Engine(trace, trainers, settings or ReplaySettings(), watch, progress)
+    engine.present, engine.look, engine.until_done = present, look, frozenset(until_done)
+    return engine.run()
 
 
 class _Step(NamedTuple):
@@ -153,7 +176,9 @@ class _Engine:
     ) -> None:
         self.trace, self.settings, self.watch, self.progress = trace, settings, watch, progress
         self.arrivals = sorted(trainers, key=lambda trainer: trainer.submit)
-        _check(trace, self.arrivals)
+        self.present: Present | None = None
+        self.look: Look | None = None
+        self.until_done: frozenset[str] = frozenset()
         self.scheduler = Scheduler(settings.policy)
         self.books = Books(settings.accounting, settings.snapshot_every_s)
         self.best = BestValues(self.scheduler.value_of)
@@ -171,8 +196,12 @@ class _Engine:
     def run(self) -> Replay:
         began = time.perf_counter()
         window = self.trace.window
+        resumed = () if self.present is None else tuple(job.trainer for job in self.present.jobs.values())
+        _check(self.trace, (*resumed, *self.arrivals))
         for event in self._events():
             self._step(event)
+            if self.look is not None:
+                self.look(self.now, self._present)
             if self._all_done():
                 break
             self.progress((self.now - window.start) / window.seconds)
@@ -196,7 +225,7 @@ class _Engine:
             decisions=len(self.solve_ms),
             decision_ms=np.array(self.solve_ms),
             wall_s=wall_s,
-            trainers=tuple(self._summary(trainer) for trainer in self.arrivals),
+            trainers=tuple(self._summary(trainer) for trainer in (*resumed, *self.arrivals)),
             timeline=_timeline([*self.steps, self._row(decided=False, pool_event=False)]),
         )
 
@@ -232,6 +261,9 @@ class _Engine:
             self.state, lost = self.state.pool_changed(event)
             for name, nodes in lost.items():
                 self.books.preempted(self.jobs[name], self.now, nodes, self.state.assigned.get(name, ()))
+        if self.present is not None:
+            self._resume(self.present)
+            self.present = None
         self._complete()
         self._admit_arrivals()
         decided = bool(self.state.admitted or self.state.waiting)
@@ -240,6 +272,22 @@ class _Engine:
         else:
             self._measure()
         self.steps.append(self._row(decided=decided, pool_event=changes_pool))
+
+    def _present(self) -> Present:
+        return Present(self.state, {name: copied(job) for name, job in self.jobs.items()})
+
+    def _resume(self, present: Present) -> None:
+        """Take up the trainers of a present, on those of their nodes that are there."""
+        before, here = present.state, self.state.pool
+        self.jobs = {name: copied(job) for name, job in present.jobs.items()}
+        held = {name: tuple(node for node in before.assigned.get(name, ()) if node in here) for name in self.jobs}
+        assigned = {name: held[name] for name, job in self.jobs.items() if len(held[name]) >= job.trainer.min_nodes}
+        for name, job in self.jobs.items():
+            if job.nodes != len(assigned.get(name, ())):
+                gone = [node for node in before.assigned.get(name, ()) if node not in here]
+                self.books.preempted(job, self.now, gone, assigned.get(name, ()))
+        admitted = tuple(job.trainer for job in self.jobs.values())
+        self.state = State(here, admitted, self.state.waiting, MappingProxyType(assigned), before.seen)
 
     def _advance(self, to: float) -> None:
         passed = to - self.now
@@ -301,6 +349,10 @@ class _Engine:
         )
 
     def _all_done(self) -> bool:
+        if self.present is not None:
+            return False
+        if self.until_done:
+            return self.until_done <= self.summaries.keys()
         return not self.jobs and not self.state.waiting and self.next_arrival == len(self.arrivals)
 
     def _summary(self, trainer: Trainer) -> TrainerSummary:

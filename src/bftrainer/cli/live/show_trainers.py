@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bftrainer.cli.common.connection import printable
+from bftrainer.cli.live.show_eta import deadline_text, eta_text, short_eta
 from bftrainer.cli.live.show_gpus import ranks_text
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.wire.api import CurveView, StatusView, TrainerDetail, TrainerView, WorkerView
@@ -73,7 +75,7 @@ def trainers_table(rows: Sequence[Row], console: Console, colours: Mapping[str, 
     """A table with one line per trainer; below it, the reasons why trainers do not train."""
     if not rows:
         return Text("no trainers; submit one with `bftrainer submit SCRIPT`", style="dim")
-    wide, shown = console.width >= _WIDE, rows[:_MOST_SHOWN]
+    wide, shown, now = console.width >= _WIDE, rows[:_MOST_SHOWN], time.time()
     names = [Text(printable(row["name"]), style=(colours or {}).get(row["name"], "")) for row in shown]
     columns: dict[str, list[str | Text]] = {
         "id": [printable(row["id"]) for row in shown],
@@ -83,7 +85,7 @@ def trainers_table(rows: Sequence[Row], console: Console, colours: Mapping[str, 
         "ranks": [str(row.get("ranks") or "") for row in shown],
         "progress": [progress(row.get("progress"), row.get("samples", 0), console, 14 if wide else 8) for row in shown],
         "samples/s": [figure(row["rate"]) if row.get("rate") else "" for row in shown],
-        "ETA": ["" if row["eta_s"] is None or row["state"] in FINISHED else duration(row["eta_s"]) for row in shown],
+        "ETA": ["" if row["state"] in FINISHED else _eta(row, now) for row in shown],
     }
     if not any(_has_ranks(row) for row in rows):
         del columns["ranks"]
@@ -136,6 +138,12 @@ def _reasons(rows: Sequence[Row]) -> list[Text]:
         what = f"{printable(first['name'])} ({printable(first['id'])}){more} {state}: {printable(reason)}"
         told.append(Text(what, style=STYLES.get(state, "")))
     return told
+
+
+def _eta(row: Row, now: float) -> str:
+    """The interval in which it will be done; before there is one, how long it takes at the present rate."""
+    at_rate = "" if row["eta_s"] is None else duration(row["eta_s"])
+    return short_eta(row.get("eta"), now) or at_rate
 
 
 def _sizes(row: Row) -> str:
@@ -229,8 +237,14 @@ def _facts(row: TrainerDetail, console: Console) -> list[tuple[str, str]]:
     if row.get("output"):
         facts.append(("output", printable(row["output"])))
     if row.get("rate"):
-        eta = "" if row["eta_s"] is None else f", done in {duration(row['eta_s'])}"
+        eta = "" if row["eta_s"] is None else f", {duration(row['eta_s'])} left at this rate"
         facts.append(("rate", f"{figure(row['rate'])} samples/s{eta}"))
+    if (found := row.get("eta")) is not None:
+        said = "; ".join(part for part in (eta_text(found, time.time()), deadline_text(found)) if part)
+        basis = f" ({printable(found['basis'])})" if found["futures"] else ""
+        facts.append(("done", said + basis))
+    elif (deadline := row.get("deadline")) is not None:
+        facts.append(("deadline", f"{moment(deadline)} (UTC)"))
     if row.get("metrics"):
         facts.append(("metrics", metrics(row["metrics"])))
     if row.get("weight", 1) != 1:

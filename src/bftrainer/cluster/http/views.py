@@ -15,6 +15,7 @@ from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.spec.trainer import DEFAULT_MAX_NODES, TrainerSpec
 from bftrainer.cluster.store.rows import EventRow, TrainerRow
 from bftrainer.cluster.wire.api import (
+    EtaView,
     EventView,
     GpuView,
     NodeView,
@@ -37,12 +38,17 @@ Nodes = Mapping[str, NodeState]
 
 
 def trainer(
-    row: TrainerRow, live: ActiveTrainer | None, now: float, waits: str = "", nodes: Nodes = MappingProxyType({})
+    row: TrainerRow,
+    live: ActiveTrainer | None,
+    now: float,
+    waits: str = "",
+    nodes: Nodes = MappingProxyType({}),
+    eta: EtaView | None = None,
 ) -> TrainerView:
     """Return one trainer in short.
 
     `live` has the newest figures while the trainer is not finished; `waits` is why it has no nodes. `nodes` are those
-    that the controller knows.
+    that the controller knows. `eta` is when it will be done.
     """
     spec = row.spec
     job = live.job if live is not None else None
@@ -76,6 +82,8 @@ def trainer(
         "progress": 1.0 if state == "done" and share is None else share,
         "rate": rate,
         "eta_s": left / rate if left is not None and rate > 0 and state not in FINISHED else None,
+        "eta": eta if state not in FINISHED else None,
+        "deadline": spec.get("deadline"),
         "metrics": progress.metrics if progress is not None else row.metrics,
         "metrics_at": _positions(progress.reported.at if progress is not None else row.metrics_at),
         "epoch": progress.epoch if progress is not None else row.epoch,
@@ -98,6 +106,7 @@ def trainer_in_detail(
     waits: str = "",
     output: str = "",
     nodes: Nodes = MappingProxyType({}),
+    eta: EtaView | None = None,
 ) -> TrainerDetail:
     """Return one trainer with everything that is known of it. `output` is the folder that its script writes to."""
     spec = TrainerSpec.model_validate(row.spec)
@@ -106,7 +115,7 @@ def trainer_in_detail(
     curve = learned.curve(spec.min_nodes, spec.max_nodes, 1.0)
     workers = live.job.workers.values() if live is not None else ()
     return {
-        **trainer(row, live, now, waits, nodes),
+        **trainer(row, live, now, waits, nodes, eta),
         "spec": {**row.spec, "env": dict.fromkeys(row.spec.get("env", ()), HIDDEN)},
         "curve": {
             **_points(curve),
