@@ -182,7 +182,8 @@ def make_app(fake: FakeState) -> FastAPI:
 
     @app.post("/v1/eta")
     async def eta(request: Request) -> dict[str, Any]:
-        return {"eta": {"point": 1.0}, "trainers": {"asked": await request.json()}}
+        eta = dict.fromkeys(("point", "low", "high", "deadline", "likely")) | {"why": "", "basis": "", "futures": 0}
+        return {"eta": eta, "trainers": {"asked": await request.json()}}
 
     @app.post("/v1/trainers/{ref}/cancel")
     def cancel(ref: str) -> Any:

@@ -251,6 +251,8 @@ def _tell_eta(client: Client, ids: Sequence[str]) -> None:
         if problem.status not in (404, 405):
             say(f"done: not known yet: {problem}")
         return
+    if eta["low"] is None and eta["deadline"] is None:
+        return  # nothing is known of the script yet; `status` will say it
     say("; ".join(part for part in (f"done: {eta_text(eta, time.time())}", deadline_text(eta)) if part))
     if eta["futures"]:
         say(f"({printable(eta['basis'])})")
