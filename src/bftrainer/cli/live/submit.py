@@ -181,7 +181,7 @@ def submit(
     with connect(url, state) as client:
         rows = _queue(client, specs, quiet=as_json)
         if not as_json:
-            _tell_eta(client, [row["id"] for row in rows])
+            _tell_eta(client, [row["id"] for row in rows], asked=any(one.deadline is not None for one in specs))
         if wait:
             rows = wait_for(client, [row["id"] for row in rows], quiet=as_json)
     failed = wait and any(row["state"] != "done" for row in rows)
@@ -240,15 +240,15 @@ def _deadline(text: str) -> str | float:
     return time.time() + seconds
 
 
-def _tell_eta(client: Client, ids: Sequence[str]) -> None:
-    """Say when the trainers will be done, if that can be said."""
+def _tell_eta(client: Client, ids: Sequence[str], *, asked: bool) -> None:
+    """Say when the trainers will be done, if that can be said; if a deadline asks for it, say why it cannot."""
     from bftrainer.client import RefusedError
 
     try:
         eta = client.eta(*ids)["eta"]
     except RefusedError as problem:
         # Older controllers do not predict, and a busy one may not be able to now. The trainers are queued all the same.
-        if problem.status not in (404, 405):
+        if asked and problem.status not in (404, 405):
             say(f"done: not known yet: {problem}")
         return
     if eta["low"] is None and eta["deadline"] is None:
