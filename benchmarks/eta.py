@@ -6,8 +6,8 @@ Two weeks of the trace, each with a workload of its own: sweeps of 8 to 16 trial
 The true run of a week is a replay of the trace. At the submission and at half the time of each trainer, what a
 controller would know then is taken from it: the nodes and the queue of that moment, the past of the pool and of the
 submissions up to then, and the speeds with an error of 3 %. From that `forecast.predict` makes the point and the 80 %
-interval. The first week is for choosing the method and its one number, `forecast.estimate.SPREAD`: the factor printed
-as `fitted_spread` gives 80 % there. The second week was used for nothing else than these figures.
+interval. The first week is for fitting one number, `forecast.estimate.SPREAD`: the factor printed as `fitted_spread`
+gives 80 % there. The predictions of the second week are used for nothing else than these figures.
 
 The exit status is 1 if in the second week less than 75 % or more than 85 % of the intervals hold the true time, or the
 median error of the point at half time is above 10 % of the trainer's time from submission to end.

@@ -12,8 +12,8 @@ from bftrainer.core.trace import Floats
 LOW, HIGH = 0.1, 0.9
 """The interval holds 80 % of the finishing times."""
 SPREAD = 1.0
-"""Samples are spread by this factor around their median, on a logarithmic scale. The past of a pool does not hold all
-that may come: fitted on the first week of the Summit trace, by `benchmarks/eta.py`."""
+"""Samples are spread by this factor around their median, on a logarithmic scale. `benchmarks/eta.py` fits it on the
+first week of the Summit trace, where 80 % of the intervals hold without a correction."""
 
 
 @dataclass(frozen=True, slots=True)
