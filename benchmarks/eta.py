@@ -32,7 +32,7 @@ from bftrainer.core.models import PAPER_CURVES
 from bftrainer.core.objective import find_objective
 from bftrainer.core.trace import Trace, Window, utc
 from bftrainer.core.trainer import Trainer
-from bftrainer.forecast.estimate import SPREAD, Estimate
+from bftrainer.forecast.estimate import SPREAD, FinishEstimate
 from bftrainer.forecast.past import DAY_S, PoolPast
 from bftrainer.forecast.predict import Situation, predict
 from bftrainer.scheduler import Policy
@@ -70,13 +70,13 @@ class Case:
 
     def holds(self, spread: float) -> bool:
         """Whether the interval holds the true time."""
-        estimate = Estimate.of(self.times, 0.0, spread)
+        estimate = FinishEstimate.of(self.times, 0.0, spread)
         return estimate is not None and estimate.low_s <= self.left_s <= estimate.high_s
 
     @property
     def error_s(self) -> float:
         """Error of the point."""
-        estimate = Estimate.of(self.times, 0.0)
+        estimate = FinishEstimate.of(self.times, 0.0)
         return math.inf if estimate is None else abs(estimate.point_s - self.left_s)
 
 
@@ -232,7 +232,7 @@ def _fitted(cases: Sequence[Case]) -> float:
 
 
 def _width(case: Case) -> float:
-    estimate = Estimate.of(case.times, 0.0)
+    estimate = FinishEstimate.of(case.times, 0.0)
     return math.inf if estimate is None else (estimate.high_s - estimate.low_s) / case.left_s
 
 

@@ -11,7 +11,7 @@ import pytest
 from bftrainer.core.curve import Curve
 from bftrainer.core.trace import Trace
 from bftrainer.core.trainer import Trainer
-from bftrainer.forecast.estimate import Estimate
+from bftrainer.forecast.estimate import FinishEstimate
 from bftrainer.forecast.past import DAY_S, PoolPast, steady
 from bftrainer.forecast.predict import LATER, Prediction, Situation, later_arrivals, predict
 from bftrainer.scheduler import Policy
@@ -70,8 +70,8 @@ def test_a_trainer_of_unknown_work_has_no_time_but_takes_nodes() -> None:
 
 def test_uncertain_speeds_widen_the_interval() -> None:
     question = situation(trainer("a", 4000.0), assigned={"a": ("n0", "n1", "n2", "n3")})
-    certain = Estimate.of(ask(question, 30).times["a"], NOW)
-    uncertain = Estimate.of(ask(replace(question, rate_sigma={"a": 0.3}), 30).times["a"], NOW)
+    certain = FinishEstimate.of(ask(question, 30).times["a"], NOW)
+    uncertain = FinishEstimate.of(ask(replace(question, rate_sigma={"a": 0.3}), 30).times["a"], NOW)
     assert certain is not None
     assert uncertain is not None
     assert certain.high_s - certain.low_s < 1 < uncertain.high_s - uncertain.low_s
@@ -101,7 +101,7 @@ def test_without_a_day_of_submissions_nothing_else_is_submitted() -> None:
 
 
 def test_an_estimate_has_the_median_and_holds_80_percent() -> None:
-    estimate = Estimate.of(NOW + np.arange(1.0, 100.0), NOW, spread=1.0)
+    estimate = FinishEstimate.of(NOW + np.arange(1.0, 100.0), NOW, spread=1.0)
     assert estimate is not None
     assert (estimate.low_s, estimate.point_s, estimate.high_s) == pytest.approx((10.0, 50.0, 90.0))
     assert estimate.within(25.0) == pytest.approx(25 / 99)
@@ -109,7 +109,7 @@ def test_an_estimate_has_the_median_and_holds_80_percent() -> None:
 
 def test_a_larger_spread_widens_the_interval_around_the_same_point() -> None:
     times = NOW + np.arange(1.0, 100.0)
-    narrow, wide = (Estimate.of(times, NOW, spread) for spread in (1.0, 1.5))
+    narrow, wide = (FinishEstimate.of(times, NOW, spread) for spread in (1.0, 1.5))
     assert narrow is not None
     assert wide is not None
     assert wide.point_s == narrow.point_s
@@ -117,10 +117,10 @@ def test_a_larger_spread_widens_the_interval_around_the_same_point() -> None:
 
 
 def test_where_most_futures_are_too_short_there_is_no_upper_end() -> None:
-    estimate = Estimate.of(np.array([NOW + 5.0, *[math.inf] * 9]), NOW)
+    estimate = FinishEstimate.of(np.array([NOW + 5.0, *[math.inf] * 9]), NOW)
     assert estimate is not None
     assert estimate.point_s == estimate.high_s == math.inf
-    assert Estimate.of(np.zeros(0), NOW) is None
+    assert FinishEstimate.of(np.zeros(0), NOW) is None
 
 
 def test_a_replay_that_goes_on_from_a_present_ends_as_the_whole_one() -> None:

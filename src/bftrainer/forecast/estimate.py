@@ -17,7 +17,7 @@ first week of the Summit trace, where 80 % of the intervals hold without a corre
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class FinishEstimate:
     """When something will be done, in seconds from now. Infinite: later than the futures reach."""
 
     point_s: float
@@ -27,7 +27,7 @@ class Estimate:
     """All samples, in order, with the spread."""
 
     @classmethod
-    def of(cls, times: Floats, now: float, spread: float = SPREAD) -> Estimate | None:
+    def of(cls, times: Floats, now: float, spread: float = SPREAD) -> FinishEstimate | None:
         """The estimate from samples of finishing times; None without samples."""
         if not len(times):
             return None

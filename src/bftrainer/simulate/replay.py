@@ -2,6 +2,7 @@
 
 It processes pool events, arrivals and completions in order of time. At each, it updates the accounts (`accounting.py`)
 and asks the scheduler. Order at one instant: progress, preemption charges, completions, joins, admissions, decision.
+`knowledge.py` says what the scheduler is told about trainers; if that is learned, there are also times of reports.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from bftrainer.core.pool import Event
 from bftrainer.core.trace import Floats, Trace
@@ -23,6 +23,8 @@ from bftrainer.errors import InputError
 from bftrainer.scheduler import Plan, Policy, Scheduler, State
 from bftrainer.simulate.accounting import Accounting, Books, Loss, SimulatedTrainer, copied
 from bftrainer.simulate.best import BestValues
+from bftrainer.simulate.knowledge import Knowledge, KnownTruth
+from bftrainer.simulate.timeline import Timeline, TimelineStep, timeline_of
 
 DecideOn = Literal["pool", "all"]
 
@@ -58,27 +60,6 @@ class TrainerSummary:
     def run_hours(self) -> float | None:
         """Hours from the trainer's start to its end."""
         return None if self.start is None or self.end is None else (self.end - self.start) / 3600
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Timeline:
-    """One row per step of the clock: the values in force until the next step, and the losses at this step."""
-
-    time: Floats
-    pool: Floats
-    used: Floats
-    value: Floats
-    """Value per second if no trainer stalled: samples per second under the throughput objective."""
-    best_value: Floats
-    """Best possible value per second for the trainers considered, at no cost."""
-    outcome: Floats
-    """Samples so far."""
-    preemption: Floats
-    """Samples lost to preemption so far."""
-    rescale: Floats
-    """Samples lost to rescaling so far."""
-    decided: npt.NDArray[np.bool_]
-    pool_event: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,6 +110,7 @@ def replay(
     settings: ReplaySettings | None = None,
     watch: Watch | None = None,
     progress: Callable[[float], None] = lambda share: None,
+    knowledge: Knowledge | None = None,
     *,
     present: Present | None = None,
     look: Look | None = None,
@@ -136,33 +118,14 @@ def replay(
 ) -> Replay:
     """Replay `trace` with `trainers`, submitted at their times, until all are done or the trace ends.
 
+    `knowledge` is what the scheduler is told about them; None: all.
+
     With `present`, the replay goes on from there when the trace begins. `trainers` are then those of `present` that are
     not considered yet, and those that are submitted later. With `until_done`, it ends when these trainers are done.
     """
-    engine = _Engine(trace, trainers, settings or ReplaySettings(), watch, progress)
+    engine = _Engine(trace, trainers, settings or ReplaySettings(), watch, progress, knowledge or KnownTruth())
     engine.present, engine.look, engine.until_done = present, look, frozenset(until_done)
     return engine.run()
-
-
-class _Step(NamedTuple):
-    """One row of the `Timeline`. A tuple, because a replay makes a hundred thousand."""
-
-    time: float
-    pool: int
-    used: int
-    value: float
-    best_value: float
-    outcome: float
-    preemption: float
-    rescale: float
-    decided: bool
-    pool_event: bool
-
-
-def _timeline(steps: Sequence[_Step]) -> Timeline:
-    columns = dict(zip(_Step._fields, np.array(steps, dtype=np.float64).T, strict=True))
-    flags = {name: columns.pop(name).astype(bool) for name in ("decided", "pool_event")}
-    return Timeline(**columns, **flags)
 
 
 class _Engine:
@@ -173,21 +136,28 @@ class _Engine:
         settings: ReplaySettings,
         watch: Watch | None,
         progress: Callable[[float], None],
+        knowledge: Knowledge,
     ) -> None:
         self.trace, self.settings, self.watch, self.progress = trace, settings, watch, progress
+        self.knowledge = knowledge
         self.arrivals = sorted(trainers, key=lambda trainer: trainer.submit)
         self.present: Present | None = None
         self.look: Look | None = None
         self.until_done: frozenset[str] = frozenset()
+        self.truth = {trainer.name: trainer for trainer in self.arrivals}
+        self.true_scheduler = Scheduler(settings.policy)
+        self.considered: tuple[Trainer, ...] = ()
+        self.only_learns = False
+        """Whether the present step may be only for what is learned in it, and leads to no decision without news."""
         self.scheduler = Scheduler(settings.policy)
         self.books = Books(settings.accounting, settings.snapshot_every_s)
-        self.best = BestValues(self.scheduler.value_of)
+        self.best = BestValues(self.true_scheduler.value_of)
         self.state = State()
         self.jobs: dict[str, SimulatedTrainer] = {}
         self.summaries: dict[str, TrainerSummary] = {}
         self.next_arrival = 0
         self.now = trace.window.start
-        self.steps: list[_Step] = []
+        self.steps: list[TimelineStep] = []
         self.pool_node_s = self.used_node_s = self.best_made = 0.0
         self.value = self.best_value = 0.0
         self.used = self.pool_events = 0
@@ -226,7 +196,7 @@ class _Engine:
             decision_ms=np.array(self.solve_ms),
             wall_s=wall_s,
             trainers=tuple(self._summary(trainer) for trainer in (*resumed, *self.arrivals)),
-            timeline=_timeline([*self.steps, self._row(decided=False, pool_event=False)]),
+            timeline=timeline_of([*self.steps, self._row(decided=False, pool_event=False)]),
         )
 
     def _events(self) -> Iterator[Event]:
@@ -237,6 +207,7 @@ class _Engine:
                     yield Event(moment)
                     if self._all_done():
                         return
+            self.only_learns = False
             yield event
         if self.settings.decide_on == "all":
             while (moment := self._next_moment()) < self.trace.window.end:
@@ -245,13 +216,15 @@ class _Engine:
                     return
 
     def _next_moment(self) -> float:
-        """The next completion, or arrival of a trainer for which there is room."""
+        """The next completion, arrival of a trainer for which there is room, or time when something is learned."""
         moment = min((job.finish_time(self.now) for job in self.jobs.values()), default=math.inf)
         if self.next_arrival < len(self.arrivals):
             arrival = self.arrivals[self.next_arrival]
             if arrival.submit < moment and self.scheduler.would_consider(self.state, arrival):
                 moment = max(arrival.submit, self.now)
-        return moment
+        learns_at = self.knowledge.next_moment(self.now, self.jobs)
+        self.only_learns = learns_at < moment
+        return min(moment, learns_at)
 
     def _step(self, event: Event) -> None:
         self._advance(event.time)
@@ -264,9 +237,12 @@ class _Engine:
         if self.present is not None:
             self._resume(self.present)
             self.present = None
-        self._complete()
+        completed = self._complete()
+        has_news = self.knowledge.observe(self.now, self.jobs)
         self._admit_arrivals()
         decided = bool(self.state.admitted or self.state.waiting)
+        if self.only_learns and not (completed or has_news):
+            decided = False
         if decided:
             self._decide()
         else:
@@ -280,6 +256,7 @@ class _Engine:
         """Take up the trainers of a present, on those of their nodes that are there."""
         before, here = present.state, self.state.pool
         self.jobs = {name: copied(job) for name, job in present.jobs.items()}
+        self.truth |= {name: job.trainer for name, job in self.jobs.items()}
         held = {name: tuple(node for node in before.assigned.get(name, ()) if node in here) for name in self.jobs}
         assigned = {name: held[name] for name, job in self.jobs.items() if len(held[name]) >= job.trainer.min_nodes}
         for name, job in self.jobs.items():
@@ -299,22 +276,26 @@ class _Engine:
             self.best_made += passed * self.best_value
         self.now = to
 
-    def _complete(self) -> None:
-        for name in [name for name, job in self.jobs.items() if job.is_done()]:
+    def _complete(self) -> bool:
+        """End the trainers that are done. Returns whether there are any."""
+        done = [name for name, job in self.jobs.items() if job.is_done()]
+        for name in done:
             job = self.jobs.pop(name)
             self.books.finished(job)
             self.state = self.state.finished(name)
+            self.knowledge.finished(name)
             self.summaries[name] = self._summary_of(job, self.now)
+        return bool(done)
 
     def _admit_arrivals(self) -> None:
         first = self.next_arrival
         while self.next_arrival < len(self.arrivals) and self.arrivals[self.next_arrival].submit <= self.now:
             self.next_arrival += 1
         if self.next_arrival > first:
-            self.state = self.state.submitted(*self.arrivals[first : self.next_arrival])
+            self.state = self.state.submitted(*self.knowledge.submitted(self.arrivals[first : self.next_arrival]))
 
     def _decide(self) -> None:
-        before = self.state
+        before = self.knowledge.refreshed(self.state, self.scheduler)
         began = time.perf_counter()
         plan = self.scheduler.decide(before)
         self.solve_ms.append((time.perf_counter() - began) * 1e3)
@@ -322,8 +303,11 @@ class _Engine:
         for trainer, change in zip(plan.considered, plan.changes, strict=True):
             job = self.jobs.get(trainer.name)
             if job is None:
-                job = self.jobs[trainer.name] = SimulatedTrainer(trainer, self.scheduler.value_of(trainer), self.now)
+                truth = self.truth[trainer.name]
+                job = SimulatedTrainer(truth, self.true_scheduler.value_of(truth), self.now)
+                self.jobs[trainer.name] = job
             self.books.rescaled(job, self.now, plan.placed.nodes.get(change.trainer, ()))
+        self.knowledge.observe(self.now, self.jobs)
         self._measure()
         if self.watch is not None:
             self.watch(self.now, plan, before)
@@ -332,10 +316,13 @@ class _Engine:
         """Record the values in force from now on."""
         self.used = sum(job.nodes for job in self.jobs.values())
         self.value = sum(job.value for job in self.jobs.values())
-        self.best_value = self.best.total(self.state.admitted, len(self.state.pool))
+        considered = tuple(self.truth[trainer.name] for trainer in self.state.admitted)
+        if considered != self.considered:
+            self.considered = considered
+        self.best_value = self.best.total(self.considered, len(self.state.pool))
 
-    def _row(self, *, decided: bool, pool_event: bool) -> _Step:
-        return _Step(
+    def _row(self, *, decided: bool, pool_event: bool) -> TimelineStep:
+        return TimelineStep(
             time=self.now,
             pool=len(self.state.pool),
             used=self.used,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 from bftrainer.allocate.registry import make_allocator
 from bftrainer.core.objective import find_objective
@@ -17,10 +18,14 @@ from bftrainer.core.trainer import Trainer
 from bftrainer.errors import InputError
 from bftrainer.scheduler import DEFAULT_HORIZON_S, Policy
 from bftrainer.simulate.accounting import Accounting
+from bftrainer.simulate.knowledge import Knowledge, KnownTruth, LearnedTruth, Noise
 from bftrainer.simulate.metrics import Metrics, measure, static_time
 from bftrainer.simulate.replay import DecideOn, Replay, ReplaySettings, Watch, replay
 from bftrainer.simulate.rigid import simulate_rigid
 
+Curves = Literal["known", "learned"]
+
+RATE_NOISE = 0.03
 SNAPSHOT_EVERY_S = 30.0
 """Time between snapshots in the live system by default, and of `bftrainer simulate`. In the paper no work is lost."""
 
@@ -36,6 +41,12 @@ class Study:
     accounting: Accounting = "stall"
     decide_on: DecideOn = "all"
     snapshot_every_s: float = 0.0
+    curves: Curves = "known"
+    """`learned`: curves and costs are hidden from the scheduler, which learns them from noisy reports."""
+    rate_noise: float = RATE_NOISE
+    """Relative standard deviation of one reported rate, where curves are learned."""
+    seed: int = 1
+    """Seed of that noise."""
 
     def settings(self) -> ReplaySettings:
         """The settings as values."""
@@ -43,6 +54,14 @@ class Study:
             make_allocator(self.allocator), find_objective(self.objective), self.horizon_s, self.max_parallel
         )
         return ReplaySettings(policy, self.accounting, self.decide_on, self.snapshot_every_s)
+
+    def knowledge(self) -> Knowledge:
+        """What the scheduler knows when a replay begins."""
+        if self.curves == "known":
+            return KnownTruth()
+        if self.decide_on == "pool":
+            raise InputError("curves are learned between changes of the pool: decide on all, not only on the pool")
+        return LearnedTruth(Noise(self.rate_noise, self.seed))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +81,7 @@ def simulate(
 ) -> Result:
     """Replay and measure."""
     settings = study.settings()
-    run = replay(trace, trainers, settings, watch, progress)
+    run = replay(trace, trainers, settings, watch, progress, study.knowledge())
     return Result(run, measure(run, trainers, settings.policy))
 
 

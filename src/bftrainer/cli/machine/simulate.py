@@ -20,7 +20,7 @@ from bftrainer.simulate.gantt import GanttRecorder
 from bftrainer.simulate.metrics import as_json
 from bftrainer.simulate.replay import DecideOn
 from bftrainer.simulate.report import write_report
-from bftrainer.simulate.study import SNAPSHOT_EVERY_S, Study, rigid_baseline, simulate, simulate_parts
+from bftrainer.simulate.study import RATE_NOISE, SNAPSHOT_EVERY_S, Study, rigid_baseline, simulate, simulate_parts
 from bftrainer.simulate.workload import Workload, load_curves, load_workload
 from bftrainer.traces import files
 from bftrainer.traces.times import time_zone
@@ -62,6 +62,7 @@ SnapshotEvery = Annotated[
     float,
     typer.Option(
         "--snapshot-every",
+        "--snapshot-s",
         metavar="S",
         help="Seconds between snapshots: what a trainer loses when all its nodes go. 0: nothing, as in the paper.",
     ),
@@ -75,6 +76,18 @@ StartS = Annotated[
         help="Seconds in which a node that is given to a trainer computes nothing yet, unless the workload says so.",
     ),
 ]
+CurvesKnown = Annotated[
+    bool,
+    typer.Option(
+        "--curves-known/--curves-learned",
+        help="The scheduler knows curves and costs, or learns them from noisy reports as in the live system.",
+    ),
+]
+RateNoise = Annotated[
+    float,
+    typer.Option(metavar="SIGMA", min=0, help="With --curves-learned: relative noise of a reported rate."),
+]
+Seed = Annotated[int, typer.Option(metavar="N", help="With --curves-learned: seed of that noise.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -97,6 +110,9 @@ def simulate_command(
     decide_on: DecideOnName = "all",
     snapshot_every: SnapshotEvery = SNAPSHOT_EVERY_S,
     start_s: StartS = None,
+    curves_known: CurvesKnown = True,
+    rate_noise: RateNoise = RATE_NOISE,
+    seed: Seed = 1,
     rigid: Annotated[
         int | None,
         typer.Option(
@@ -124,6 +140,8 @@ def simulate_command(
     for option, given in (("--checkpoint", checkpoint), ("--guarantee", guarantee)):
         if given is not None and rigid is None:
             raise InputError(f"{option} is for jobs of a fixed size: give --rigid N as well, or leave it out")
+    if rigid is not None and not curves_known:
+        raise InputError("--rigid starts jobs of a fixed size, which need no curves: leave out --curves-learned")
     if report is not None:
         check_report(report, parts, rigid)
     study = Study(
@@ -134,8 +152,12 @@ def simulate_command(
         cast(Accounting, one_of(accounting, get_args(Accounting), "--accounting")),
         cast(DecideOn, one_of(decide_on, get_args(DecideOn), "--decide-on")),
         snapshot_every,
+        "known" if curves_known else "learned",
+        rate_noise,
+        seed,
     )
-    study.settings()  # a wrong name should fail before the trace is read
+    study.settings()
+    study.knowledge()  # a wrong name should fail before the trace is read
     trace, workload = load(trace_file, workload_file, curves, nodes, from_, to, tz, start_s)
     origin = provenance({trace_file.name: file_hash(trace_file), workload_file.name: workload.sha256})
     if rigid is not None:

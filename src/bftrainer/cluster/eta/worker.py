@@ -26,7 +26,7 @@ from bftrainer.cluster.eta.records import EarlierTrainers, PoolLog, read_trainer
 from bftrainer.cluster.store.database import Database
 from bftrainer.core.trainer import Trainer
 from bftrainer.errors import BFTrainerError
-from bftrainer.forecast.estimate import Estimate
+from bftrainer.forecast.estimate import FinishEstimate
 from bftrainer.forecast.past import DAY_S, PoolPast, from_profile, steady
 from bftrainer.forecast.predict import ARRIVALS_FROM_S, FEWEST_ARRIVALS, Situation, predict
 from bftrainer.scheduler import Policy, PoolStatistics
@@ -79,7 +79,7 @@ class Predictor:
             if why:
                 sets[name] = {"why": why if len(ids) == 1 else f"of one of its trainers: {why}"}
                 continue
-            estimate = Estimate.of(found.of(ids), question.now)
+            estimate = FinishEstimate.of(found.of(ids), question.now)
             limits = [limit for one in ids if (limit := deadlines[one]) is not None]
             sets[name] = _shown(estimate, question.now, max(limits) if limits else None)
         expected = situation.arrivals and len(arrivals) >= FEWEST_ARRIVALS
@@ -133,7 +133,7 @@ def _arrivals(earlier: EarlierTrainers, now: float) -> tuple[Trainer, ...]:
     return tuple(found)
 
 
-def _shown(estimate: Estimate | None, now: float, deadline: float | None) -> dict[str, Any]:
+def _shown(estimate: FinishEstimate | None, now: float, deadline: float | None) -> dict[str, Any]:
     """An estimate as JSON: times in seconds since 1970, None for those beyond the futures."""
     if estimate is None:
         return {"why": LATE}

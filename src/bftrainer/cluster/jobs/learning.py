@@ -11,7 +11,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from bftrainer.cluster.config.keys import UNMEASURED_S
 from bftrainer.cluster.jobs.curve_fit import fitted, guessed, rescaled_prior, sizes_between
 from bftrainer.core.curve import Curve
 from bftrainer.elastic.protocol import PAUSE_PARTS
+from bftrainer.learning.costs import RescaleCost
 from bftrainer.processes.start_up import PARTS
 
 REPORTS = 31
@@ -44,16 +45,6 @@ class Prior:
     curve: Curve | None = None
     up_s: float | None = None
     down_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RescaleCost:
-    """The time that a rescale cost the members that trained before it. `form_s` and `sync_s` are parts of `pause_s`."""
-
-    pause_s: float
-    form_s: float
-    sync_s: float
-    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 class Learned:
