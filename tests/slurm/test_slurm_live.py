@@ -66,7 +66,8 @@ def test_trainers_finish_on_what_main_jobs_leave_and_nothing_is_left_of_them(
         for home in homes:
             home.mkdir()
             live.submit(WORKER, str(home), str(EPOCHS), PACE_S, nodes="1-4", name=home.name)
-        wait_until(lambda: len(lab.jobs("-p", "scavenger", "-t", "R")) == NODES, "a pilot on every node", 60)
+        # A pilot that is still starting would be taken back without having been a node.
+        wait_until(lambda: len(live.nodes()) == NODES, "an agent on every node", 240)
         begin = benchmark.play(lab, jobs, tmp_path / "jobs", live.nodes)
         wait_until(lambda: not lab.jobs("-p", "main"), "the end of all main jobs", 120)
         end = time.time()
