@@ -115,7 +115,8 @@ def test_trainers_finish_on_what_main_jobs_leave_and_nothing_is_left_of_them(
     idle_s = float(np.maximum(np.minimum(trace.end, end) - np.maximum(trace.start, begin), 0.0).sum())
     expected_s = NODES * (end - begin) - main_s
     print(f"idle {idle_s:.0f} node-s were recorded, {expected_s:.0f} by Slurm's log with {changes} changes")
-    assert 0.8 * expected_s - 2.0 * changes < idle_s < 1.03 * expected_s
+    # A node that is taken counts as idle until the recorder looks again, each 0.5 s.
+    assert 0.8 * expected_s - 2.0 * changes < idle_s < 1.03 * expected_s + 0.5 * changes
     # The simulator, given that trace and what was measured of the trainers, makes as many samples of it. How well it
     # predicts the time is the matter of benchmarks/live_prediction.py.
     with Store.open(tmp_path / "state" / FILE, read_only=True) as store:
