@@ -21,7 +21,7 @@ export PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= auto
 # Many tests wait for processes or for time to pass: more of them run at once than there are cores.
-OVERLAP ?= $(shell expr $$(nproc) + 4)
+OVERLAP ?= $(shell expr $$(nproc) + 2)
 FAST := not (slurm or browser or waits or docs)
 PYTEST := $(BIN)/pytest -n $(OVERLAP) --dist loadgroup --no-loadscope-reorder
 # With it, every process would compile all modules again, and there are hundreds of processes.

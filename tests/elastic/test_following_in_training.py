@@ -26,7 +26,6 @@ pytestmark = pytest.mark.waits
 
 WIDTH = "--width=24000"  # 14 MB of parameters and their states
 EPOCHS = 4
-FOLLOWING = replace(SETTINGS, background_start=False)  # on a busy machine a newcomer would take minutes
 JOINED = re.compile(r"has followed the training for (\d+) steps; ([\d.]+) MB of ([\d.]+) MB were sent")
 
 
@@ -65,7 +64,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(
     folder: Path,
     scenario: Callable[[Coordinator, Observed], Awaitable[None]],
-    settings: CoordinatorSettings = FOLLOWING,
+    settings: CoordinatorSettings = SETTINGS,
 ) -> Observed:
     """Train on two nodes at first, in slow steps until the scenario is over."""
     seen = Observed()
@@ -118,7 +117,7 @@ def test_newcomers_do_not_follow_where_the_manager_does_not_say_that_they_can(tm
         (third,) = await job.add(1)
         await job.until(lambda: third in job.members, what="the third node")
 
-    seen = train(tmp_path, join, replace(FOLLOWING, environment={protocol.FOLLOW: "0"}))
+    seen = train(tmp_path, join, replace(SETTINGS, environment={protocol.FOLLOW: "0"}))
     assert seen.asked == []
     assert followers(tmp_path) == {}
     exact(tmp_path, alone)

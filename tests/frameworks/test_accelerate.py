@@ -10,7 +10,7 @@ import pytest
 
 from support.elastic.churn import disturb
 from support.elastic.frameworks import HUGGING_FACE, needs
-from support.elastic.jobs import AT_ONCE, on, play, run_alone, script
+from support.elastic.jobs import SETTINGS, on, play, run_alone, script
 from support.elastic.ledger import committed
 
 torch = pytest.importorskip("torch")
@@ -44,7 +44,7 @@ def undisturbed(folder: Path, *arguments: object) -> dict[str, Any]:
 
 def disturbed(folder: Path, *arguments: object, events: list[str] = EVENTS) -> dict[str, Any]:
     account = disturb(
-        folder, 3, 0, events, settings=AT_ONCE, argv=command(folder, 0.12, *arguments), preload=HUGGING_FACE
+        folder, 3, 0, events, settings=SETTINGS, argv=command(folder, 0.12, *arguments), preload=HUGGING_FACE
     )
     assert account.ended == [], account.ended
     assert len(account.worlds) >= 2

@@ -11,7 +11,7 @@ import pytest
 
 from support.elastic.churn import disturb
 from support.elastic.frameworks import HUGGING_FACE, needs
-from support.elastic.jobs import AT_ONCE, on, play, script
+from support.elastic.jobs import SETTINGS, on, play, script
 from support.elastic.ledger import committed
 
 torch = pytest.importorskip("torch")
@@ -44,7 +44,9 @@ def undisturbed(folder: Path, **options: Any) -> dict[str, Any]:
 
 
 def disturbed(folder: Path, *, events: list[str] = EVENTS, **options: Any) -> dict[str, Any]:
-    account = disturb(folder, 3, 0, events, settings=AT_ONCE, argv=command(folder, 0.12, options), preload=HUGGING_FACE)
+    account = disturb(
+        folder, 3, 0, events, settings=SETTINGS, argv=command(folder, 0.12, options), preload=HUGGING_FACE
+    )
     assert account.ended == [], account.ended
     assert len(account.worlds) >= 2
     return final(folder)

@@ -21,7 +21,7 @@ from support.elastic.jobs import SETTINGS, play
 START = 3
 """Nodes at the beginning and after each round. The second and the third of them are never struck."""
 HOLD_S = 0.05
-FLOWS = replace(SETTINGS, background_start=False, silence_s=30.0)
+FLOWS = replace(SETTINGS, silence_s=30.0)
 """No node hangs here, and one that is slow must not be taken for lost: each strike is to fall where it is meant to."""
 WAIT_S = 120.0
 
