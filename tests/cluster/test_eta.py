@@ -44,7 +44,7 @@ from support.cluster.bench import Bench
 from support.waiting import wait_until
 
 NOW = 1_800_000_000.0
-SCRIPT = ("/work/train.py", "/usr/bin/python3")
+SCRIPT = ("/home/ann/train.py", "/usr/bin/python3")
 
 
 def asked(id_: str = "t1", **more: Any) -> AskedTrainer:
@@ -163,7 +163,7 @@ def test_the_past_of_the_pool_is_read_from_the_log_and_later_only_what_is_new(tm
 def test_earlier_trainers_are_read_with_their_samples(tmp_path: Path) -> None:
     path = made_store(tmp_path)
     with Store.open(path) as store:
-        spec = {"script": "/work/train.py", "python": "/usr/bin/python3", "cwd": "/work"}
+        spec = {"script": "/home/ann/train.py", "python": "/usr/bin/python3", "cwd": "/home/ann"}
         row = store.add_trainer(name="a", owner="ann", spec=spec, time=NOW - 900, staged=None)
         assert not has_ended(path)
         store.update_trainer(row.id, state="done", samples=77, ended=NOW - 10, learned=measured())
