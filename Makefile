@@ -5,6 +5,7 @@
 # make check  only lint, types and import rules
 # make setup  build .venv only
 # make soak   set up, then disturb elastic jobs for half an hour (MINUTES=30), or by so many faults (FAULTS=2000)
+# make soak SOAK=--flows  the same while the state flows to newcomers: these, and those that send it, are killed
 # make soak-live  the same for the whole live system: nodes, agents, workers and the controller are killed
 # make soak-ranks  40 events for nodes with two ranks under a real controller: ranks, agents and nodes go (EVENTS=40)
 # make soak-gpu   disturb two trainings on one GPU, NCCL between their ranks; with the torch of $PYTHON, sets nothing up

@@ -157,6 +157,7 @@ class ChangingJob:
             for node in nodes:
                 self.job.remove(node) if change == "shrink" else self.job.signal(node, signal.SIGKILL)
             end = await self._settled(self._shape.nodes, begin)
+            await until(lambda: len(self.job.nodes) == self._shape.nodes, "the end of the nodes that left")
             made = commits(self._folder)
             self._found.gaps[change].append(longest_gap(made, begin, end))
             self._found.steps_s[change].append(self._step_s(made, self._shape.nodes, end))

@@ -4,6 +4,7 @@
     python benchmarks/rescale.py --ranks-per-node 2 [--json] [--repetitions 7]
     python benchmarks/rescale.py --framework prepare [--json] [--repetitions 5]
     python benchmarks/rescale.py --state-mb 400 [--json] [--repetitions 5]
+    python benchmarks/rescale.py --against torchrun,torchft [--state-mb 0.4,400] [--torchft-python PYTHON] [--json]
 
 Two ranks train a CNN of 100,000 parameters; a third joins (`grow`), leaves with notice (`shrink`), joins again and is
 killed with SIGKILL (`kill`). The figure is the longest time without a committed step around the change. torchrun has
@@ -22,6 +23,12 @@ with `run.step`. Both in turns as well. `ratio` is its pause over that of `run.s
 they join (`follow`), or take the whole state when they join, as before (`whole`); both in turns. `gap_s` is the longest
 time from one commit to the next around the change, `step_s` that of an undisturbed step after it, and `pause_s` the
 difference, all medians. `flow_rate_share` is the share of their normal rate that the others keep while the state flows.
+
+`--against` measures the same three figures for torchrun, torchft or both, beside training in place, for each size of
+the state, in turns. The JSON has them under `sizes`, and those of training in place at the last size at the top.
+torchrun's script saves at each step, from 100 MB on every 10 s (`save_every_s`): what was done since is done again, and
+is part of the gap. torchft's newcomers get the state from the others; its lighthouse waits 100 ms for late replicas.
+torchft is not installed for this: `--torchft-python` is an interpreter that has it. The JSON says what is missing.
 """
 
 from __future__ import annotations
@@ -30,26 +37,27 @@ import argparse
 import asyncio
 import json
 import os
-import signal
 import statistics
 import sys
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bftrainer import __version__
 from bftrainer.elastic.local.coordinator import CoordinatorSettings
-from bftrainer.elastic.local.torchrun import StoreHost, agent_command
 from bftrainer.elastic.protocol import FOLLOW
-from bftrainer.processes.launch import ColdLauncher, Process
 from bftrainer.processes.warm import PRELOAD as WARM
 from bftrainer.processes.warm import WarmLauncher
-from changes import CHANGES, HERE, Measured, Shape, commits, longest_gap, measure_changes, settled
+from changes import CHANGES, HERE, Measured, Shape, measure_changes
+from others import measure_other, measure_sized, missing, torchrun
 from ways import FRAMEWORKS, PRELOAD, refuse_missing, worker_command
 
 CALM_S = 2.0
 """Undisturbed training before each change of torchrun's nodes, as on the elastic side."""
+LARGE_MB = 100.0
+"""From this size on, torchrun's script does not save at each step."""
+OTHERS = ("torchrun", "torchft")
 
 
 def script(folder: str) -> list[str]:
@@ -67,48 +75,13 @@ async def in_place(repetitions: int) -> Measured:
 
 async def by_torchrun(repetitions: int) -> dict[str, list[float]]:
     """The other side: agents come and go, workers are restarted."""
-    gaps: dict[str, list[float]] = {change: [] for change in CHANGES}
-    launcher = ColdLauncher()
-    store = await StoreHost.start()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    found = Measured()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-
-        async def agent() -> Process:
-            command = agent_command(
-                [str(HERE / "torchrun_worker.py"), name],
-                nodes=(1, 3),
-                node="127.0.0.1",
-                endpoint=store.endpoint,
-                run_id="rescale",
-                env=environment,
-                cwd=name,
-                output=str(folder / "agents.log"),
-                silence_s=3,
+        async with torchrun(Path(name), [str(HERE / "torchrun_worker.py"), name]) as add:
+            await measure_other(
+                Path(name), add, found, name="torchrun", repetitions=repetitions, calm_s=CALM_S, steps=20
             )
-            return await launcher.start(command)
-
-        try:
-            for _ in range(2):
-                await agent()
-            await settled(folder, 2, 0.0)
-            for _ in range(repetitions):
-                for change in ("shrink", "kill"):
-                    await asyncio.sleep(CALM_S)
-                    begin = time.monotonic()
-                    third = await agent()
-                    end = await settled(folder, 3, begin)
-                    gaps["grow"].append(longest_gap(commits(folder), begin, end))
-                    await asyncio.sleep(CALM_S)
-                    begin = time.monotonic()
-                    third.signal(signal.SIGTERM) if change == "shrink" else third.kill_group(signal.SIGKILL)
-                    end = await settled(folder, 2, begin)
-                    gaps[change].append(longest_gap(commits(folder), begin, end))
-                    print(f"torchrun: {change} {gaps[change][-1]:.2f} s", file=sys.stderr)
-        finally:
-            await launcher.close()
-            await store.close()
-    return gaps
+    return found.gaps
 
 
 async def measure(repetitions: int, torchrun_repetitions: int) -> dict[str, Any]:
@@ -185,9 +158,7 @@ async def measure_framework(framework: str, repetitions: int) -> dict[str, Any]:
 async def measure_state(megabytes: float, repetitions: int) -> dict[str, Any]:
     """Newcomers that follow, and newcomers that take the whole state in the pause, in turns."""
 
-    def large(folder: str) -> list[str]:
-        return [str(HERE / "large_worker.py"), folder, str(megabytes)]
-
+    large = partial(sized_script, megabytes)
     sides = {"follow": Measured(), "whole": Measured()}
     launcher = WarmLauncher()
     for number in range(repetitions):
@@ -210,6 +181,49 @@ async def measure_state(megabytes: float, repetitions: int) -> dict[str, Any]:
     found["flow_rate_share"] = round(statistics.median(shares), 3) if shares else None
     found["load_average"] = round(os.getloadavg()[0], 2)
     return found
+
+
+async def measure_against(names: list[str], sizes: list[float], repetitions: int, python: str) -> dict[str, Any]:
+    """In place and other ways, each with states of several sizes, in turns. Each turn is a job of its own."""
+    lacking = {name: why for name in names if (why := missing(name, python))}
+    found = heading(repetitions) | {"state_mb": sizes, "save_every_s": {}, "sizes": {}}
+    launcher = WarmLauncher()
+    for size in sizes:
+        script = partial(sized_script, size)
+        sides = {name: Measured() for name in ("bftrainer", *names) if name not in lacking}
+        calm_s, steps = (2.0, 20) if size < LARGE_MB else (5.0, 6)
+        save_every_s = found["save_every_s"][f"{size:g}"] = 0.0 if size < LARGE_MB else 10.0
+        for number in range(repetitions):
+            for name, side in sides.items():
+                if name == "bftrainer":
+                    settings = CoordinatorSettings(silence_s=30.0, background_start=False)
+                    await measure_changes(script, launcher, Shape(), settings, side, calm_s=calm_s, steps=steps)
+                else:
+                    options = {"repetitions": 1, "calm_s": calm_s, "steps": steps}
+                    await measure_sized(name, size, side, python=python, save_every_s=save_every_s, **options)
+                pauses = ", ".join(f"{change} {side.beyond_step_s(change):.3f} s" for change in CHANGES)
+                print(f"{size:g} MB, turn {number + 1}, {name}: {pauses}", file=sys.stderr, flush=True)
+        rows: dict[str, Any] = {name: {"missing": why} for name, why in lacking.items()}
+        rows |= {name: {change: in_parts(side, change) for change in CHANGES} for name, side in sides.items()}
+        found["sizes"][f"{size:g}"] = rows
+    await launcher.close()
+    found |= found["sizes"][f"{sizes[-1]:g}"]["bftrainer"]
+    found["load_average"] = round(os.getloadavg()[0], 2)
+    return found
+
+
+def sized_script(megabytes: float, folder: str) -> list[str]:
+    """The worker's command for a state of this size."""
+    return [str(HERE / "large_worker.py"), folder, str(megabytes)]
+
+
+def print_against(found: dict[str, Any]) -> None:
+    """All sides, size by size."""
+    print(f"medians of {found['repetitions']} turns, load average {found['load_average']}")
+    for size, sides in found["sizes"].items():
+        for name, row in sides.items():
+            said = ", ".join(f"{change} {row[change]['pause_s']:.3f} s" for change in CHANGES if "missing" not in row)
+            print(f"{size:>6} MB {name:10} {said or 'not measured: ' + row['missing']}")
 
 
 def in_parts(side: Measured, change: str) -> dict[str, Any]:
@@ -273,12 +287,25 @@ def main() -> None:
     parser.add_argument("--torchrun-repetitions", type=int, default=3)
     parser.add_argument("--ranks-per-node", type=int, help="compare nodes with so many ranks with nodes with one")
     parser.add_argument("--framework", choices=FRAMEWORKS, help="compare this way to write a script with run.step")
-    parser.add_argument("--state-mb", type=float, help="compare two ways to give newcomers a state of this size")
+    parser.add_argument("--state-mb", help="compare two ways to give newcomers a state of this size")
+    parser.add_argument("--against", help=f"compare with {' and '.join(OTHERS)}, at several sizes of the state")
+    parser.add_argument(
+        "--torchft-python", default=sys.executable, help="an interpreter with torchft; default: this one"
+    )
     args = parser.parse_args()
-    if args.state_mb is not None:
-        if args.state_mb <= 0:
-            parser.error(f"--state-mb must be above 0, but got {args.state_mb:g}")
-        found = asyncio.run(measure_state(args.state_mb, args.repetitions or 5))
+    try:
+        sizes = [float(size) for size in (args.state_mb or "0.4,400").split(",")]
+    except ValueError:
+        parser.error(f"--state-mb must be a number, or several with --against, but got {args.state_mb!r}")
+    if min(sizes) <= 0 or (len(sizes) > 1 and args.state_mb is not None and args.against is None):
+        parser.error(f"--state-mb must be one number above 0, or several with --against, but got {args.state_mb}")
+    if args.against is not None:
+        names = args.against.split(",")
+        if unknown := set(names) - set(OTHERS):
+            parser.error(f"--against must be of {', '.join(OTHERS)}, but got {', '.join(sorted(unknown))}")
+        found = asyncio.run(measure_against(names, sizes, args.repetitions or 5, args.torchft_python))
+    elif args.state_mb is not None:
+        found = asyncio.run(measure_state(sizes[0], args.repetitions or 5))
     elif args.framework is not None:
         refuse_missing(args.framework, "rescale.py")
         found = asyncio.run(measure_framework(args.framework, args.repetitions or 5))
@@ -290,6 +317,9 @@ def main() -> None:
         found = asyncio.run(measure(args.repetitions or 5, args.torchrun_repetitions))
     if args.json:
         print(json.dumps(found, indent=1))
+        return
+    if args.against is not None:
+        print_against(found)
         return
     if args.state_mb is not None:
         print_state(found)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Tests with other people's frameworks, each in an environment of its own: `scripts/frameworks.sh [OPTION] [NAME...]`
 #   --install  only build the environments, as build/frameworks/NAME
-#   --short    only the tests with the marker `short`, for frameworks that have one: a part of `make test`
+#   --short    only the tests with the marker `short`, for frameworks that have one: a part of `make test`. Frameworks
+#              with one environment are tested in one process: most of the time goes into importing them
 # A framework is a file tests/frameworks/requirements-NAME.txt with its packages, and tests/frameworks/test_NAME*.py.
 # An environment adds these packages to those of .venv, which it uses too. Frameworks with the same file share one.
 # Exit status: 0 all passed, 1 a test failed, 2 wrong use, 3 packages could not be installed.
@@ -48,18 +49,31 @@ if [ ${#names[@]} = 0 ]; then
   done
 fi
 [ -f .venv/.bftrainer-setup ] || { say 'there is no .venv yet: run `make setup` first'; exit 2; }
+# Run test files in the environment of a framework, and note a failure.
+run_tests() {
+  local name=$1
+  shift
+  HF_HUB_OFFLINE=1 WANDB_MODE=offline "$rooms/$name/bin/python" -m pytest -p no:cacheprovider "$@" ||
+    { [ "$status" != 0 ] || status=1; }
+}
+
 status=0
+declare -A short=() # files with short tests, by environment
 for name in "${names[@]}"; do
   [ -f "tests/frameworks/requirements-$name.txt" ] || { say "there is no requirements-$name.txt"; exit 2; }
-  if [ "$mode" = short ] && ! grep -q 'mark\.short' tests/frameworks/test_"$name"*.py; then
-    continue
+  files=(tests/frameworks/test_"$name"*.py)
+  if [ "$mode" = short ]; then
+    mapfile -t files < <(grep -l 'mark\.short' "${files[@]}")
+    [ ${#files[@]} != 0 ] || continue
   fi
   install "$name" || { say "the packages of $name cannot be installed: see above. pip needs a network"; status=3; continue; }
-  [ "$mode" != install ] || continue
-  say "testing $name"
-  options=(-p no:cacheprovider)
-  [ "$mode" != short ] || options+=(-m short)
-  HF_HUB_OFFLINE=1 WANDB_MODE=offline "$rooms/$name/bin/python" -m pytest "${options[@]}" \
-    tests/frameworks/test_"$name"*.py || { [ "$status" != 0 ] || status=1; }
+  case $mode in
+    short) short[$(readlink "$rooms/$name")]+=" ${files[*]}" ;;
+    all) say "testing $name"; run_tests "$name" "${files[@]}" ;;
+  esac
+done
+for room in "${!short[@]}"; do
+  # shellcheck disable=SC2086 # the names of test files have no spaces
+  run_tests "$room" -m short ${short[$room]}
 done
 exit "$status"

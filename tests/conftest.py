@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,14 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("needs the real data in ../shared/data, which is not part of the repository")
     return SHARED_DATA
+
+
+@pytest.fixture(autouse=True)
+def _own_run() -> Iterator[None]:
+    """A process has one run of `bftrainer.elastic`: that of a test is not there for the next one."""
+    yield
+    if elastic := sys.modules.get("bftrainer.elastic"):
+        elastic._run = None  # type: ignore[attr-defined]
 
 
 def pytest_collection_finish() -> None:

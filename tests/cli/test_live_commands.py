@@ -21,6 +21,7 @@ from bftrainer.cli.live import watch
 from bftrainer.cli.main import run
 from bftrainer.client import client
 from support.cluster.fake_api import NOW, TOKEN, FakeState, make_app, serving
+from support.explained import SCRIPTS
 
 Call = Callable[..., SimpleNamespace]
 
@@ -90,6 +91,31 @@ def test_submit_passes_everything_after_the_script_on(fake: FakeState, call: Cal
     assert spec["args"] == ["--nodes", "3", "-m", "x", "--", "--json"]
     assert (spec["script"], spec["cwd"]) == (str(script), str(script.parent))
     assert (spec["min_nodes"], spec["max_nodes"]) == (1, 8)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("mnist.py", "Add the lines for elastic.prepare; `bftrainer submit --explain train.py` says how"),
+        ("torchrun_tutorial.py", "Submit it with --launcher ddp"),
+    ],
+)
+def test_submit_hints_at_the_right_way_and_queues_the_script_all_the_same(
+    fake: FakeState, call: Call, script: Path, source: str, words: str
+) -> None:
+    script.write_text((SCRIPTS / source).read_text())
+    answer = call("submit", "train.py")
+    assert (answer.status, answer.out) == (0, "submitted t1 train\n")
+    assert words in answer.err
+    assert answer.err.startswith("bftrainer: warning: train.py ")
+    unwrapped = "train.py:22: the model is not wrapped in DistributedDataParallel, so it may go on with" in (
+        call("submit", "--launcher", "ddp", "--name", "other", "train.py").err
+    )
+    assert unwrapped == (source == "mnist.py")
+    fine = ("from bftrainer import elastic\nelastic.prepare()\n", "print('no training')\n")
+    for number, text in enumerate(fine):
+        script.write_text(text)
+        assert call("submit", "--name", f"fine-{number}", "train.py").err == ""
 
 
 def test_submit_runs_a_module_as_python_does(fake: FakeState, call: Call) -> None:
@@ -396,6 +422,20 @@ def test_status_fits_the_terminal(busy: FakeState, call: Call, monkeypatch: pyte
     assert "digits grows 1 -> 2; rest waits" in " ".join(answer.out.split())
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 108, 120, 200])
+def test_many_metrics_cut_neither_the_name_nor_the_state(
+    busy: FakeState, call: Call, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    busy.trainers["t1"]["metrics"] = {f"validation_accuracy_of_class_{number}": 0.5 for number in range(20)}
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = call("status").out.splitlines()
+    row = next(line for line in lines if line.startswith("t1"))
+    assert row.split()[:4] == ["t1", "digits", "running", "2/1-8"]
+    assert len(row) <= width
+    assert ("validation_acc" in row) == (width >= 108)
+    assert any(line.split()[:3] == ["id", "name", "state"] for line in lines)
+
+
 def test_a_pool_that_fails_and_a_loss_that_is_no_number_are_told(busy: FakeState, call: Call) -> None:
     assert "problem" not in call("status").out
     busy.problem = "/bin/false ended with status 1"
@@ -411,6 +451,13 @@ def test_snapshots_that_are_taken_less_often_than_asked_for_are_shown(busy: Fake
     assert "snapshots every 240 s, each stops training for 2.4 s; the last is of step 1,200" in said
     busy.trainers["t1"]["snapshots"]["step"] = None
     assert "the last is of step" not in call("status", "digits").out
+
+
+def test_what_a_pause_is_spent_on_is_shown(busy: FakeState, call: Call) -> None:
+    assert "median pause 0.18 s (form 0.05 s, sync 0.03 s)" in " ".join(call("status", "digits").out.split())
+    busy.trainers["t1"]["pause_parts"] = {"wait": 0.1, "form": 0.05, "catch_up": 0.02, "copy": 0.0, "send": 0.01}
+    said = " ".join(call("status", "digits").out.split())
+    assert "median pause 0.18 s (wait 0.1 s, form 0.05 s, catch up 0.02 s, copy 0 s, send 0.01 s)" in said
 
 
 def test_what_a_new_worker_spends_its_time_on_is_shown(busy: FakeState, call: Call) -> None:

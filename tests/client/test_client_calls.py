@@ -10,6 +10,7 @@ import pytest
 
 from bftrainer.cli.common.connection import collected
 from bftrainer.client import AsyncClient, Client
+from bftrainer.cluster.spec.trainer import TrainerSpec
 from support.cluster.fake_api import TOKEN, FakeState, make_app, serving
 
 
@@ -89,3 +90,18 @@ def test_the_async_client_makes_the_same_calls(fake: FakeState) -> None:
 
     with serving(make_app(fake)) as url:
         asyncio.run(scene(url))
+
+
+def test_both_clients_ask_when_trainers_will_be_done(fake: FakeState) -> None:
+    spec = TrainerSpec(script="/other.py", name="b")
+
+    async def ask(url: str) -> Any:
+        async with AsyncClient(url, TOKEN) as other:
+            return await other.eta("t1")
+
+    with serving(make_app(fake)) as url, Client(url, TOKEN) as client:
+        found = client.eta("t1", group="lr", specs=[spec], nodes=4)
+        awaited = asyncio.run(ask(url))
+    wanted = {"trainers": ["t1"], "group": "lr", "specs": [spec.as_json()], "nodes": "4"}
+    assert dict(found["trainers"]) == {"asked": wanted}
+    assert awaited["trainers"]["asked"] == {"trainers": ["t1"], "specs": []}

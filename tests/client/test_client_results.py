@@ -174,7 +174,7 @@ def test_results_are_shown_copied_and_printed_as_json(fake: FakeState, call: Cal
     fake.output = seen(output)
     answer = call("results", "a")
     assert (answer.status, answer.err) == (0, "")
-    for text in ("a (t1)  done after 1m30s", "accuracy 0.875 (epoch 2, step 20)", "loss not finite", "7 B"):
+    for text in ("a (t1)  done after 1m30s", "accuracy 0.875 (at step 20)", "loss not finite", "7 B"):
         assert text in answer.out
     assert f"{socket.gethostname()}:{output}" in answer.out
     copied = call("results", "a", "--copy", "mine")

@@ -88,10 +88,10 @@ STORED: list[tuple[LogEvent, str, str, str, str]] = [
         '"down_s":0.5,"submit":7.0,"owner":"ann","weight":2.0,"model":""}',
     ),
     (
-        Rescaled("t1", 3, 1, 2, 0.5, None, 0.1, False, [1.5], "grow"),
+        Rescaled("t1", 3, 1, 2, 0.5, None, 0.1, False, [1.5], "grow", {"form": 0.25}),
         *("rescale", "t1", ""),
         '{"generation":3,"world_before":1,"world":2,"pause_s":0.5,"form_s":null,"sync_s":0.1,"preempted":false,'
-        '"start_s":[1.5],"why":"grow"}',
+        '"start_s":[1.5],"why":"grow","parts":{"form":0.25}}',
     ),
     (
         Decided("exact", LIMITS, 3, None, {"t1": 2}, {"t1": ["n1", "n2"]}, [{"trainer": "t1"}], ["grows"], 1, 0.25),

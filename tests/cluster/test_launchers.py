@@ -572,18 +572,18 @@ def test_an_ordinary_torch_script_goes_on_through_the_loss_of_a_node_and_of_the_
         before = len(steps())
         wait_until(lambda: [of for _, of, _ in steps()[before:]][-10:] == [world] * 10, f"steps of {world}", 90)
 
-    with Live(tmp_path / "state", "--set", "pool.nodes=3") as live:
-        trainer = live.submit(tmp_path / "train.py", str(tmp_path), nodes="2-3", launcher="torchrun")
-        goes_on_with(3)
+    with Live(tmp_path / "state", "--set", "pool.nodes=2") as live:
+        trainer = live.submit(tmp_path / "train.py", str(tmp_path), nodes="1-2", launcher="torchrun")
+        goes_on_with(2)
         live.trainer(trainer)
         live.kill()
-        goes_on_with(3)
+        goes_on_with(2)
         live.start()
-        wait_until(lambda: len([node for node in live.nodes() if node["state"] != "awaited"]) == 4, what="all agents")
+        wait_until(lambda: len([node for node in live.nodes() if node["state"] != "awaited"]) == 3, what="all agents")
         (victim,) = [node["agent_pid"] for node in live.nodes() if node["node"] == "node-1"]
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda: live.trainer(trainer)["preemptions"] == 1, what="the loss")
-        goes_on_with(3)  # the node comes back
+        goes_on_with(2)  # the node comes back
         (tmp_path / "stop").touch()
         done = live.until_state(trainer, "done", "failed")
         assert (done["state"], done["failures"], done["preemptions"]) == ("done", 0, 1), done["log_tail"]

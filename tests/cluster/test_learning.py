@@ -191,3 +191,29 @@ def test_scripts_of_which_nothing_is_known_end_up_well_allocated(names: tuple[st
     hour = an_hour(names, cost_s, 1)
     assert hour.share > 0.9
     assert hour.changes <= 11 * 2 + 4 * len(names) + 4  # a node that goes and comes, and the beginning
+
+
+def test_the_parts_of_pauses_are_medians_and_survive_a_restart() -> None:
+    learned = Learned()
+    learned.rescaled("up", 0.5, 0.2, 0.3)  # a worker of an older version
+    assert learned.pause_parts() == {}
+    for send_s in (0.5, 0.1, 0.2):
+        learned.rescaled("up", 1.0, 0.2, 0.6, {"wait": 0.2, "form": 0.2, "send": send_s, "unknown": 9.0})
+    restored = Learned.from_json(json.loads(json.dumps(learned.as_json())))
+    parts = {"wait": 0.2, "form": 0.2, "catch_up": 0.0, "copy": 0.0, "send": 0.2}
+    assert restored.pause_parts() == learned.pause_parts() == parts
+    assert restored.pauses() == learned.pauses()
+    former = Learned.from_json({"pauses": {"up": [[0.5, 0.2, 0.3]], "down": []}})
+    assert (former.up_s, former.pause_parts()) == (0.5, {})
+
+
+def test_the_parts_of_starts_are_medians_and_survive_a_restart() -> None:
+    learned = Learned()
+    assert learned.start_parts() == {}
+    for imports_s in (9.0, 1.0, 2.0):
+        learned.first_step({"imports": imports_s, "first_step": 0.5, "unknown": 7.0})
+    restored = Learned.from_json(json.loads(json.dumps(learned.as_json())))
+    parts = restored.start_parts()
+    assert (parts["imports"], parts["first_step"], parts["build"]) == (2.0, 0.5, 0.0)
+    assert "unknown" not in parts
+    assert Learned.from_json({"starts": [1.0]}).start_parts() == {}

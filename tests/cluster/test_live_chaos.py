@@ -15,8 +15,8 @@ pytestmark = pytest.mark.waits
 
 
 def test_chaos_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
-    tally = chaos(tmp_path / "chaos", 3, controller_kills=4, epochs=25)
-    assert tally.controller_kills == 4
+    tally = chaos(tmp_path / "chaos", 3, controller_kills=2, epochs=14)
+    assert tally.controller_kills == 2
 
 
 def test_nodes_with_two_ranks_are_lost_as_units_and_nothing_else_is_lost(tmp_path: Path) -> None:

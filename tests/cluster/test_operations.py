@@ -89,6 +89,7 @@ def test_the_figures_are_those_of_the_cluster(tmp_path: Path) -> None:
         for trainer, samples in (("t1", 100), ("t2", 50)):
             bench.report(trainer, samples=samples, total=200, step=1)
         bench.cluster.trainers["t1"].learned.first_step({"imports": 9.5})
+        bench.cluster.trainers["t1"].learned.rescaled("up", 0.5, 0.25, 0.125, {"form": 0.25})
         bench.pass_time(10)
         bench.take("n3")
         controller.on_decision(0.03)
@@ -112,6 +113,7 @@ def test_the_figures_are_those_of_the_cluster(tmp_path: Path) -> None:
         assert found["bftrainer_decision_seconds_count"] == 1
         assert found["bftrainer_trainer_progress_ratio{name=train,owner=ann,trainer=t1}"] == 0.5
         assert found["bftrainer_trainer_start_seconds{name=train,owner=ann,part=imports,trainer=t1}"] == 9.5
+        assert found["bftrainer_trainer_pause_seconds{name=train,owner=ann,part=form,trainer=t1}"] == 0.25
         assert found["bftrainer_api_requests_total{code=201,method=POST,path=/v1/trainers}"] == 2
         assert found["bftrainer_api_requests_total{code=404,method=GET,path=/v1/trainers/{ref}}"] == 1
         assert found["bftrainer_api_requests_total{code=404,method=GET,path=other}"] == 1

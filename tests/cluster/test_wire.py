@@ -218,3 +218,10 @@ def test_a_worker_s_message_is_cut_to_what_can_be_stored() -> None:
     )
     assert isinstance(formed, Formed)
     assert (str(formed.pause_s), formed.form_s, formed.sync_s) == ("nan", 0.0, 1.0)
+    assert formed.parts == {}
+    times = {"generation": 1, "world": 2, "pause_s": 1, "form_s": 0, "sync_s": 1}
+    formed = parse_worker_message({"type": "formed", **times, "parts": {"send": 1, "wait": 0.5}})
+    assert isinstance(formed, Formed)
+    assert formed.parts == {"send": 1.0, "wait": 0.5}
+    with pytest.raises(ProtocolError):
+        parse_worker_message({"type": "formed", **times, "parts": {"send": "long"}})

@@ -1,4 +1,4 @@
-"""What efficiency and bound mean on the page: why the bound may be above 100 %."""
+"""What efficiency, bound and work done mean: why the bound may be above 100 %, and what replays are charged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from bftrainer.cluster.jobs.learning import Learned
 from bftrainer.cluster.report.efficiency import LiveEfficiency, judge
 from bftrainer.cluster.report.rerun import as_study
-from bftrainer.cluster.store.events import NodeJoined, NodeLeft
+from bftrainer.cluster.store.events import NodeJoined, NodeLeaving, NodeLeft, Rescaled
 from bftrainer.cluster.store.scheduling_events import learned_event
 from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.core.curve import Curve
@@ -64,3 +64,42 @@ def test_a_replay_takes_rescales_that_were_never_measured_to_cost_what_the_sched
             store.update_trainer(row.id, state="done", started=0.0, ended=200.0, samples=9, total=9, learned=learned)
         study = as_study(store)
     assert [(trainer.up_s, trainer.down_s) for trainer in study.trainers] == [(10.0, 10.0), (3.0, 10.0)]
+
+
+def started(folder: Path, *, work: int | None) -> Store:
+    """One trainer on two nodes for 100 s, at one sample per second and node. Workers take 10 s to start."""
+    store = Store.open(folder / FILE)
+    with store.transaction():
+        for node in ("n1", "n2"):
+            store.log(0.0, NodeJoined(node, "h", "a"))
+        spec = {"script": "/t.py", "min_nodes": 1, "max_nodes": 2}
+        row = store.add_trainer(name="a", owner="ann", spec=spec, time=0.0)
+        known = Trainer(row.id, Curve((0, 1, 2), (0.0, 1.0, 2.0)), 1, 2, 0.0, 0.0, submit=0.0, owner="ann")
+        store.log(0.0, learned_event(known))
+        store.log(11.0, Rescaled(row.id, 1, 0, 2, 1.0, 0.5, 0.5, False, (11.0, 11.0), "start"))
+        store.log(100.0, NodeLeaving("n1", 5.0))
+        store.log(100.0, NodeLeft("n2", "taken"))
+        learned = Learned(None, 0.0, 0.0).as_json()
+        ended = {"state": "done", "ended": 100.0} if work else {"state": "running"}
+        store.update_trainer(row.id, started=0.0, samples=180, total=work, learned=learned, **ended)
+    return store
+
+
+def test_replays_are_charged_the_starts_that_were_measured(tmp_path: Path) -> None:
+    with started(tmp_path, work=None) as store:
+        study, found = as_study(store), judge(store, Policy(), endless=True)
+    assert study.start_s == study.trainers[0].start_s == 10.0, "the pause of the rescale is not part of the start"
+    assert study.unannounced == 0.5
+    assert found.start_s == 10.0
+    # The best is 200 samples. Whoever decides, the nodes compute nothing for the first 10 of 100 s.
+    assert found.work.live == pytest.approx(0.9)
+    assert found.work.simulated == pytest.approx(0.9)
+    assert found.work.equal == pytest.approx(0.9)
+
+
+def test_work_that_ends_gives_a_makespan_ratio_and_the_same_work_done(tmp_path: Path) -> None:
+    with started(tmp_path, work=180) as store:
+        found = judge(store, Policy())
+    assert found.efficiency == found.simulated == pytest.approx(0.9)
+    assert found.work.live == pytest.approx(0.9)
+    assert found.bound == pytest.approx(1.0)

@@ -1,8 +1,9 @@
 """A training in double precision that writes down which samples each committed step took; the tests disturb it.
 
-`chaos_worker.py FOLDER EPOCHS PACE_S [--snapshots] [--width=32]`. A step takes PACE_S on one rank until FOLDER/hurry
-exists. Where FOLDER/limit exists, steps below the number in it take no time and others a while, so that whoever
-disturbs the training has all the time it needs and the training none to waste.
+`chaos_worker.py FOLDER EPOCHS PACE_S [--snapshots] [--width=32] [--hold=0.25] [--flows]`. A step takes PACE_S on one
+rank until FOLDER/hurry exists. Where FOLDER/limit exists, steps below the number in it take no time and others `--hold`
+seconds, so that whoever disturbs the training has all the time it needs and the training none to waste. With `--flows`
+newcomers of any size follow, and workers are struck at the points of `flow_points.py`.
 """
 
 import faulthandler
@@ -26,7 +27,18 @@ torch.manual_seed(os.getpid())  # what a rank starts with must not matter
 data = torch.Generator().manual_seed(1)
 x = torch.randn(600, 20, generator=data, dtype=torch.float64)
 y = torch.tanh(x @ torch.randn(20, 3, generator=data, dtype=torch.float64))
-width = next((int(word.partition("=")[2]) for word in sys.argv if word.startswith("--width=")), 32)
+
+
+def option(name: str, default: float) -> float:
+    """The value of an option."""
+    return next((float(word.partition("=")[2]) for word in sys.argv if word.startswith(f"--{name}=")), default)
+
+
+width, hold_s, flows = int(option("width", 32)), option("hold", 0.25), "--flows" in sys.argv
+if flows:
+    import flow_points
+
+    flow_points.install(folder, os.environ.get("BFTRAINER_WORKER", "alone"))
 model = nn.Sequential(nn.Linear(20, width), nn.Tanh(), nn.Linear(width, 3)).double()
 small = 5 * (width / 32) ** 0.5
 with torch.no_grad():
@@ -52,9 +64,16 @@ def hold() -> None:
         time.sleep(pace_s / run.world)
         return
     near_the_end = run.progress.epoch >= epochs - 2
-    until = time.monotonic() + (2.0 if near_the_end else 0.25)
+    until = time.monotonic() + (2.0 if near_the_end else hold_s)
     while run.progress.step >= int((folder / "limit").read_text()) and time.monotonic() < until:
         time.sleep(0.01)
+
+
+def note_flows() -> None:
+    """Write down what is left of flows, when none should be under way."""
+    if flows:
+        found = {"left": flow_points.leftovers(), "world": run.world, "rank": run.rank}
+        log.write(json.dumps(found) + "\n")
 
 
 dataset = TensorDataset(torch.arange(len(x)), x, y)
@@ -64,6 +83,8 @@ for _ in run.epochs(epochs):
         if run.generation != seen:
             seen = run.generation
             log.write(json.dumps({"held": held(), "world": run.world, "rank": run.rank}) + "\n")
+            if not (folder / "disturbed").exists():
+                note_flows()
         loss = nn.functional.mse_loss(run.model(inputs), targets)
         loss.backward()
         mine, place, generation = run.indices, run.progress.key(), run.generation
@@ -74,6 +95,8 @@ for _ in run.epochs(epochs):
             log.write(json.dumps({"commit": place, "generation": generation, "at": time.monotonic()}) + "\n")
         scheduler.step()
     log.write(json.dumps({"held": held(), "world": run.world, "rank": run.rank, "epoch": True}) + "\n")
+    if run.progress.epoch == epochs - 1:
+        note_flows()
 torch.save(
     {"model": model.state_dict(), "scheduler": scheduler.state_dict(), "lr": optimizer.param_groups[0]["lr"]},
     folder / f"final-{os.environ.get('BFTRAINER_WORKER', 'alone')}-{os.getpid()}.pt",

@@ -18,6 +18,7 @@ model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 run.register(model=model, optimizer=optimizer)
 generation = 0
+torch.manual_seed(0)
 dataset = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
 if mode == "slow-start" and os.environ["BFTRAINER_WORKER"] == "node-3":
     while not (folder / "go-on").exists():

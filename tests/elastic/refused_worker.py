@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, random_split
 
 from bftrainer import elastic
 
@@ -21,7 +21,7 @@ def validate() -> float:
 
 def learn(run: Any, first: Any, second: Any) -> None:
     for _ in run.epochs(1):
-        for (x,) in run.batches(TensorDataset(torch.ones(8, 2)), global_batch=4):
+        for (x,) in run.batches(data, global_batch=4):
             (model[0](x).mean() + model[1](x).mean()).backward()
             if mode == "optimizers":
                 run.step(optimizer=first if run.is_main else second)
@@ -40,6 +40,9 @@ def learn(run: Any, first: Any, second: Any) -> None:
 run = elastic.init()
 if mode == "second-init":
     elastic.init()
+data: Any = TensorDataset(torch.ones(8, 2))
+if mode == "split":
+    data, _ = random_split(TensorDataset(torch.ones(16, 2)), [8, 8])
 torch.manual_seed(0)
 model = nn.ModuleList([nn.Linear(2, 1), nn.Linear(2, 1)])
 optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in model]

@@ -3,7 +3,8 @@
 Each episode is one job on up to eight fake nodes with 80 events in a random order. Afterwards every sample must have
 counted once in each epoch, the weights must be those of an undisturbed training to 1e-12, and no process, descriptor,
 thread or file may be left. With `--ranks-per-node` each node has several ranks, and a kill or stop hits all of them or
-one. Prints one line per episode and a JSON object at the end; the status is 1 if anything
+one. With `--flows` the state flows to all newcomers before they join, and these or those that send it are killed, or
+leave, at points of the flow. Prints one line per episode and a JSON object at the end; the status is 1 if anything
 failed. An episode that failed is run again by `--seed SEED --faults 1`; its files are kept.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shutil
 import statistics
 import sys
@@ -27,6 +29,7 @@ from pathlib import Path
 
 from bftrainer.elastic.local.coordinator import CoordinatorSettings
 from support.elastic.churn import EVENTS, Account, check, disturb, undisturbed
+from support.elastic.flow_chaos import ROUNDS, check_flows, disturb_flows
 from support.elastic.leftovers import PATIENCE_S, Leftovers, children, held, marked
 
 EPISODE = EVENTS * 2
@@ -75,15 +78,20 @@ def _place(root: Path) -> tuple[Path, Leftovers, Path]:
     return folder, leftovers, undisturbed(folder / "alone", EPOCHS)
 
 
-def episode(root: Path, seed: int, snapshots: bool, ranks_per_node: int = 1) -> Episode:
+def episode(root: Path, seed: int, snapshots: bool, ranks_per_node: int = 1, flows: bool = False) -> Episode:
     """Run one job and look at what it left. Its files are removed if all is well."""
     folder, leftovers, alone = _place(root)
     began, account, where = time.monotonic(), Account(), folder / f"seed-{seed}"
     result = Episode(seed, pid=os.getpid(), mark=leftovers.mark)
     settings = replace(SETTINGS, ranks_per_node=ranks_per_node)
     try:
-        account = disturb(where, seed, EPOCHS, EPISODE, settings=settings, snapshots=snapshots, account=account)
-        check(where, alone, EPOCHS, account)
+        if flows:
+            rounds = random.Random(seed).sample(ROUNDS * 2, len(ROUNDS) * 2)
+            account = disturb_flows(where, EPOCHS, rounds, account=account)
+            check_flows(where, alone, EPOCHS, account)
+        else:
+            account = disturb(where, seed, EPOCHS, EPISODE, settings=settings, snapshots=snapshots, account=account)
+            check(where, alone, EPOCHS, account)
         result.pauses = dict(account.pauses(where))
         left = leftovers.find(account.pids)
         assert left == [], left
@@ -110,7 +118,7 @@ def run(root: Path, args: argparse.Namespace) -> list[Episode]:
                 if args.faults
                 else time.monotonic() - began < args.minutes * 60
             ):
-                going.add(pool.submit(episode, root, seed, args.snapshots, args.ranks_per_node))
+                going.add(pool.submit(episode, root, seed, args.snapshots, args.ranks_per_node, args.flows))
                 seed += 1
             if not going:
                 return done
@@ -149,7 +157,10 @@ def main() -> None:
     parser.add_argument("--jobs", default="auto", help="episodes side by side; auto: one for two cores")
     parser.add_argument("--snapshots", action="store_true", help="snapshots are taken every half second")
     parser.add_argument("--ranks-per-node", type=int, default=1, help="processes of each node")
+    parser.add_argument("--flows", action="store_true", help="newcomers follow, and are struck while the state flows")
     args = parser.parse_args()
+    if args.flows and (args.snapshots or args.ranks_per_node > 1):
+        parser.error("--flows goes with neither --snapshots nor --ranks-per-node")
     args.jobs = max(1, (os.cpu_count() or 2) // 2) if args.jobs == "auto" else int(args.jobs)
     root, began = Path(tempfile.mkdtemp(prefix="soak-")), time.monotonic()
     episodes = run(root, args)
@@ -163,6 +174,7 @@ def main() -> None:
                 "episodes": len(episodes),
                 "jobs": args.jobs,
                 "snapshots": args.snapshots,
+                "flows": args.flows,
                 "faults": sum(e.faults for e in episodes),
                 "by_kind": dict(sorted(sum((e.counts for e in episodes), Counter()).items())),
                 "ranks_per_node": args.ranks_per_node,

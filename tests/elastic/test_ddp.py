@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,17 +21,11 @@ from support.elastic.ddp_scripts import (
     under_torchrun,
 )
 from support.elastic.jobs import on, play, run_alone, script
+from support.waiting import until
 
 pytest.importorskip("torch")
 
 pytestmark = pytest.mark.waits
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.02)
 
 
 def test_an_unchanged_script_computes_under_joins_and_kills_what_it_does_under_torchrun(tmp_path: Path) -> None:
@@ -68,6 +60,26 @@ def test_a_reduction_that_a_kill_breaks_is_made_again(tmp_path: Path) -> None:
     check_samples(folder, 4, 96)
 
 
+def test_nodes_with_two_ranks_join_and_are_lost_whole(tmp_path: Path) -> None:
+    (tmp_path / "alone").mkdir()
+    run_alone(tmp_path, *command(tmp_path / "alone", 0, "imagenet_like.py", 3), BFTRAINER_RANKS="2")
+    folder = tmp_path / "job"
+    folder.mkdir()
+
+    async def scenario(job: Coordinator) -> None:
+        await job.add(2)
+        await until(lambda: len(job.members) == 2 and len(list(folder.glob("steps-*"))) == 4, "four ranks train")
+        job.signal(job.members[0], signal.SIGKILL)
+        await job.add(1)
+
+    argv = command(folder, 0.05, "imagenet_like.py", 3)
+    two = replace(settings(tmp_path / "output", 2), ranks_per_node=2)
+    outcome = play(scenario, folder, argv, nodes=(1, 3), settings=two)
+    assert outcome.status == "done", outcome
+    check_same(loaded(folder), loaded(tmp_path / "alone"))
+    check_samples(folder, 3, 600)
+
+
 def test_newcomers_begin_where_the_others_began_also_after_the_checkpoint_was_overwritten(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     folder.mkdir()
@@ -82,9 +94,11 @@ def test_newcomers_begin_where_the_others_began_also_after_the_checkpoint_was_ov
         await job.add(2)
         before = (folder / "checkpoint.pt").stat().st_mtime_ns
         await until(lambda: (folder / "checkpoint.pt").stat().st_mtime_ns != before, "a checkpoint is overwritten")
+        (folder / "slow").touch()
         await job.add(1)
         await until(lambda: len(job.members) == 3, "the newcomer joins")
         job.signal(job.members[0], signal.SIGKILL)
+        (folder / "slow").unlink()
 
     argv = command(folder, 0.05, "imagenet_like.py", 6, "--resume")
     outcome = play(scenario, folder, argv, nodes=(2, 4), settings=settings(tmp_path / "output", 2))

@@ -1,12 +1,11 @@
 """Newcomers of whole jobs follow the training before they join, and nothing of what is computed changes.
 
-Donors and newcomers are killed while the state flows. It then costs the others nothing but the loss of the node.
+`test_following_chaos.py` kills donors and newcomers while the state flows.
 """
 
 from __future__ import annotations
 
 import re
-import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -18,8 +17,8 @@ pytest.importorskip("torch")
 
 from bftrainer.elastic import protocol
 from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Happening
-from bftrainer.elastic.protocol import Follow, Ready
-from support.elastic.churn import WORKER, check, disturb, leaks
+from bftrainer.elastic.protocol import PAUSE_PARTS, Follow, Formed
+from support.elastic.churn import WORKER, leaks
 from support.elastic.jobs import SETTINGS, on, play
 from support.elastic.ledger import News, committed, same_as_alone
 
@@ -27,7 +26,6 @@ pytestmark = pytest.mark.waits
 
 WIDTH = "--width=24000"  # 14 MB of parameters and their states
 EPOCHS = 4
-FOLLOWING = replace(SETTINGS, background_start=False)  # on a busy machine a newcomer would take minutes
 JOINED = re.compile(r"has followed the training for (\d+) steps; ([\d.]+) MB of ([\d.]+) MB were sent")
 
 
@@ -37,16 +35,13 @@ class Observed:
 
     asked: list[str] = field(default_factory=list)
     """Nodes that asked for the state before they joined."""
-    ready: set[str] = field(default_factory=set)
-    ended: list[str] = field(default_factory=list)
+    formed: list[Formed] = field(default_factory=list)
 
     def watch(self, happening: Happening) -> None:
+        if isinstance(happening.message, Formed):
+            self.formed.append(happening.message)
         if isinstance(happening.message, Follow):
             self.asked.append(happening.node)
-        if isinstance(happening.message, Ready):
-            self.ready.add(happening.node)
-        if happening.what.startswith("ended with status -"):
-            self.ended.append(happening.node)
 
 
 def followers(folder: Path) -> dict[str, bool]:
@@ -69,7 +64,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(
     folder: Path,
     scenario: Callable[[Coordinator, Observed], Awaitable[None]],
-    settings: CoordinatorSettings = FOLLOWING,
+    settings: CoordinatorSettings = SETTINGS,
 ) -> Observed:
     """Train on two nodes at first, in slow steps until the scenario is over."""
     seen = Observed()
@@ -107,47 +102,13 @@ def test_a_newcomer_of_a_large_training_is_sent_only_the_rest_when_it_joins(tmp_
         two = await job.add(2)
         await job.until(lambda: set(two) <= set(job.members), what="two more at once")
 
-    train(tmp_path, join)
+    seen = train(tmp_path, join)
+    for formed in seen.formed:
+        assert tuple(formed.parts) == PAUSE_PARTS
+        assert sum(formed.parts.values()) == pytest.approx(formed.pause_s, abs=1e-4)
     found = followers(tmp_path)
     assert found["node-3"], found
     assert len(found) >= 3, found
-    exact(tmp_path, alone)
-
-
-SLOWLY = replace(FOLLOWING, environment={protocol.FOLLOW_RATE: "4"})
-"""The state takes some seconds."""
-
-
-@pytest.mark.parametrize("victims", [("node-1",), ("node-3",), ("node-2", "node-3")], ids="+".join)
-def test_a_loss_while_the_state_flows_costs_nothing_else(victims: tuple[str, ...], tmp_path: Path, alone: Path) -> None:
-    async def kill(job: Coordinator, seen: Observed) -> None:
-        (third,) = await job.add(1)
-        await job.until(lambda: third in seen.asked, what="a newcomer that follows")
-        before = steps(tmp_path)
-        await job.until(lambda: steps(tmp_path) > before + 2, what="some steps while the state flows")
-        assert third not in seen.ready
-        for victim in victims:
-            job.signal(victim, signal.SIGKILL)
-        await job.until(lambda: set(victims) <= set(seen.ended), what="the end of the victims")
-
-    train(tmp_path, kill, SLOWLY)
-    exact(tmp_path, alone)
-
-
-@pytest.mark.parametrize("victims", [("node-1",), ("node-2", "node-3")], ids="+".join)
-def test_a_loss_while_a_newcomer_joins_costs_nothing_else(
-    victims: tuple[str, ...], tmp_path: Path, alone: Path
-) -> None:
-    async def kill(job: Coordinator, seen: Observed) -> None:
-        (third,) = await job.add(1)
-        await job.until(lambda: third in seen.ready, what="a newcomer that has caught up")
-        for victim in victims:
-            job.signal(victim, signal.SIGKILL)
-        await job.until(lambda: set(victims) <= set(seen.ended), what="the end of the victims")
-        (fourth,) = await job.add(1)
-        await job.until(lambda: fourth in job.members, what="another newcomer")
-
-    train(tmp_path, kill)
     exact(tmp_path, alone)
 
 
@@ -156,15 +117,7 @@ def test_newcomers_do_not_follow_where_the_manager_does_not_say_that_they_can(tm
         (third,) = await job.add(1)
         await job.until(lambda: third in job.members, what="the third node")
 
-    seen = train(tmp_path, join, replace(FOLLOWING, environment={protocol.FOLLOW: "0"}))
+    seen = train(tmp_path, join, replace(SETTINGS, environment={protocol.FOLLOW: "0"}))
     assert seen.asked == []
     assert followers(tmp_path) == {}
     exact(tmp_path, alone)
-
-
-def test_newcomers_follow_while_nodes_come_and_go(tmp_path: Path, alone: Path) -> None:
-    events = ["join"] * 4 + ["leave"] * 2 + ["kill"] * 2
-    argv = [WORKER, str(tmp_path / "disturbed"), str(EPOCHS), "0.12", WIDTH]
-    account = disturb(tmp_path / "disturbed", 3, EPOCHS, events, argv=argv, settings=FOLLOWING)
-    assert any(followers(tmp_path / "disturbed").values())
-    check(tmp_path / "disturbed", alone, EPOCHS, account)

@@ -25,6 +25,7 @@ from bftrainer import elastic
 run = elastic.init()
 model = torch.nn.Linear(3, 1)
 run.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01))
+torch.manual_seed(0)
 x = torch.randn(640, 3)
 dataset = TensorDataset(x, x.sum(1, keepdim=True))
 for _ in run.epochs(100_000):

@@ -160,6 +160,7 @@ def test_fewer_ranks_than_submitted_for_take_the_same_batch_in_parts(features: t
         ("stream", "a stream has no order"),
         ("number", "but got int"),
         ("twice", "is prepared already"),
+        ("scheduler", "the StepLR was not given to elastic.prepare()"),
     ],
 )
 def test_what_would_train_wrongly_is_refused_with_a_remedy(mistake: str, words: str, tmp_path: Path) -> None:

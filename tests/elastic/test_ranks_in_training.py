@@ -78,10 +78,14 @@ def test_ranks_have_numbers_of_their_own_and_nodes_are_counted_as_nodes(tmp_path
     assert len(set(weights)) == 1
 
 
+def committed_by_rank_0(line: dict[str, Any]) -> bool:
+    return line.get("local_rank") == 0 and "committed" in line
+
+
 def test_one_rank_saves_the_last_step_when_a_node_with_two_ranks_is_taken(tmp_path: Path) -> None:
     async def scenario(job: Coordinator) -> None:
         await job.add(1)
-        await job.until(lambda: any("committed" in line for line in lines(tmp_path)), WAIT_S, "a step to save")
+        await job.until(lambda: any(map(committed_by_rank_0, lines(tmp_path))), WAIT_S, "a step to save")
         (node,) = job.members
         job._workers.say(node, protocol.as_json(Taken(20.0)))
         await job.until(lambda: not job.nodes, WAIT_S, "the end of the node")
@@ -91,9 +95,7 @@ def test_one_rank_saves_the_last_step_when_a_node_with_two_ranks_is_taken(tmp_pa
     found = lines(tmp_path)
     (saved,) = [line for line in found if "saved" in line]
     assert saved["local_rank"] == 0
-    assert saved["saved"] == max(
-        line["committed"] for line in found if line.get("local_rank") == 0 and "committed" in line
-    )
+    assert saved["saved"] == max(line["committed"] for line in found if committed_by_rank_0(line))
     assert load_snapshot(tmp_path / "snapshots").step == saved["saved"]
 
 

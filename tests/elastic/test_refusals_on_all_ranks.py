@@ -46,6 +46,13 @@ def test_a_value_too_large_to_share_is_refused_on_all_ranks(tmp_path: Path) -> N
     assert said in outcome.error
 
 
+def test_a_split_without_a_seed_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    outcome, words = told(tmp_path, "split")
+    said = "rank 0 and rank 1 have 8 samples each, but not the same ones"
+    assert [said in word and "generator=torch.Generator().manual_seed(0)" in word for word in words] == [True, True]
+    assert said in outcome.error
+
+
 def test_a_second_init_in_a_worker_is_refused(tmp_path: Path) -> None:
     outcome = play(on(1), tmp_path, [WORKER, str(tmp_path), "second-init"])
     assert outcome.status == "failed"

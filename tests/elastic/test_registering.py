@@ -150,3 +150,46 @@ def test_a_compiled_model_trains_and_resumes(tmp_path: Path) -> None:
     again = train(1)  # complete already: only what the snapshot has
     assert all(torch.equal(again[name], kept[name]) for name in kept)
     assert not torch.equal(train(2)["_orig_mod.weight"], kept["_orig_mod.weight"])
+
+
+def test_a_scheduler_that_newcomers_would_not_receive_is_refused() -> None:
+    from torch.optim import lr_scheduler
+
+    from bftrainer.elastic.torch.refusals import refuse_unknown_schedulers
+
+    class Warmup:
+        """A scheduler of the script's own, around one of torch."""
+
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+    optimizer, other = (torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1) for _ in range(2))
+    refuse_unknown_schedulers([optimizer], [optimizer], "elastic.prepare()")
+    parts = [lr_scheduler.ConstantLR(optimizer), lr_scheduler.ExponentialLR(optimizer, 0.9)]
+    composed = lr_scheduler.SequentialLR(optimizer, parts, [1])
+    for known in (composed, Warmup(composed)):
+        refuse_unknown_schedulers([optimizer, known], [optimizer], "elastic.prepare()")
+    refuse_unknown_schedulers([other], [other], "elastic.prepare()")
+    with pytest.raises(InputError, match=r"LR was not given to elastic.prepare\(\): a node that joins later"):
+        refuse_unknown_schedulers([optimizer], [optimizer], "elastic.prepare()")
+    plateau = lr_scheduler.ReduceLROnPlateau(other)
+    with pytest.raises(InputError, match=r"the ReduceLROnPlateau was not given to run.register\(\)"):
+        refuse_unknown_schedulers([other], [other], "run.register()")
+    del plateau
+    refuse_unknown_schedulers([other], [other], "run.register()")
+
+
+def test_a_prepared_script_is_told_of_prepare_and_reports_all_its_epochs() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = torch.utils.data.DataLoader(TensorDataset(torch.ones(4, 1)), batch_size=2)
+    run = elastic.init(device="cpu")
+    with pytest.raises(InputError, match=r"elastic.prepare\(\) must be given at least one optimizer"):
+        next(iter(run.prepare(model, loader)[1]))
+    run = elastic.init(device="cpu")
+    model, optimizer, loader = run.prepare(model, optimizer, loader)
+    for _ in range(2):
+        for (x,) in loader:
+            model(x).mean().backward()
+            optimizer.step()
+    assert run._reports.report().epoch == 2

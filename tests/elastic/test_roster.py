@@ -91,6 +91,23 @@ def test_workers_that_leave_or_are_lost_are_not_asked_for_the_state() -> None:
     assert not any(isinstance(message, Donate) for message in messages["a"])
 
 
+def test_a_newcomer_is_told_when_one_that_was_asked_for_the_state_is_gone_and_can_ask_the_others_again() -> None:
+    roster = training("a", "b", "c")
+    roster.start("d")
+    roster.heard("d", Follow("d:5", "secret"))
+    assert said(roster)["d"] == [Donors(3)]
+    roster.lost("a")
+    assert said(roster)["d"] == [Donors(2)]
+    roster.heard("d", Follow("d:6", "secret"))
+    messages = said(roster)
+    assert messages["d"] == [Donors(2)]
+    assert Donate("d", "d:6", "secret", 0, 2) in messages["b"]
+    roster.ready("d")
+    said(roster)
+    roster.left("b")  # the newcomer is ready: it asks no more
+    assert Donors not in [type(message) for message in said(roster).get("d", [])]
+
+
 def test_a_newcomer_without_which_the_others_cannot_train_does_not_follow_or_stops() -> None:
     roster = training("a", "b")
     roster.min_nodes = 2
@@ -98,7 +115,7 @@ def test_a_newcomer_without_which_the_others_cannot_train_does_not_follow_or_sto
     roster.heard("c", Follow("c:5", "secret"))
     assert said(roster)["c"] == [Donors(2)]
     roster.lost("b")
-    assert said(roster)["c"] == [Donors(0)]
+    assert said(roster)["c"] == [Donors(1), Donors(0)]
     assert "c" not in said(roster)
     roster.start("d")
     roster.heard("d", Follow("d:5", "secret"))

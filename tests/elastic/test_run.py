@@ -196,9 +196,10 @@ def test_lines_of_an_earlier_run_are_not_shown_again(tmp_path: Path) -> None:
 
 
 def test_a_rescale_takes_as_long_as_the_slowest_of_those_that_trained_before() -> None:
-    members = [(Formed(4, 3, 0.2, 0.05, 0.1), True), (Formed(4, 3, 9.0, 0.06, 0.1), False)]
+    members = [(Formed(4, 3, 0.2, 0.05, 0.1, {"send": 0.1}), True), (Formed(4, 3, 9.0, 0.06, 0.1), False)]
     found = console.rescale(4, 12.0, members)
     assert (found.world, found.pause_s, found.form_s, found.sync_s) == (3, 0.2, 0.06, 0.1)
+    assert found.parts == {"send": 0.1}
     assert console.rescale(1, 1.0, members[1:]).pause_s == 9.0
 
 
@@ -249,6 +250,24 @@ def test_the_story_says_when_no_node_is_left() -> None:
     assert story.heard(Happening(0.0, "b", "ended with status -9")) == (
         "b lost (SIGKILL); no node is left, the job waits for one"
     )
+
+
+@pytest.mark.parametrize("snapshots", [False, True])
+def test_the_story_warns_if_steps_are_made_again_because_all_nodes_were_lost(snapshots: bool) -> None:
+    story = console.RunHistory(snapshots=snapshots)
+
+    def heard(what: str, message: Any = None) -> str:
+        return story.heard(Happening(1.0, "a", what, message)) or ""
+
+    heard("started")
+    heard("formed", Formed(1, 1, 0, 0, 0))
+    heard("report", Report(1, 120))
+    assert ("WARNING: it will begin again" in heard("ended with status -9")) is not snapshots
+    heard("started")
+    warning = heard("report", Report(2, 3))
+    assert "WARNING: all nodes were lost after step 120; training has gone back to step 3" in warning
+    assert ("Give --snapshots DIR" in warning) is not snapshots
+    assert heard("report", Report(2, 4)) == ""
 
 
 # How it runs.
@@ -373,6 +392,22 @@ def test_commands_can_be_typed(tmp_path: Path) -> None:
             assert job.end()[0] == 0
     finally:
         os.close(terminal)
+        os.close(line)
+
+
+@pytest.mark.waits
+def test_commands_can_come_from_a_pipe_whose_end_does_not_end_the_job(tmp_path: Path) -> None:
+    line, commands_to = os.pipe()
+    try:
+        with started(tmp_path / "job", "--nodes", "1", EXAMPLE, "0.1", stdin=line) as job:
+            job.wait_for("1 node now")
+            os.write(commands_to, b"status\n")
+            job.wait_for("1 node, 1 training")
+            os.close(commands_to)
+            assert "1 training" in job.ask("status")
+            job.ask("quit")
+            assert job.end()[0] == 0
+    finally:
         os.close(line)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bftrainer.processes.unguided import with_advice
 from support.elastic.jobs import on, play
 
 pytest.importorskip("torch")
@@ -29,8 +30,9 @@ def test_the_first_optimizer_step_of_a_script_that_never_calls_init_fails_with_w
     path.write_text(TRAINING.format(connect=""))
     outcome = play(on(1), tmp_path, [str(path)])
     assert outcome.status == "failed"
-    assert "without having called `bftrainer.elastic.init`" in outcome.traceback
-    assert "docs/elastic.md" in outcome.traceback
+    assert "without having called `bftrainer.elastic.init` or `prepare`" in outcome.traceback
+    for way in ("submit --explain", "docs/prepare.md", "--launcher ddp", "--launcher torchrun"):
+        assert way in outcome.traceback
     assert "trained to the end" not in outcome.traceback
 
 
@@ -41,3 +43,17 @@ def test_a_worker_that_has_connected_may_step_as_it_likes(tmp_path: Path) -> Non
     outcome = play(on(1), tmp_path, [str(path)])
     assert outcome.status == "done"
     assert "trained to the end" in (tmp_path / "logs" / "node-1.log").read_text()
+
+
+def test_a_script_that_torchrun_would_start_is_told_of_the_ddp_launcher(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("import torch\ntorch.distributed.init_process_group('gloo')\n")
+    outcome = play(on(1), tmp_path, [str(path)])
+    assert outcome.status == "failed"
+    assert "submit it with `--launcher ddp`" in outcome.error
+
+
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "WORLD_SIZE"])
+def test_a_missing_variable_of_torchrun_is_explained_and_another_is_not(name: str) -> None:
+    assert "`--launcher ddp`" in with_advice(f"KeyError: '{name}'")
+    assert with_advice(f"KeyError: '{name}S'") == f"KeyError: '{name}S'"

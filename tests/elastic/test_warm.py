@@ -262,3 +262,48 @@ except torch.distributed.DistStoreError:
     print("gave up")
 """
     assert run(output(warm, script(tmp_path, text))) == (0, "gave up\n")
+
+
+LEFT_OPEN = """
+import atexit, sys, tempfile, threading, time, weakref
+from pathlib import Path
+
+class Told:
+    def __init__(self, name): self.name = name
+    def __del__(self): print("finalizer of", self.name, flush=True)
+
+here = open("at_module_level.txt", "w")
+here.write("written\\n")
+class Ring: pass
+ring = Ring()
+ring.me, ring.file, ring.told = ring, open("in_a_ring.txt", "wb"), Told("a ring")
+ring.file.write(b"written\\n")
+ring = None
+told = Told("a global")
+room = tempfile.TemporaryDirectory(dir=".")
+weakref.finalize(Told, print, "finalize", flush=True)
+atexit.register(print, "exit handler", flush=True)
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread", flush=True))).start()
+# a module of the parent keeps a file of the script
+sys.kept = open("kept_elsewhere.txt", "a+b")
+sys.kept.write(b"written\\n")
+def main():
+    local = open("in_a_function.txt", "w")
+    local.write("written\\n")
+    sys.exit(4)
+main()
+"""
+
+
+def test_what_a_forked_script_left_open_is_written_and_freed_at_its_end(
+    run: Run, warm: WarmLauncher, tmp_path: Path
+) -> None:
+    ended, found = run(output(warm, script(tmp_path, LEFT_OPEN)))
+    assert ended == 4
+    assert found.splitlines()[0] == "thread", "exit handlers run when threads have ended"
+    said = ["exit handler", "finalize", "finalizer of a global", "finalizer of a ring", "thread"]
+    assert sorted(line for line in found.splitlines() if not line.startswith("<")) == said, found
+    files = {path.name: path.read_text() for path in tmp_path.glob("*.txt")}
+    names = ("at_module_level", "in_a_ring", "in_a_function", "kept_elsewhere")
+    assert files == {f"{name}.txt": "written\n" for name in names}
+    assert [path for path in tmp_path.iterdir() if path.is_dir() and path.name.startswith("tmp")] == []

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bftrainer.explain import what_keeps_from_place
 from support.explained import after, changed, explain_text, noticed
 
 DDP = """\
@@ -468,3 +469,14 @@ def test_an_average_in_a_class_of_its_own_keeps_a_script_from_training_in_place(
     )
     assert found.way == "torchrun"
     assert any("`shadow` is updated from the model in each batch" in one.what for one in found.notices)
+
+
+def test_accumulation_keeps_a_script_from_its_place_only_if_its_ranks_may_be_fewer(tmp_path: Path) -> None:
+    text = ddp().replace("for x in loader:", "for i, x in enumerate(loader):")
+    step = "        optimizer.step()"
+    text = text.replace(step, f"        if (i + 1) % 4 == 0 or i + 1 == len(loader):\n    {step}")
+    for fewer_ranks, script, line in [(True, ddp(), None), (False, text, None), (True, text, 21)]:
+        (tmp_path / "train.py").write_text(script)
+        found = what_keeps_from_place(["train.py"], tmp_path, fewer_ranks=fewer_ranks)
+        assert (found and found.line) == line
+        assert found is None or ("fewer ranks than the script sees" in found.what and "--ranks" in found.remedy)

@@ -9,19 +9,18 @@ from typing import Any
 import pytest
 
 from support.elastic.churn import disturb
-from support.elastic.jobs import AT_ONCE, on, play, run_alone, script
+from support.elastic.frameworks import HUGGING_FACE, needs
+from support.elastic.jobs import SETTINGS, on, play, run_alone, script
 from support.elastic.ledger import committed
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("accelerate")
-pytest.importorskip("transformers")
+needs("accelerate", "transformers")
 
 pytestmark = pytest.mark.waits
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "accelerate_loop.py")
 EVENTS = ["join"] * 3 + ["leave"] * 2 + ["kill"] * 3
 TRAINED = 90
-PRELOAD = ("transformers.models.gpt2.modeling_gpt2", "bftrainer.integrations.accelerate")
 
 
 def command(folder: Path, pace_s: float, *arguments: object) -> list[str]:
@@ -39,12 +38,14 @@ def final(folder: Path) -> dict[str, Any]:
 
 def undisturbed(folder: Path, *arguments: object) -> dict[str, Any]:
     folder.mkdir(parents=True)
-    assert play(on(1), folder, command(folder, 0, *arguments), preload=PRELOAD).status == "done"
+    assert play(on(1), folder, command(folder, 0, *arguments), preload=HUGGING_FACE).status == "done"
     return final(folder)
 
 
 def disturbed(folder: Path, *arguments: object, events: list[str] = EVENTS) -> dict[str, Any]:
-    account = disturb(folder, 3, 0, events, settings=AT_ONCE, argv=command(folder, 0.12, *arguments), preload=PRELOAD)
+    account = disturb(
+        folder, 3, 0, events, settings=SETTINGS, argv=command(folder, 0.12, *arguments), preload=HUGGING_FACE
+    )
     assert account.ended == [], account.ended
     assert len(account.worlds) >= 2
     return final(folder)

@@ -32,13 +32,21 @@ def test_each_framework_that_makes_scripts_elastic_has_a_short_test() -> None:
     assert set(frameworks_with_short_tests()) >= {path.parent.name for path in integrations.glob("*/__init__.py")}
 
 
-@pytest.mark.parametrize("name", frameworks_with_short_tests())
-def test_the_short_tests_of_a_framework_pass_in_its_environment(name: str) -> None:
+def environments() -> list[list[str]]:
+    """Frameworks with the same packages share an environment, and are tested in one process."""
+    found: dict[str, list[str]] = {}
+    for name in frameworks_with_short_tests():
+        found.setdefault((HERE / f"requirements-{name}.txt").read_text(), []).append(name)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("names", environments(), ids="+".join)
+def test_the_short_tests_of_frameworks_pass_in_their_environment(names: list[str]) -> None:
     if not (ROOT / ".venv" / ".bftrainer-setup").exists():
         pytest.skip("needs the .venv of `make setup`")
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     done = subprocess.run(
-        ["bash", "scripts/frameworks.sh", "--short", name],
+        ["bash", "scripts/frameworks.sh", "--short", *names],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
@@ -48,5 +56,6 @@ def test_the_short_tests_of_a_framework_pass_in_its_environment(name: str) -> No
     )
     print(done.stdout)
     if done.returncode == CANNOT_INSTALL and not os.environ.get("CI"):
-        pytest.skip(f"the packages of {name} cannot be installed here; where $CI is set this fails")
+        pytest.skip(f"the packages of {' and '.join(names)} cannot be installed here; where $CI is set this fails")
     assert done.returncode == 0, done.stdout[-3000:]
+    assert f"{len(names)} passed" in done.stdout

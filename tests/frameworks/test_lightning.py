@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 
 from support.elastic.churn import disturb
-from support.elastic.jobs import AT_ONCE, on, play, script
+from support.elastic.frameworks import needs
+from support.elastic.jobs import SETTINGS, on, play, script
 from support.elastic.ledger import committed
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("lightning")
+needs("lightning")
 
 pytestmark = pytest.mark.waits
 
@@ -62,7 +63,7 @@ def undisturbed(folder: Path, **options: Any) -> dict[str, Any]:
 
 def disturbed(folder: Path, *, seed: int = 3, events: list[str] = EVENTS, **options: Any) -> dict[str, Any]:
     argv = command(folder, 0.12, options)
-    account = disturb(folder, seed, 0, events, settings=AT_ONCE, argv=argv, preload=PRELOAD, holders_only=True)
+    account = disturb(folder, seed, 0, events, settings=SETTINGS, argv=argv, preload=PRELOAD, holders_only=True)
     assert account.ended == [], account.ended
     assert len(account.worlds) >= 2
     return final(folder)

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from support.elastic.churn import disturb
-from support.elastic.jobs import AT_ONCE, on, play, script
+from support.elastic.frameworks import HUGGING_FACE, needs
+from support.elastic.jobs import SETTINGS, on, play, script
 from support.elastic.ledger import committed
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+needs("transformers")
 
 pytestmark = pytest.mark.waits
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "hf_trainer.py")
 EVENTS = ["join"] * 3 + ["leave"] * 2 + ["kill"] * 3
 TRAINED = 90
-PRELOAD = ("transformers.trainer", "transformers.models.gpt2.modeling_gpt2", "bftrainer.integrations.transformers")
 
 
 def command(folder: Path, pace_s: float, options: dict[str, Any]) -> list[str]:
@@ -39,12 +39,14 @@ def final(folder: Path) -> dict[str, Any]:
 
 def undisturbed(folder: Path, **options: Any) -> dict[str, Any]:
     folder.mkdir(parents=True)
-    assert play(on(1), folder, command(folder, 0, options), preload=PRELOAD).status == "done"
+    assert play(on(1), folder, command(folder, 0, options), preload=HUGGING_FACE).status == "done"
     return final(folder)
 
 
 def disturbed(folder: Path, *, events: list[str] = EVENTS, **options: Any) -> dict[str, Any]:
-    account = disturb(folder, 3, 0, events, settings=AT_ONCE, argv=command(folder, 0.12, options), preload=PRELOAD)
+    account = disturb(
+        folder, 3, 0, events, settings=SETTINGS, argv=command(folder, 0.12, options), preload=HUGGING_FACE
+    )
     assert account.ended == [], account.ended
     assert len(account.worlds) >= 2
     return final(folder)

@@ -20,7 +20,7 @@ pytest.importorskip("sklearn")
 
 pytestmark = pytest.mark.waits
 
-TRIALS = 4
+TRIALS = 3
 
 
 def test_the_example_tunes_through_churn_and_restarts_of_driver_and_controller(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ from support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = ROOT / "tests" / "elastic" / "chaos_worker.py"
-NODES, JOBS, SPAN_S, LOAD, SEED = 12, 16, 40.0, 0.25, 8
-SAMPLES, EPOCHS, PACE_S = 600, 30, "0.3"
+NODES, JOBS, SPAN_S, LOAD, SEED = 4, 6, 20.0, 0.3, 8
+SAMPLES, EPOCHS, PACE_S = 600, 12, "0.3"
 HORIZON_S = 20.0
 
 
@@ -65,12 +65,13 @@ def test_trainers_finish_on_what_main_jobs_leave_and_nothing_is_left_of_them(
     ):
         for home in homes:
             home.mkdir()
-            live.submit(WORKER, str(home), str(EPOCHS), PACE_S, nodes="1-4", name=home.name)
-        wait_until(lambda: len(lab.jobs("-p", "scavenger", "-t", "R")) == NODES, "a pilot on every node", 60)
+            live.submit(WORKER, str(home), str(EPOCHS), PACE_S, nodes="1-3", name=home.name)
+        # A pilot that is still starting would be taken back without having been a node.
+        wait_until(lambda: len(live.nodes()) == NODES, "an agent on every node", 240)
         begin = benchmark.play(lab, jobs, tmp_path / "jobs", live.nodes)
         wait_until(lambda: not lab.jobs("-p", "main"), "the end of all main jobs", 120)
         end = time.time()
-        # Twelve nodes import torch on the cores that other tests use too: 40 s alone, minutes beside them.
+        # All nodes import torch on the cores that other tests use too: 20 s alone, minutes beside them.
         rows = [live.until_state(home.name, "done", "failed", "cancelled", timeout_s=400) for home in homes]
         left = [event for event in live.api.events(limit=1000, kind="node.left")["events"] if event["time"] < end]
         totals = live.api.status()["totals"]
@@ -114,7 +115,8 @@ def test_trainers_finish_on_what_main_jobs_leave_and_nothing_is_left_of_them(
     idle_s = float(np.maximum(np.minimum(trace.end, end) - np.maximum(trace.start, begin), 0.0).sum())
     expected_s = NODES * (end - begin) - main_s
     print(f"idle {idle_s:.0f} node-s were recorded, {expected_s:.0f} by Slurm's log with {changes} changes")
-    assert 0.8 * expected_s - 2.0 * changes < idle_s < 1.03 * expected_s
+    # A node that is taken counts as idle until the recorder looks again, each 0.5 s.
+    assert 0.8 * expected_s - 2.0 * changes < idle_s < 1.03 * expected_s + 0.5 * changes
     # The simulator, given that trace and what was measured of the trainers, makes as many samples of it. How well it
     # predicts the time is the matter of benchmarks/live_prediction.py.
     with Store.open(tmp_path / "state" / FILE, read_only=True) as store:

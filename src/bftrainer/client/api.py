@@ -21,7 +21,15 @@ import httpx
 
 from bftrainer.cluster.config.load import CLIENT_FILE, DATABASE_FILE
 from bftrainer.cluster.wire import tls
-from bftrainer.cluster.wire.api import BestView, NodeView, ResultsView, StatusView, TrainerDetail, TrainerView
+from bftrainer.cluster.wire.api import (
+    BestView,
+    EtaAnswer,
+    NodeView,
+    ResultsView,
+    StatusView,
+    TrainerDetail,
+    TrainerView,
+)
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes import variables
 from bftrainer.util.text import one_line
@@ -190,6 +198,20 @@ class ApiClient:
                 raise
         # A controller of version 0.1.0 knows only the agents' interpreter or `python`.
         return self.submit({key: value for key, value in spec.items() if key != "submitted_python"})
+
+    def eta(
+        self,
+        refs: Sequence[str] = (),
+        *,
+        group: str | None = None,
+        specs: Sequence[Mapping[str, Any]] = (),
+        nodes: str | None = None,
+    ) -> EtaAnswer:
+        """When trainers, a group, or trainers that are not submitted will be done. `nodes`: if they had so many."""
+        asked: dict[str, Any] = {"trainers": [_ref(ref) for ref in refs], "specs": list(specs)}
+        asked |= {"group": group} if group else {}
+        asked |= {"nodes": nodes} if nodes else {}
+        return cast(EtaAnswer, self._ask("POST", "/v1/eta", body=asked))
 
     def cancel(self, ref: str) -> TrainerView:
         """End a trainer and return its row. A trainer that has ended stays as it is."""

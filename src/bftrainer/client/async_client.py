@@ -17,7 +17,7 @@ from bftrainer.client.polling import Emit, LogLine, Moment, Point, Request, Row,
 from bftrainer.client.results import TrainerResults
 from bftrainer.client.session import ClosedError, Ref, Session
 from bftrainer.cluster.spec.trainer import TrainerSpec
-from bftrainer.cluster.wire.api import EventView, NodeView, StatusView, TrainerDetail, TrialView
+from bftrainer.cluster.wire.api import EtaAnswer, EventView, NodeView, StatusView, TrainerDetail, TrialView
 from bftrainer.errors import BFTrainerError
 
 T = TypeVar("T")
@@ -98,6 +98,16 @@ class AsyncClient:
     async def trainers(self, *, group: str | None = None, state: str = "", all: bool = False) -> list[Row]:  # noqa: A002
         """Trainers that are unfinished or finished within the last hour; with `all`, all. Or all of a group."""
         return await self._run(self._calls.trainers(group, state, all))
+
+    async def eta(
+        self,
+        *refs: Ref,
+        group: str | None = None,
+        specs: Sequence[TrainerSpec] = (),
+        nodes: str | int | None = None,
+    ) -> EtaAnswer:
+        """When trainers will be done. See `Client.eta`."""
+        return await self._run(self._calls.eta(refs, group, specs, nodes))
 
     async def history(self, ref: Ref) -> list[Moment]:
         """A trainer's reports over time: a few hundred moments, however long it trains."""

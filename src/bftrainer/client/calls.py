@@ -13,7 +13,8 @@ from bftrainer.client.api import ApiClient
 from bftrainer.client.polling import LogEnd, Moment, RetryPolicy, Row, Steps
 from bftrainer.client.results import TrainerResults, read_results
 from bftrainer.client.session import Ref, better, in_state, seconds, trainer_ref, wait_targets
-from bftrainer.cluster.wire.api import TrainerDetail, TrialView
+from bftrainer.cluster.spec.trainer import TrainerSpec
+from bftrainer.cluster.wire.api import EtaAnswer, TrainerDetail, TrialView
 from bftrainer.errors import BFTrainerError
 
 T = TypeVar("T")
@@ -72,6 +73,14 @@ class Calls:
             return rows if group is None else [row for row in rows if row.get("group", "") == group]
 
         return self.request(question)
+
+    def eta(
+        self, refs: Sequence[Ref], group: str | None, specs: Sequence[TrainerSpec], nodes: str | int | None
+    ) -> Steps[EtaAnswer]:
+        """See `Client.eta`."""
+        names, wanted = [trainer_ref(ref) for ref in refs], [spec.as_json() for spec in specs]
+        sizes = None if nodes is None else str(nodes)
+        return self.request(lambda api: api.eta(names, group=group, specs=wanted, nodes=sizes))
 
     def history(self, ref: Ref) -> Steps[list[Moment]]:
         """See `Client.history`."""

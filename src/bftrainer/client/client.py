@@ -20,7 +20,7 @@ from bftrainer.client.results import TrainerResults
 from bftrainer.client.session import Ref, Session
 from bftrainer.cluster.spec.files import check_here, located
 from bftrainer.cluster.spec.trainer import TrainerSpec, parse_spec
-from bftrainer.cluster.wire.api import EventView, NodeView, StatusView, TrainerDetail, TrialView
+from bftrainer.cluster.wire.api import EtaAnswer, EventView, NodeView, StatusView, TrainerDetail, TrialView
 from bftrainer.errors import BFTrainerError, InputError
 
 T = TypeVar("T")
@@ -120,6 +120,20 @@ class Client:
     def trainers(self, *, group: str | None = None, state: str = "", all: bool = False) -> list[Row]:  # noqa: A002
         """Trainers that are unfinished or finished within the last hour; with `all`, all. Or all of a group."""
         return self._run(self._calls.trainers(group, state, all))
+
+    def eta(
+        self,
+        *refs: Ref,
+        group: str | None = None,
+        specs: Sequence[TrainerSpec] = (),
+        nodes: str | int | None = None,
+    ) -> EtaAnswer:
+        """When trainers will be done: each, and all of them, as times with an interval of 80 % probability.
+
+        They are named, or those of a `group`, or `specs` (see `describe`) that are not submitted. With `nodes`, such as
+        "1-16": if they had this number of nodes. Raises `RefusedError` if nothing can be said now.
+        """
+        return self._run(self._calls.eta(refs, group, specs, nodes))
 
     def history(self, ref: Ref) -> list[Moment]:
         """A trainer's reports over time: a few hundred moments, however long it trains."""

@@ -24,7 +24,8 @@ from typing import Any
 from bftrainer.cluster.config.keys import Config, PolicySettings
 from bftrainer.cluster.config.load import CLIENT_FILE
 from bftrainer.cluster.config.policy import policy_of
-from bftrainer.cluster.report.efficiency import LiveEfficiency, judge
+from bftrainer.cluster.report.efficiency import Excerpt, LiveEfficiency, WorkDone, judge
+from bftrainer.cluster.report.usage import account
 from bftrainer.cluster.store.events import Decided, NodeJoined, NodeLeft, Rescaled, kinds_of
 from bftrainer.cluster.store.replay import PoolReplay
 from bftrainer.cluster.store.store import FILE, Store
@@ -33,7 +34,7 @@ from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes.launch import dying_with
 from bftrainer.util.text import last_line
 
-HORIZON_S = 20.0
+HORIZON_S, SNAPSHOT_EVERY_S = 20.0, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def controller(folder: Path, nodes: int, speed: float, seed: int) -> Iterator[su
     pool = {"kind": "local", "nodes": nodes, "churn": "summit", "speed": speed, "seed": seed, "abrupt": 0.5}
     pool |= {"hours": 6, "loop": "true", "grace_s": 1.0}
     # The horizon is short, because the demo's nodes stay for seconds, not for hours.
-    horizon = ["--set", f"policy.horizon_s={HORIZON_S}", "--set", "trainers.snapshot_every_s=5"]
+    horizon = ["--set", f"policy.horizon_s={HORIZON_S}", "--set", f"trainers.snapshot_every_s={SNAPSHOT_EVERY_S}"]
     settings = [word for key, value in pool.items() for word in ("--set", f"pool.{key}={value}")]
     argv = [sys.executable, "-m", "bftrainer", "serve", "--port", "0", "--state", str(folder), *horizon, *settings]
     log = folder / "serve.log"
@@ -140,6 +141,11 @@ class DemoSummary:
 
     trainers: tuple[Mapping[str, Any], ...]
     judgement: LiveEfficiency
+    """The whole run. Its U is a makespan ratio, because the work of the demo ends."""
+    busy: WorkDone
+    """The work done while all trainers had work, as a share of the best possible."""
+    busy_s: float
+    """For how long all trainers had work."""
     joins: int
     leaves: int
     decisions: int
@@ -159,7 +165,12 @@ def summarise(folder: Path) -> DemoSummary:
             joins += isinstance(event, NodeJoined)
             leaves += isinstance(event, NodeLeft)
             decisions += isinstance(event, Decided)
-        judgement = judge(store, policy_of(Config(policy=PolicySettings(horizon_s=HORIZON_S))))
+        policy = policy_of(Config(policy=PolicySettings(horizon_s=HORIZON_S)))
+        judgement = judge(store, policy, snapshot_every_s=SNAPSHOT_EVERY_S)
+        all_busy = account(
+            store, end=min((row.ended for row in store.trainers() if row.ended is not None), default=None)
+        )
+        busy = judge(Excerpt(store, all_busy), policy, snapshot_every_s=SNAPSHOT_EVERY_S, endless=True)
         rows: list[dict[str, Any]] = []
         for row in store.trainers():
             times_s = pauses.get(row.id, [])
@@ -179,4 +190,5 @@ def summarise(folder: Path) -> DemoSummary:
                 }
             )
     held = sum(row["node_seconds"] for row in rows)
-    return DemoSummary(tuple(rows), judgement, joins, leaves, decisions, min(held / (judgement.node_hours * 3600), 1.0))
+    used = min(held / (judgement.node_hours * 3600), 1.0)
+    return DemoSummary(tuple(rows), judgement, busy.work, busy.seconds, joins, leaves, decisions, used)

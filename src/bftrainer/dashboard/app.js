@@ -95,7 +95,7 @@ function heard(status, problem) {
   $("notice").hidden = !status.pool.problem;
   say($("notice"), status.pool.problem ? `The pool has a problem: ${short(status.pool.problem, 400)}` : "");
   showTiles();
-  showTrainers($("trainers"), $("trainers-words"), status.trainers, open);
+  showTrainers($("trainers"), $("trainers-words"), status.trainers, open, status);
   $("no-trainers").hidden = status.trainers.length > 0;
   announce(status.trainers);
 }
@@ -116,6 +116,7 @@ function announce(rows) {
 }
 
 const BOUND = "U: the time in which a pool of constant size with the same node-hours would have made the same samples at no cost, as a share of the time it took. The bound is in the same unit. It can be above 100 %: a pool that is large while there is much to do and small when trainers have ended can do more than a constant one.";
+const WORK = "What the trainers made, as a share of the best that the pool's nodes allowed at every instant to the trainers of that instant, if starting and rescaling cost nothing.";
 const PREEMPTION = "Samples that were not made because nodes were taken: the pauses after that, and, for a trainer that had to stop, the whole time until it trained again, at its earlier rate. Giving nodes back for a pause of harvesting counts too. Samples computed twice do not.";
 const RESCALING = "Samples that were not made in the pauses of rescales that were decided on, at the rate before each rescale.";
 
@@ -136,7 +137,8 @@ function showTiles() {
     ...(gpus ? [["GPUs in use", whole(gpusUsed), `of ${whole(gpus)}; ${amount(totals.gpu_seconds / 3600)} GPU-hours harvested`]] : []),
     ["Node-hours harvested", amount(totals.node_seconds / 3600), pool?.node_hours ? `${percent(pool.used_node_hours / pool.node_hours)} used in this window` : "since the beginning"],
     ["Samples", amount(totals.samples), totals.owner ? "by your trainers" : "since the beginning"],
-    ["Efficiency", ready ? percent(insight.efficiency, 1) : NONE, ready ? `of at most ${percent(insight.bound, 1)}; ${since}` : why, BOUND],
+    ["Work done", ready ? percent(insight.work_done, 1) : NONE, ready ? `of the best possible; ${since}` : why, WORK],
+    ["Makespan ratio", ready ? percent(insight.efficiency, 1) : NONE, ready ? `of at most ${percent(insight.bound, 1)}; ${since}` : why, BOUND],
     ["Lost to preemption", lost ? amount(lost.preemption) : NONE, lost ? `samples, estimated, ${asOf}` : NONE, PREEMPTION],
     ["Lost to rescaling", lost ? amount(lost.rescale) : NONE, lost ? `samples, estimated, ${asOf}` : NONE, RESCALING],
   ]);

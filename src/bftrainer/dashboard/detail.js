@@ -10,6 +10,14 @@ const EVERY_MS = 3000;
 const workerText = ({ node, state, ranks }) => `${node} ${state}${ranks?.length > 1 || ranks?.[0]?.device ? ` (${ranksText(ranks, 8)})` : ""}`;
 const OVER = ["done", "failed", "cancelled"];
 
+// When it will be done, by the clock.
+function doneFact(eta) {
+  const at = (time) => clock(time, { seconds: eta.high !== null && eta.high - eta.low < 600, date: time - eta.computed > 43200 });
+  const interval = eta.high === null ? `90 %: after ${at(eta.low)}` : `80 %: ${at(eta.low)} to ${at(eta.high)}`;
+  const limit = eta.likely === null ? "" : `; deadline ${clock(eta.deadline, { seconds: false, date: true })}: ${percent(eta.likely)}`;
+  return ["Done at", eta.point === null ? NONE : at(eta.point), interval + limit];
+}
+
 export class Detail {
   constructor(dialog, confirm) {
     this.dialog = dialog;
@@ -106,6 +114,7 @@ export class Detail {
       ["Progress", percent(row.progress, 1), row.total ? `${amount(row.samples)} of ${amount(row.total)} samples` : `${amount(row.samples)} samples`],
       ["Nodes", row.nodes.length ? whole(row.nodes.length) : NONE, `${row.min_nodes} to ${row.max_nodes}${row.ranks > row.nodes.length ? `; ${many(row.ranks, "rank")}` : ""}`],
       ["Rate", row.rate ? `${amount(row.rate)}/s` : NONE, row.eta_s === null ? `step ${whole(row.step)}` : `${span(row.eta_s)} left`],
+      ...(row.eta && row.eta.low !== null && !OVER.includes(row.state) ? [doneFact(row.eta)] : []),
       ["Node-hours", amount(row.node_seconds / 3600), `${row.gpu_seconds ? `${amount(row.gpu_seconds / 3600)} GPU-hours; ` : ""}epoch ${whole(row.epoch)}`],
       ["Rescales", whole(row.rescales), many(row.preemptions, "preemption")],
       ["Redone", amount(row.samples_redone), "samples, after a loss"],
@@ -117,10 +126,12 @@ export class Detail {
     this.errorPart.hidden = !(row.error || row.traceback);
     say(this.error, [row.error, row.traceback].filter(Boolean).join("\n\n"));
     const p = row.pauses;
-    say(this.pauseWords, p.count ? `${whole(p.count)} in total; median pause ${span(p.median_s)}. Growing costs ${span(row.up_s)}, shrinking ${span(row.down_s)}.` : "None yet.");
+    const inParts = (parts) => parts.map(([name, seconds]) => `${name.replace("_", " ")} ${span(seconds)}`).join(", ");
+    const pause = Object.entries(row.pause_parts ?? {});
+    say(this.pauseWords, p.count ? `${whole(p.count)} in total; median pause ${span(p.median_s)}${pause.length ? ` (${inParts(pause)})` : ""}. Growing costs ${span(row.up_s)}, shrinking ${span(row.down_s)}.` : "None yet.");
     const parts = Object.entries(row.start_parts ?? {});
     const whole_s = parts.reduce((sum, [, seconds]) => sum + seconds, 0);
-    say(this.startWords, parts.length ? `A new worker takes ${span(whole_s)} to its first step: ${parts.map(([name, seconds]) => `${name.replace("_", " ")} ${span(seconds)}`).join(", ")}.` : "");
+    say(this.startWords, parts.length ? `A new worker takes ${span(whole_s)} to its first step: ${inParts(parts)}.` : "");
     this.pauseTable.hidden = !p.count;
     this.pauses.replaceChildren(...past.rescales.filter((one) => one.why !== "start").slice(0, 12).map((one) => make("tr", {},
       make("td", { text: clock(one.time, { date: true }) }), make("td", { text: one.why }),

@@ -63,6 +63,17 @@ export function metricText(name, value, most = 40) {
   return `${short(name, most)} ${value === null ? "not finite" : amount(value)}`;
 }
 
+// When something will be done, from now: the point, the interval that holds it with 80 % probability, and the deadline.
+// Before there is a prediction, `rest` is the time that is left at the present rate.
+export function etaWords(eta, now, rest = null) {
+  if (!eta || eta.low === null) return { point: span(rest), interval: "", title: eta?.why ?? "" };
+  const left = (time) => span(Math.max(0, time - now));
+  const point = eta.point === null ? `> ${left(eta.low)}` : left(eta.point);
+  const interval = eta.high === null ? `90 %: > ${left(eta.low)}` : `80 %: ${left(eta.low)} to ${left(eta.high)}`;
+  const limit = eta.likely === null ? "" : `deadline ${clock(eta.deadline, { seconds: false, date: true })}: ${percent(eta.likely)}`;
+  return { point, interval: [interval, limit].filter(Boolean).join("; "), title: `From ${many(eta.futures, "future")}, ${eta.basis}` };
+}
+
 // An element with text and children. Text is only ever set as text.
 export function make(tag, { text, cls, ...more } = {}, ...children) {
   const found = document.createElement(tag);

@@ -1,7 +1,7 @@
 // The tables of the page. Rows are updated in place, so that focus and selection stay where they are.
 
 import { colourOf, css } from "./draw.js";
-import { amount, clock, gpusText, gpuUse, make, many, metricText, NONE, percent, ranksText, say, short, span, whole } from "./format.js";
+import { amount, clock, etaWords, gpusText, gpuUse, make, many, metricText, NONE, percent, ranksText, say, short, span, whole } from "./format.js";
 
 const MOST_ROWS = 300;
 const MOST_NODES = 1000;
@@ -54,8 +54,8 @@ export function metricsText(metrics) {
   return known.slice(0, 3).map(([name, value]) => metricText(name, value, 18)).join(", ") || NONE;
 }
 
-export function showTrainers(body, words, rows, open) {
-  latest = { body, words, rows, open };
+export function showTrainers(body, words, rows, open, { now, groups = [] }) {
+  latest = { body, words, rows, open, now, etas: new Map(groups.map((one) => [one.group, one.eta])) };
   drawTrainers();
 }
 
@@ -104,7 +104,18 @@ function trainerRow(row, open) {
     make("th", { scope: "row" }, make("span", { cls: "name" }, swatch(row.id), make("span", {}, button, make("small")))),
     make("td", {}, make("span", { cls: "state" }), make("span", { cls: "reason" })),
     make("td", {}, make("span", { cls: "progress" }, make("progress", { max: 1 }), make("span"))),
-    make("td", { cls: "n" }), make("td", { cls: "n" }), make("td", { cls: "n" }), make("td", { cls: "metrics" }), make("td", { cls: "n" }));
+    make("td", { cls: "n" }), make("td", { cls: "n" }), etaCell(), make("td", { cls: "metrics" }), make("td", { cls: "n" }));
+}
+
+function etaCell() {
+  return make("td", { cls: "n eta" }, make("span"), make("small"));
+}
+
+function showEta(cell, eta, rest) {
+  const words = etaWords(eta, latest.now, rest);
+  say(cell.firstChild, words.point);
+  say(cell.lastChild, words.interval);
+  cell.title = words.title;
 }
 
 function groupRow(group) {
@@ -115,7 +126,7 @@ function groupRow(group) {
   });
   return make("tr", { cls: "group" }, make("th", { scope: "row" }, button), make("td"),
     make("td", {}, make("span", { cls: "progress" }, make("progress", { max: 1 }), make("span"))),
-    make("td", { cls: "n" }), make("td", { cls: "n" }), make("td"), make("td"), make("td", { cls: "n" }));
+    make("td", { cls: "n" }), make("td", { cls: "n" }), etaCell(), make("td"), make("td", { cls: "n" }));
 }
 
 function update(tr, item) {
@@ -133,6 +144,7 @@ function update(tr, item) {
     const sum = (key) => members.reduce((total, one) => total + (one[key] ?? 0), 0);
     say(cells[3], whole(members.reduce((total, one) => total + one.nodes.length, 0)));
     say(cells[4], sum("rate") ? amount(sum("rate")) : NONE);
+    showEta(cells[5], latest.etas.get(item.group), null);
     say(cells[7], amount(sum("node_seconds") / 3600));
     cells[7].title = gpuHours(sum("gpu_seconds"));
     return;
@@ -150,7 +162,7 @@ function update(tr, item) {
   const ranks = row.ranks > row.nodes.length ? `, ${many(row.ranks, "rank")}` : "";
   say(cells[3], row.nodes.length ? `${row.nodes.length} of ${row.max_nodes}${ranks}` : NONE);
   say(cells[4], row.rate ? amount(row.rate) : NONE);
-  say(cells[5], row.eta_s === null ? NONE : span(row.eta_s));
+  showEta(cells[5], OVER.includes(row.state) ? null : row.eta, row.eta_s);
   say(cells[6], metricsText(row.metrics));
   say(cells[7], amount(row.node_seconds / 3600));
   cells[7].title = gpuHours(row.gpu_seconds);

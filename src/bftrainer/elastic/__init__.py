@@ -90,7 +90,8 @@ def prepare(*objects: Any, accumulate: int | None = None, per_rank_batch: bool =
 
     Give it all that changes in training: models, optimizers, the DataLoader, schedulers, the GradScaler, and any other
     object with `state_dict` and `load_state_dict`, such as an `elastic.Value`. They come back in the same order. The
-    loop stays as it is: several backward passes before a step, clipping, evaluation and `break` work as before.
+    loop stays as it is: several backward passes before a step, clipping, evaluation and `break` work. Samples
+    are shuffled by `seed`, not by torch.
 
     Each rank gets its share of every batch. The batch of the whole step is that of the DataLoader times the number of
     ranks it was chosen for (the environment variable BFTRAINER_RANKS, 1 unless set). It stays the same while nodes come

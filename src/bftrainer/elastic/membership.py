@@ -201,12 +201,12 @@ class Membership:
         self.send(Follow(address, secret))
         with self._changed:
             self._changed.wait_for(lambda: self._answers, timeout_s)
-            return self._answers[-1].count if self._answers else None
+            return self.donors
 
     @property
-    def may_follow(self) -> bool:
-        """Whether the manager has not called `follow` off: those that have the state wait for this worker."""
-        return not self._answers or self._answers[-1].count > 0
+    def donors(self) -> int | None:
+        """How many of those that were asked by `follow` are still there. 0 also if they wait for this worker."""
+        return self._answers[-1].count if self._answers else None
 
     def ready(self) -> None:
         """Tell the manager that this worker can join a generation."""

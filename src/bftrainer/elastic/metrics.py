@@ -8,7 +8,7 @@ of two values is newer.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 MOST = 100
 """Maximum number of names accepted from other workers: a script may use a new name in every report."""
@@ -29,17 +29,20 @@ class Position(NamedTuple):
 
 
 class ReportedMetrics:
-    """Latest values by name. A value and its position are replaced together: other threads may read at any time."""
+    """Latest values by name. A value and its position are replaced together: other threads may read at any time.
+
+    A value may be a number that a device still computes. It is waited for where it is read, not where it is noted.
+    """
 
     __slots__ = ("_found",)
 
     def __init__(self) -> None:
-        self._found: dict[str, tuple[float, Position]] = {}
+        self._found: dict[str, tuple[SupportsFloat, Position]] = {}
 
     @property
     def values(self) -> dict[str, float]:
         """Values by name, without positions."""
-        return {name: value for name, (value, _) in self._items()}
+        return {name: float(value) for name, (value, _) in self._items()}
 
     @property
     def at(self) -> dict[str, Position]:
@@ -49,9 +52,9 @@ class ReportedMetrics:
     def both(self) -> tuple[dict[str, float], dict[str, Position]]:
         """Return values and positions of the same moment."""
         found = self._items()
-        return {name: value for name, (value, _) in found}, {name: at for name, (_, at) in found}
+        return {name: float(value) for name, (value, _) in found}, {name: at for name, (_, at) in found}
 
-    def note(self, values: Mapping[str, float], at: Position) -> None:
+    def note(self, values: Mapping[str, SupportsFloat], at: Position) -> None:
         """Record values reported at the position `at`."""
         for name, value in values.items():
             self._found[name] = (value, at)
@@ -83,12 +86,12 @@ class ReportedMetrics:
 
     def as_state(self) -> dict[str, list[Any]]:
         """Return the metrics as plain values that `load` accepts."""
-        return {name: [value, *at] for name, (value, at) in self._items()}
+        return {name: [float(value), *at] for name, (value, at) in self._items()}
 
     def load(self, state: Mapping[str, Sequence[Any]]) -> None:
         """Merge metrics saved by `as_state`, unless they are older than those present."""
         values, places = {name: row[0] for name, row in state.items()}, {name: row[1:] for name, row in state.items()}
         self.take(values, places, Position(0, 0, 0))
 
-    def _items(self) -> Iterable[tuple[str, tuple[float, Position]]]:
+    def _items(self) -> Iterable[tuple[str, tuple[SupportsFloat, Position]]]:
         return list(self._found.items())

@@ -54,6 +54,10 @@ FOLLOW_RATE = "BFTRAINER_FOLLOW_MB_PER_S"
 """Environment: megabytes per second that a worker sends at most to each newcomer before it joins. Not set: no limit."""
 PACE = "BFTRAINER_PACE"
 """Environment: the duration of a step, so that virtual nodes scale like real ones; see `pacing.py`."""
+PAUSE_PARTS = ("wait", "form", "catch_up", "copy", "send")
+"""What the time of a rescale is spent on: waiting until all members have come to it, connecting them, finding out who
+has which state and waiting for newcomers that follow, taking the state apart and loading it, sending it.
+"""
 MOST_DEPTH = 16
 """Maximum nesting depth of a message. No message needs more than three levels."""
 RESTART = 75
@@ -118,6 +122,8 @@ class Formed:
     pause_s: float
     form_s: float
     sync_s: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each of the `PAUSE_PARTS`, which are `pause_s` together. Empty if the worker does not know them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +268,10 @@ class Donate:
 
 @dataclass(frozen=True, slots=True)
 class Donors:
-    """Answer to `Follow`: so many workers were asked to send the state. With 0 there is no state to follow."""
+    """Answer to `Follow`: so many workers were asked to send the state. With 0 there is no state to follow.
+
+    It is sent again, with a smaller number, when one of them is lost or leaves.
+    """
 
     count: int
 
@@ -290,8 +299,8 @@ _KINDS: Mapping[str, type[Any]] = {
 }
 _NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in _KINDS.values()}
 _FIELDS = {kind: frozenset(f.name for f in fields(kind)) for kind in _KINDS.values()}
-_OF_RANKS: Mapping[type[Any], str] = {Hello: "local_rank", Arrived: "addresses", Go: "ranks"}
-"""Fields for workers with several ranks. Empty ones are not sent: messages of other workers stay as they were."""
+_OPTIONAL: Mapping[type[Any], str] = {Hello: "local_rank", Arrived: "addresses", Go: "ranks", Formed: "parts"}
+"""Fields that are not sent where they are empty: messages of workers that do not use them stay as they were."""
 
 
 def encode(message: Message) -> bytes:
@@ -322,8 +331,8 @@ def as_json(message: Message) -> dict[str, Any]:
     """Return a message as a JSON object."""
     kind = type(message)
     made = {"type": kind.__name__.lower(), **{name: getattr(message, name) for name in _NAMES[kind]}}
-    if kind in _OF_RANKS and not made[_OF_RANKS[kind]]:
-        del made[_OF_RANKS[kind]]
+    if kind in _OPTIONAL and not made[_OPTIONAL[kind]]:
+        del made[_OPTIONAL[kind]]
     return made
 
 

@@ -64,7 +64,7 @@ class Roster:
         self._workers: dict[str, _Member] = {}
         self._ready_order: list[str] = []
         self._answers: list[Outgoing] = []  # to newcomers that ask for the state
-        self._followers: set[str] = set()  # newcomers for which others were asked
+        self._followers: dict[str, set[str]] = {}  # newcomers, and who was asked to send each of them the state
         self._cut = False
         self._cut_off = 0  # the last generation whose members were told that it is cut
 
@@ -132,7 +132,7 @@ class Roster:
         if self._can_train():
             known = ((name, self._workers.get(name)) for name in self.going.members)
             donors = [name for name, member in known if member and member.holds_state and not member.leaving]
-            self._followers.add(worker)
+            self._followers[worker] = set(donors)
         for share, name in enumerate(donors):
             self._answers.append(Outgoing(name, Donate(worker, address, secret, share, len(donors))))
         self._answers.append(Outgoing(worker, Donors(len(donors))))
@@ -148,6 +148,7 @@ class Roster:
             return
         if worker in self._ready_order:
             self._ready_order.remove(worker)
+        self._donor_is_gone(worker)
         if worker in self.going.members:
             self._cut = True
 
@@ -155,6 +156,14 @@ class Roster:
         """Record that a worker has left at a step boundary, as all of its peers did. No peer waits for it."""
         if self._workers.pop(worker, None) is not None:
             self._ready_order = [name for name in self._ready_order if name != worker]
+            self._donor_is_gone(worker)
+
+    def _donor_is_gone(self, worker: str) -> None:
+        """Tell newcomers that one of those that were asked for the state is gone, so that they ask again at once."""
+        for newcomer, donors in self._followers.items():
+            if worker in donors:
+                donors.remove(worker)
+                self._answers.append(Outgoing(newcomer, Donors(len(donors))))
 
     def arrived(self, worker: str, generation: int, *addresses: str) -> None:
         """Record that a worker, with a rank at each address, waits for the other members of a generation."""
@@ -220,13 +229,18 @@ class Roster:
 
         Without `announce` newcomers wait until more of them are ready; messages that cannot wait are returned anyway.
         """
-        said, self._answers = self._answers, []
         wanted = self._wanted()
-        self._followers = {name for name in self._followers if name in self._workers and not self.is_ready(name)}
+        self._followers = {
+            name: donors
+            for name, donors in self._followers.items()
+            if name in self._workers and not self.is_ready(name)
+        }
+        said = [answer for answer in self._answers if answer.worker in self._workers]
+        self._answers = []
         if self._followers and not self._can_train():
             # The others make no step before these newcomers join, so there is nothing to follow.
             said += [Outgoing(name, Donors(0)) for name in sorted(self._followers)]
-            self._followers = set()
+            self._followers = {}
         gone = any(name not in self._workers for name in self.generation.members)
         if self._cut or ((announce or gone) and wanted != self.generation.members):
             # Workers that are leaving get the message too: it tells them that they are not members.

@@ -47,10 +47,11 @@ def kept_values(words: Sequence[str], folder: Path) -> tuple[str, ...]:
     return tuple(value.name for value in in_place.kept_in_epochs(program, training))
 
 
-def what_keeps_from_place(words: Sequence[str], folder: Path) -> Notice | None:
+def what_keeps_from_place(words: Sequence[str], folder: Path, *, fewer_ranks: bool = False) -> Notice | None:
     """Return the first line for which the ddp launcher cannot run a script; None if none was found.
 
-    A script that cannot be read, or whose training loop is not found, may still be one that it can run.
+    `fewer_ranks`: there may be fewer ranks than the script sees, so that its batches come in parts. A script that
+    cannot be read, or whose training loop is not found, may still be one that it can run.
     """
     try:
         files, _ = read_files(words, folder)
@@ -59,6 +60,7 @@ def what_keeps_from_place(words: Sequence[str], folder: Path) -> Notice | None:
         refused = distributed.refusals(program)
         if training is not None and training.batch is not None:
             refused += in_place.in_place_refusals(program, training)
+            refused += in_place.accumulation_in_parts(program, training) if fewer_ranks else []
     except (InputError, RecursionError):
         return None
     return refused[0] if refused else None

@@ -1,4 +1,5 @@
-"""Learning: what is believed of a script's speed and costs from what its trainers measured. Pure: no input or output.
+"""Learning: what is believed of a script's speed and costs from what its trainers measured.
 
-The live system and the simulator use the same code, so learning is developed on replays. `trials` is the entrance.
+It has no clock and no input or output, so that learning is developed on replays. `trials` is the entrance;
+`simulate.knowledge` uses it.
 """

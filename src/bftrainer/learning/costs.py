@@ -6,9 +6,11 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
+from bftrainer.elastic.protocol import PAUSE_PARTS
 from bftrainer.processes.start_up import PARTS
 
 RESCALES = 9
@@ -17,6 +19,7 @@ SCRIPT_RESCALES = 31
 """A cost of a script is the median of this many pauses of its trainers."""
 
 Kind = Literal["up", "down"]
+NO_PARTS: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,8 @@ class RescaleCost:
     pause_s: float
     form_s: float
     sync_s: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """What `pause_s` consists of, by the names in `PAUSE_PARTS`; empty: the worker did not say it."""
 
 
 class MeasuredCosts:
@@ -44,11 +49,19 @@ class MeasuredCosts:
         """What every decision asks for, until something is added."""
         self._start_parts: deque[Mapping[str, float]] = deque(maxlen=most)
 
-    def rescaled(self, kind: Kind, pause_s: float, form_s: float = 0.0, sync_s: float = 0.0) -> None:
+    def rescaled(
+        self,
+        kind: Kind,
+        pause_s: float,
+        form_s: float = 0.0,
+        sync_s: float = 0.0,
+        parts: Mapping[str, float] = NO_PARTS,
+    ) -> None:
         """Add a rescale: the time that earlier members lost, from their last step to the next generation."""
         self.rescales += 1
         if all(math.isfinite(value) and value >= 0 for value in (pause_s, form_s, sync_s)):
-            self._pauses[kind].append(RescaleCost(pause_s, form_s, sync_s))
+            known = {name: seconds for name, seconds in parts.items() if name in PAUSE_PARTS}
+            self._pauses[kind].append(RescaleCost(pause_s, form_s, sync_s, known))
             self._changed()
 
     def started(self, seconds: float) -> None:
@@ -107,10 +120,18 @@ class MeasuredCosts:
             "sync_s": median([pause.sync_s for pause in costs]),
         }
 
+    def pause_parts(self) -> dict[str, float]:
+        """Return the median seconds of each part of the last rescales, in order; empty if the workers say none."""
+        known = [pause.parts for kind in self._pauses.values() for pause in kind if pause.parts]
+        return {name: statistics.median(parts.get(name, 0.0) for parts in known) for name in PAUSE_PARTS if known}
+
     def as_json(self) -> dict[str, Any]:
         """Return all measurements, for `from_json`."""
         return {
-            "pauses": {kind: [[p.pause_s, p.form_s, p.sync_s] for p in found] for kind, found in self._pauses.items()},
+            "pauses": {
+                kind: [[p.pause_s, p.form_s, p.sync_s, dict(p.parts)] for p in found]
+                for kind, found in self._pauses.items()
+            },
             "starts": list(self._starts),
             "start_parts": [dict(parts) for parts in self._start_parts],
             "rescales": self.rescales,

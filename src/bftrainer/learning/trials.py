@@ -1,7 +1,7 @@
 """Trials: each trainer reports to the belief of its script, and gets its curve and costs from it.
 
-`ScriptBelief` is what all trainers of a script share. A `TrialLearning` belongs to one trainer. The live system keeps
-one per trainer that is not finished, and the simulator likewise (`simulate/knowledge.py`).
+`ScriptBelief` is what all trainers of a script share. A `TrialLearning` belongs to one trainer. The simulator
+keeps one per trainer that is not finished (`simulate/knowledge.py`).
 """
 
 from __future__ import annotations

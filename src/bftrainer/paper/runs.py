@@ -27,7 +27,8 @@ from bftrainer.core.trainer import Trainer
 from bftrainer.paper.setting import Setting, paper_name
 from bftrainer.scheduler import Policy
 from bftrainer.simulate.metrics import as_json, measure
-from bftrainer.simulate.replay import ReplaySettings, Timeline, replay
+from bftrainer.simulate.replay import ReplaySettings, replay
+from bftrainer.simulate.timeline import Timeline
 from bftrainer.traces.files import writing
 
 _DECIDES_RESULTS = (

@@ -12,7 +12,7 @@ from bftrainer.core.trace import Floats, Window
 from bftrainer.core.trainer import Trainer
 from bftrainer.paper.runs import RunResult
 from bftrainer.simulate.metrics import static_time
-from bftrainer.simulate.replay import Timeline
+from bftrainer.simulate.timeline import Timeline
 
 WINDOW_S = 6 * 3600.0
 MOST_WINDOWS = 28

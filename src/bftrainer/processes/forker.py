@@ -95,11 +95,19 @@ def serve_forks(manager: socket.socket, preload: Sequence[str], ahead: ImportsAh
     if forked is None:
         os._exit(0)  # exit handlers of imported modules belong to the children
     _become(forked)
+    inherited = frozenset(sys.modules)
     start_up.begin()
     if ahead is not None:
         ahead.begin(forked)
     unguided.watch()
-    run_as_main(forked.argv)
+    status = 0
+    try:
+        run_as_main(forked.argv)
+    except SystemExit as leaving:
+        if not isinstance(leaving.code, int | None):
+            raise  # words, which the interpreter prints
+        status = leaving.code or 0
+    exits.end_forked(status & 0xFF, inherited)
 
 
 class _Forker:

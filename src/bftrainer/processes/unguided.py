@@ -15,14 +15,17 @@ from typing import Any
 from bftrainer.errors import InputError
 from bftrainer.processes import variables
 
+_EXPLAIN = "`bftrainer submit --explain SCRIPT` says which way fits your script"
 _WHAT_TO_DO = (
-    "call it at the start (docs/elastic.md), or run a script that saves and resumes by itself with "
-    "`--launcher torchrun` (docs/launchers.md)"
+    f"{_EXPLAIN}: `elastic.prepare` in a training loop of your own (docs/prepare.md), `--launcher ddp` for an "
+    "unchanged script with DistributedDataParallel, `--launcher torchrun` for one that saves and resumes by itself "
+    "(docs/launchers.md)"
 )
 NEVER_CALLED = (
-    f"the script ended with status 0 but never called `bftrainer.elastic.init`, so nothing was trained together: "
-    f"{_WHAT_TO_DO}"
+    "the script ended with status 0 but never called `bftrainer.elastic.init` or `prepare`, so nothing was trained "
+    f"together. {_WHAT_TO_DO}"
 )
+_OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 _stop_watching: Callable[[], None] | None = None
 
@@ -37,7 +40,7 @@ def watch() -> None:
     def refuse(optimizer: Any, args: Any, kwargs: Any) -> None:
         raise InputError(
             "this script trains on several nodes at once, but makes an optimizer step without having called "
-            f"`bftrainer.elastic.init`: each node would train a model of its own. {_WHAT_TO_DO.capitalize()}"
+            f"`bftrainer.elastic.init` or `prepare`: each node would train a model of its own. {_WHAT_TO_DO}"
         )
 
     _stop_watching = optimizers.register_optimizer_step_pre_hook(refuse).remove
@@ -49,3 +52,11 @@ def connected() -> None:
     stop, _stop_watching = _stop_watching, None
     if stop is not None:
         stop()
+
+
+def with_advice(error: str) -> str:
+    """Return the last line of a failed script; with what to do if it expects what only torchrun gives."""
+    missing = next((name for name in _OF_TORCHRUN if error in (f"KeyError: '{name}'", f'KeyError: "{name}"')), None)
+    if missing is None and "env:// rendezvous" not in error:
+        return error
+    return f"{error}. The script expects to be started by torchrun: submit it with `--launcher ddp`. {_EXPLAIN}"

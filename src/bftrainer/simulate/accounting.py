@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from bftrainer.core.curve import Curve
@@ -85,6 +85,11 @@ class SimulatedTrainer:
         """
         work = self.trainer.work
         return math.isfinite(work) and work - self.done <= max(1e-9 * work, self.rate * CLOCK_S)
+
+
+def copied(job: SimulatedTrainer) -> SimulatedTrainer:
+    """A copy that can be simulated further on its own."""
+    return replace(job, starting=dict(job.starting))
 
 
 def _nothing() -> dict[Loss, float]:

@@ -17,8 +17,9 @@ from bftrainer.dashboard.html import escape
 from bftrainer.dashboard.timeline import rounded_lines
 from bftrainer.simulate.accounting import Loss
 from bftrainer.simulate.metrics import Metrics
-from bftrainer.simulate.replay import Replay, Timeline
+from bftrainer.simulate.replay import Replay
 from bftrainer.simulate.svg import WIDTH, Frame, legend, picture, px
+from bftrainer.simulate.timeline import Timeline
 
 _BINS = 800
 _MOST_SPANS = 240

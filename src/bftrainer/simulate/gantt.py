@@ -20,8 +20,9 @@ from bftrainer.core.trace import Trace, Window
 from bftrainer.dashboard.timeline import Cells, Interval, events_per_cell, preemption_marks
 from bftrainer.dashboard.timeline import gantt as gantt_of
 from bftrainer.scheduler import Plan, State
-from bftrainer.simulate.replay import Replay, Timeline
+from bftrainer.simulate.replay import Replay
 from bftrainer.simulate.svg import shortened
+from bftrainer.simulate.timeline import Timeline
 
 _CELLS = 1000
 _MOST_RUNS = 60_000

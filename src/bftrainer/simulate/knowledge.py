@@ -2,7 +2,7 @@
 
 The replay itself always goes by the true curves and costs. `KnownTruth` tells them to the scheduler, as the paper
 assumes. `LearnedTruth` hides them: trainers report noisy rates, pauses and starts, as in the live system, and the
-scheduler gets what the live system's learning makes of them. Another `Knowledge` can be passed to `replay`.
+scheduler gets what the package `learning` makes of them. Another `Knowledge` can be passed to `replay`.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class NoisyReports:
 
 
 class LearnedTruth:
-    """The scheduler knows what trainers reported: one belief per model, as the live system has one per script."""
+    """The scheduler knows what trainers reported: one belief per model."""
 
     def __init__(self, noise: Noise | None = None) -> None:
         self._reports = NoisyReports(noise or Noise(), self)

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from bftrainer.core.pool import Event
 from bftrainer.core.trace import Floats, Trace
 from bftrainer.core.trainer import Trainer
 from bftrainer.errors import InputError
 from bftrainer.scheduler import Plan, Policy, Scheduler, State
-from bftrainer.simulate.accounting import Accounting, Books, Loss, SimulatedTrainer
+from bftrainer.simulate.accounting import Accounting, Books, Loss, SimulatedTrainer, copied
 from bftrainer.simulate.best import BestValues
 from bftrainer.simulate.knowledge import Knowledge, KnownTruth
+from bftrainer.simulate.timeline import Timeline, TimelineStep, timeline_of
 
 DecideOn = Literal["pool", "all"]
 
@@ -62,27 +63,6 @@ class TrainerSummary:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Timeline:
-    """One row per step of the clock: the values in force until the next step, and the losses at this step."""
-
-    time: Floats
-    pool: Floats
-    used: Floats
-    value: Floats
-    """Value per second if no trainer stalled: samples per second under the throughput objective."""
-    best_value: Floats
-    """Best possible value per second for the trainers considered, at no cost."""
-    outcome: Floats
-    """Samples so far."""
-    preemption: Floats
-    """Samples lost to preemption so far."""
-    rescale: Floats
-    """Samples lost to rescaling so far."""
-    decided: npt.NDArray[np.bool_]
-    pool_event: npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Replay:
     """Outcome of a replay."""
 
@@ -108,8 +88,20 @@ class Replay:
     timeline: Timeline
 
 
+@dataclass(frozen=True, slots=True)
+class Present:
+    """Trainers and nodes in the middle of a run, from where a replay can go on."""
+
+    state: State
+    """Queue, assignments and statistics. The trace of the replay that goes on says which nodes are there."""
+    jobs: Mapping[str, SimulatedTrainer]
+    """The trainers that are considered, with what they have done so far."""
+
+
 Watch = Callable[[float, Plan, State], None]
 """Called after each decision with its time, the plan and the state before it."""
+Look = Callable[[float, Callable[[], Present]], None]
+"""Called after each step with its time and a function that returns a copy of the present."""
 
 
 def replay(
@@ -119,33 +111,21 @@ def replay(
     watch: Watch | None = None,
     progress: Callable[[float], None] = lambda share: None,
     knowledge: Knowledge | None = None,
+    *,
+    present: Present | None = None,
+    look: Look | None = None,
+    until_done: Collection[str] = (),
 ) -> Replay:
     """Replay `trace` with `trainers`, submitted at their times, until all are done or the trace ends.
 
     `knowledge` is what the scheduler is told about them; None: all.
+
+    With `present`, the replay goes on from there when the trace begins. `trainers` are then those of `present` that are
+    not considered yet, and those that are submitted later. With `until_done`, it ends when these trainers are done.
     """
-    return _Engine(trace, trainers, settings or ReplaySettings(), watch, progress, knowledge or KnownTruth()).run()
-
-
-class _Step(NamedTuple):
-    """One row of the `Timeline`. A tuple, because a replay makes a hundred thousand."""
-
-    time: float
-    pool: int
-    used: int
-    value: float
-    best_value: float
-    outcome: float
-    preemption: float
-    rescale: float
-    decided: bool
-    pool_event: bool
-
-
-def _timeline(steps: Sequence[_Step]) -> Timeline:
-    columns = dict(zip(_Step._fields, np.array(steps, dtype=np.float64).T, strict=True))
-    flags = {name: columns.pop(name).astype(bool) for name in ("decided", "pool_event")}
-    return Timeline(**columns, **flags)
+    engine = _Engine(trace, trainers, settings or ReplaySettings(), watch, progress, knowledge or KnownTruth())
+    engine.present, engine.look, engine.until_done = present, look, frozenset(until_done)
+    return engine.run()
 
 
 class _Engine:
@@ -161,7 +141,9 @@ class _Engine:
         self.trace, self.settings, self.watch, self.progress = trace, settings, watch, progress
         self.knowledge = knowledge
         self.arrivals = sorted(trainers, key=lambda trainer: trainer.submit)
-        _check(trace, self.arrivals)
+        self.present: Present | None = None
+        self.look: Look | None = None
+        self.until_done: frozenset[str] = frozenset()
         self.truth = {trainer.name: trainer for trainer in self.arrivals}
         self.true_scheduler = Scheduler(settings.policy)
         self.considered: tuple[Trainer, ...] = ()
@@ -175,7 +157,7 @@ class _Engine:
         self.summaries: dict[str, TrainerSummary] = {}
         self.next_arrival = 0
         self.now = trace.window.start
-        self.steps: list[_Step] = []
+        self.steps: list[TimelineStep] = []
         self.pool_node_s = self.used_node_s = self.best_made = 0.0
         self.value = self.best_value = 0.0
         self.used = self.pool_events = 0
@@ -184,8 +166,12 @@ class _Engine:
     def run(self) -> Replay:
         began = time.perf_counter()
         window = self.trace.window
+        resumed = () if self.present is None else tuple(job.trainer for job in self.present.jobs.values())
+        _check(self.trace, (*resumed, *self.arrivals))
         for event in self._events():
             self._step(event)
+            if self.look is not None:
+                self.look(self.now, self._present)
             if self._all_done():
                 break
             self.progress((self.now - window.start) / window.seconds)
@@ -209,8 +195,8 @@ class _Engine:
             decisions=len(self.solve_ms),
             decision_ms=np.array(self.solve_ms),
             wall_s=wall_s,
-            trainers=tuple(self._summary(trainer) for trainer in self.arrivals),
-            timeline=_timeline([*self.steps, self._row(decided=False, pool_event=False)]),
+            trainers=tuple(self._summary(trainer) for trainer in (*resumed, *self.arrivals)),
+            timeline=timeline_of([*self.steps, self._row(decided=False, pool_event=False)]),
         )
 
     def _events(self) -> Iterator[Event]:
@@ -248,6 +234,9 @@ class _Engine:
             self.state, lost = self.state.pool_changed(event)
             for name, nodes in lost.items():
                 self.books.preempted(self.jobs[name], self.now, nodes, self.state.assigned.get(name, ()))
+        if self.present is not None:
+            self._resume(self.present)
+            self.present = None
         completed = self._complete()
         has_news = self.knowledge.observe(self.now, self.jobs)
         self._admit_arrivals()
@@ -259,6 +248,23 @@ class _Engine:
         else:
             self._measure()
         self.steps.append(self._row(decided=decided, pool_event=changes_pool))
+
+    def _present(self) -> Present:
+        return Present(self.state, {name: copied(job) for name, job in self.jobs.items()})
+
+    def _resume(self, present: Present) -> None:
+        """Take up the trainers of a present, on those of their nodes that are there."""
+        before, here = present.state, self.state.pool
+        self.jobs = {name: copied(job) for name, job in present.jobs.items()}
+        self.truth |= {name: job.trainer for name, job in self.jobs.items()}
+        held = {name: tuple(node for node in before.assigned.get(name, ()) if node in here) for name in self.jobs}
+        assigned = {name: held[name] for name, job in self.jobs.items() if len(held[name]) >= job.trainer.min_nodes}
+        for name, job in self.jobs.items():
+            if job.nodes != len(assigned.get(name, ())):
+                gone = [node for node in before.assigned.get(name, ()) if node not in here]
+                self.books.preempted(job, self.now, gone, assigned.get(name, ()))
+        admitted = tuple(job.trainer for job in self.jobs.values())
+        self.state = State(here, admitted, self.state.waiting, MappingProxyType(assigned), before.seen)
 
     def _advance(self, to: float) -> None:
         passed = to - self.now
@@ -315,8 +321,8 @@ class _Engine:
             self.considered = considered
         self.best_value = self.best.total(self.considered, len(self.state.pool))
 
-    def _row(self, *, decided: bool, pool_event: bool) -> _Step:
-        return _Step(
+    def _row(self, *, decided: bool, pool_event: bool) -> TimelineStep:
+        return TimelineStep(
             time=self.now,
             pool=len(self.state.pool),
             used=self.used,
@@ -330,6 +336,10 @@ class _Engine:
         )
 
     def _all_done(self) -> bool:
+        if self.present is not None:
+            return False
+        if self.until_done:
+            return self.until_done <= self.summaries.keys()
         return not self.jobs and not self.state.waiting and self.next_arrival == len(self.arrivals)
 
     def _summary(self, trainer: Trainer) -> TrainerSummary:

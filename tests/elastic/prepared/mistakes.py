@@ -22,6 +22,8 @@ loader = DataLoader(Stream() if mistake == "stream" else dataset, batch_size=8)
 model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 scaler = torch.amp.GradScaler("cpu", enabled=mistake == "scaler")
+if mistake == "scheduler":
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
 given = [model, optimizer, 3 if mistake == "number" else loader]
 model, optimizer, loader = elastic.prepare(*given, accumulate=3 if mistake == "declared" else None)
 if mistake == "twice":

@@ -1,7 +1,8 @@
 """Runs a user's script and writes down which samples each of its committed steps took; the tests disturb it.
 
 `observed.py FOLDER PACE_S SCRIPT ARGUMENTS…`. The script knows nothing of it. What is written is that of
-`chaos_worker.py`, and so is the way in which steps are held up until FOLDER/hurry exists.
+`chaos_worker.py`, and so is the way in which steps are held up until FOLDER/hurry exists. While FOLDER/slow exists, a
+step takes seconds: a training with few steps does not end before a newcomer has joined it.
 """
 
 import faulthandler
@@ -29,6 +30,9 @@ TRIED: dict[str, Any] = {}
 def hold(step: int, world: int) -> None:
     """Make a step last as long as the tests want it to."""
     if not pace_s or (folder / "hurry").exists():
+        return
+    if (folder / "slow").exists():
+        time.sleep(2.0)
         return
     if not (folder / "limit").exists():
         time.sleep(pace_s / world)

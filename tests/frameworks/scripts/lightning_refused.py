@@ -17,7 +17,7 @@ from torchmetrics import AUROC
 from bftrainer.errors import InputError
 from bftrainer.integrations.lightning import ElasticStrategy
 
-DATA = TensorDataset(torch.randn(40, 2))
+DATA = TensorDataset(torch.randn(40, 2, generator=torch.Generator().manual_seed(0)))
 
 
 class Stream(IterableDataset):

@@ -180,6 +180,11 @@ def make_app(fake: FakeState) -> FastAPI:
         found = {"group": group, "by": by, "direction": direction, "metrics": [by], "count": len(fake.trials)}
         return {**found, "trainers": rows}
 
+    @app.post("/v1/eta")
+    async def eta(request: Request) -> dict[str, Any]:
+        eta = dict.fromkeys(("point", "low", "high", "deadline", "likely")) | {"why": "", "basis": "", "futures": 0}
+        return {"eta": eta, "trainers": {"asked": await request.json()}}
+
     @app.post("/v1/trainers/{ref}/cancel")
     def cancel(ref: str) -> Any:
         row = fake.find(ref)

@@ -47,10 +47,10 @@ class Live:
         self.stop()
 
     def start(self) -> None:
-        """Begin a controller's life, and wait until it answers."""
+        """Begin a controller's life, and wait until it answers. It predicts nothing, unless `options` say otherwise."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "bftrainer", "serve", "--port", "0", *self.options],
+                [sys.executable, "-m", "bftrainer", "serve", "--port", "0", "--set", "eta.cpu_share=0", *self.options],
                 env=self._env,
                 stdout=log,
                 stderr=log,

@@ -76,11 +76,11 @@ class Asking:
     """Stands in for the newcomer's connection to its manager: asks the donors itself."""
 
     address = "127.0.0.1"
-    may_follow = True
 
     def __init__(self, donors: list[Rank], worker: str = "newcomer") -> None:
         self._donors = donors
         self._worker = worker
+        self.donors = len(donors)
 
     def follow(self, address: str, secret: str, timeout_s: float) -> int | None:
         """See `Membership.follow`."""

@@ -7,7 +7,6 @@ import atexit
 import os
 import tempfile
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -17,9 +16,8 @@ from bftrainer.errors import InputError
 from bftrainer.processes.launch import Command
 from bftrainer.processes.warm import PRELOAD, WarmLauncher
 
-SETTINGS = CoordinatorSettings(silence_s=3.0, grace_s=20.0)
-AT_ONCE = replace(SETTINGS, background_start=False)
-"""At idle priority, newcomers would start when the training is over, if others keep the machine busy."""
+SETTINGS = CoordinatorSettings(silence_s=3.0, grace_s=20.0, background_start=False)
+"""At idle priority, newcomers would start when the training is over, if other tests keep the machine busy."""
 ALONE_S = 240.0
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # as a coordinator's workers have: they share a warm parent
 

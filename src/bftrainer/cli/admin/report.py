@@ -109,7 +109,8 @@ def _show(found: UsageReport, judged: Efficiency) -> None:
         share = found.gpu_us / found.pool_gpu_us
         say(f"{hours(found.pool_gpu_us):,.2f} GPU-hours harvested, {share:.1%} of them given to trainers")
     if judged.efficiency is not None and judged.bound is not None:
-        say(f"efficiency U {judged.efficiency:.3f}, bound {judged.bound:.3f}")
+        say(f"makespan ratio U {judged.efficiency:.3f}, bound {judged.bound:.3f}")
+        say(f"work done {judged.work:.3f} of the best possible; equal shares: {judged.equal_work:.3f}")
     elif judged.why:
         say(f"efficiency: {judged.why}")
     console = screen()

@@ -125,11 +125,21 @@ def show(summary: DemoSummary, console: Console) -> None:
         f"{summary.leaves} leaves, {summary.decisions} decisions"
     )  # fmt: skip
     facts.add_row("held", f"{summary.used_share:.1%}", "of their time, by trainers")
-    facts.add_row("efficiency U", f"{found.efficiency:.3f}", "of a pool of as many nodes that never change")
-    facts.add_row("bound", f"{found.bound:.3f}", "if rescaling, starting and preemption cost nothing")
-    facts.add_row("simulated", f"{found.simulated:.3f}", "the same events replayed with the measured curves and pauses")
-    facts.add_row("equal shares", f"{found.equal:.3f}", "the same events replayed with the `equal` allocator")
-    facts.add_row("start of a node", f"{found.lag_s:.1f} s", "from its join to its first step, on median")
+    facts.add_row(
+        "start of a node", f"{found.start_s:.1f} s", "from when a trainer gets it to its first step, on average"
+    )
+    facts.add_section()
+    busy = summary.busy
+    best = f"of the best possible at no cost, in the {summary.busy_s:.0f} s in which all trainers had work"
+    facts.add_row("work done", f"{busy.live:.3f}", best)
+    facts.add_row("  simulated", f"{busy.simulated:.3f}", "the same events replayed with the measured curves and costs")
+    facts.add_row("  equal shares", f"{busy.equal:.3f}", "the same events replayed with the `equal` allocator")
+    facts.add_section()
+    constant = "time that a constant pool of as many nodes needs for all of the work, as a share of the time it took"
+    facts.add_row("makespan ratio U", f"{found.efficiency:.3f}", constant)
+    facts.add_row("  bound", f"{found.bound:.3f}", "if rescaling, starting and preemption cost nothing")
+    facts.add_row("  simulated", f"{found.simulated:.3f}", "")
+    facts.add_row("  equal shares", f"{found.equal:.3f}", "")
     console.print()
     console.print(facts)
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from bftrainer.cli.common.connection import printable, say
 from bftrainer.cli.common.output import print_json
 from bftrainer.errors import InputError
-from bftrainer.explain import explain
+from bftrainer.explain import explain, what_keeps_from_place
+from bftrainer.explain.lines import WAYS
 from bftrainer.explain.text import as_text
+
+if TYPE_CHECKING:
+    from bftrainer.cluster.spec.trainer import TrainerSpec
 
 
 def explain_script(words: Sequence[str], *, nodes: str | None, from_file: bool, as_json: bool) -> None:
@@ -26,3 +32,37 @@ def explain_script(words: Sequence[str], *, nodes: str | None, from_file: bool, 
             say(printable(line))
     if explanation.way == "none":
         raise typer.Exit(1)
+
+
+def hint(spec: TrainerSpec) -> str:
+    """Return what to do about a script that is submitted in a way that does not fit. Empty if there is nothing to say.
+
+    The script is only read, and reading it never keeps it from being submitted.
+    """
+    folder = Path(spec.cwd)
+    fewest = spec.min_nodes * (spec.ranks_per_node if isinstance(spec.ranks_per_node, int) else 1)
+    try:
+        if spec.launcher == "elastic":
+            return _right_way(spec.argv, explain(spec.argv, folder).way, folder)
+        fewer_ranks = spec.ranks is not None and spec.ranks > fewest
+        line = what_keeps_from_place(spec.argv, folder, fewer_ranks=fewer_ranks) if spec.launcher == "ddp" else None
+    except Exception:  # whatever an unusual file does to the reader, it is only a hint
+        return ""
+    if line is None:
+        return ""
+    place = f"{line.file}:{line.line}"
+    return f"{place}: {line.what}, so it may go on with --launcher torchrun and its restarts; {line.remedy}"
+
+
+def _right_way(words: Sequence[str], way: str, folder: Path) -> str:
+    if way in ("elastic", "none"):
+        return ""
+    script = folder / words[0]
+    near = script.name if script.parent == Path.cwd() else words[0]
+    named = shlex.join(words[:2]) if words[0] == "-m" else shlex.quote(near)
+    if launcher := WAYS[way].launcher:
+        told, remedy = "is a script for torchrun", f"Submit it with --launcher {launcher}"
+    else:
+        call = "elastic.prepare" if way == "prepare" else WAYS[way].title
+        told, remedy = "makes no elastic call, so its training will be refused", f"Add the lines for {call}"
+    return f"{named} {told}. {remedy}; `bftrainer submit --explain {named}` says how"

@@ -89,7 +89,8 @@ def _shown(found: TrainerResults) -> RenderableType:
     facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column(overflow="fold")
-    facts.add_row("trained", f"{found.samples:,} samples, epoch {found.epoch}, step {found.step:,}")
+    epochs = f", {found.epoch:,} whole epoch{'s' * (found.epoch != 1)}" if found.epoch else ""
+    facts.add_row("trained", f"{found.samples:,} samples, {found.step:,} step{'s' * (found.step != 1)}{epochs}")
     facts.add_row("metrics", Text(_metrics(found) or "none reported"))
     facts.add_row("folder", Text(f"{printable(found.host)}:{printable(found.folder)}"))
     parts: list[RenderableType] = [head, facts, Text()]
@@ -113,7 +114,7 @@ def _metrics(found: TrainerResults) -> str:
     told = []
     for name, value in found.metrics.items():
         at = found.at.get(name)
-        where = f" (epoch {at.epoch}, step {at.step:,})" if at is not None else ""
+        where = f" (at step {at.step:,})" if at is not None else ""
         told.append(f"{printable(name)} {_number(value)}{where}")
     return ", ".join(told)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 
@@ -10,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from bftrainer.cli.common.connection import printable
+from bftrainer.cli.live.show_eta import short_eta
 from bftrainer.cli.live.show_trainers import STYLES, figure, metrics, progress
 from bftrainer.cluster.spec.states import FINISHED
-from bftrainer.cluster.wire.api import TrainerView
+from bftrainer.cluster.wire.api import GroupEtaView, TrainerView
 
 Row = TrainerView
 
@@ -39,14 +41,16 @@ def groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return found
 
 
-def groups_table(rows: Sequence[Row], console: Console) -> RenderableType:
-    """A table with one line per group."""
+def groups_table(rows: Sequence[Row], console: Console, etas: Sequence[GroupEtaView] = ()) -> RenderableType:
+    """A table with one line per group. `etas`: when they will be done."""
+    ends = {found["group"]: short_eta(found["eta"], time.time()) for found in etas}
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", expand=False)
     table.add_column("group", no_wrap=True, overflow="ellipsis", max_width=30)
     for title in ("trainers", "queued", "running", "done", "cancelled", "failed", "nodes"):
         table.add_column(title, no_wrap=True, justify="right")
     table.add_column("progress", no_wrap=True)
     table.add_column("samples/s", no_wrap=True, justify="right")
+    table.add_column("ETA", no_wrap=True, justify="right")
     for name, members in groups(rows).items():
         states = Counter("running" if row["state"] in _UNDER_WAY else row["state"] for row in members)
         shares = [1.0 if row["state"] in FINISHED else row.get("progress") or 0.0 for row in members]
@@ -59,6 +63,7 @@ def groups_table(rows: Sequence[Row], console: Console) -> RenderableType:
             str(sum(len(row.get("nodes") or ()) for row in members)),
             progress(sum(shares) / len(shares), 0, console, 14),
             figure(rate) if rate else "",
+            ends.get(name, ""),
         )
     return table
 

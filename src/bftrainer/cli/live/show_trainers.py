@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bftrainer.cli.common.connection import printable
+from bftrainer.cli.live.show_eta import deadline_text, eta_text, short_eta
 from bftrainer.cli.live.show_gpus import ranks_text
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.wire.api import CurveView, StatusView, TrainerDetail, TrainerView, WorkerView
@@ -29,6 +31,8 @@ STYLES: Mapping[str, str] = {
 COLOURS = ("green", "blue", "magenta", "cyan", "yellow", "red", "bright_green", "bright_blue", "bright_magenta")
 """Colours of trainers in the pool's bar, in turn."""
 _WIDE = 108
+_LEAST_METRICS = 12
+"""Columns of the terminal below which metrics are left out."""
 _MOST_POINTS = 16
 _MOST_SHOWN = 1000
 
@@ -71,38 +75,55 @@ def trainers_table(rows: Sequence[Row], console: Console, colours: Mapping[str, 
     """A table with one line per trainer; below it, the reasons why trainers do not train."""
     if not rows:
         return Text("no trainers; submit one with `bftrainer submit SCRIPT`", style="dim")
-    wide = console.width >= _WIDE
-    with_ranks = any(_has_ranks(row) for row in rows)
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", expand=False)
-    table.add_column("id", no_wrap=True)
-    table.add_column("name", no_wrap=True, overflow="ellipsis", max_width=30 if wide else 18)
-    table.add_column("state", no_wrap=True)
-    table.add_column("nodes", no_wrap=True, justify="right")
-    if with_ranks:
-        table.add_column("ranks", no_wrap=True, justify="right")
-    table.add_column("progress", no_wrap=True)
-    table.add_column("samples/s", no_wrap=True, justify="right")
-    table.add_column("ETA", no_wrap=True, justify="right")
-    if wide:
-        table.add_column("metrics", no_wrap=True, overflow="ellipsis")
-    for row in rows[:_MOST_SHOWN]:
-        cells: list[str | Text] = [
-            printable(row["id"]),
-            Text(printable(row["name"]), style=(colours or {}).get(row["name"], "")),
-            Text(row["state"], style=STYLES.get(row["state"], "")),
-            _sizes(row),
-            *([str(row.get("ranks") or "")] * with_ranks),
-            progress(row.get("progress"), row.get("samples", 0), console, 14 if wide else 8),
-            figure(row["rate"]) if row.get("rate") else "",
-            "" if row["eta_s"] is None or row["state"] in FINISHED else duration(row["eta_s"]),
-        ]
-        if wide:
-            cells.append(metrics(row.get("metrics") or {}))
-        table.add_row(*cells)
+    wide, shown, now = console.width >= _WIDE, rows[:_MOST_SHOWN], time.time()
+    names = [Text(printable(row["name"]), style=(colours or {}).get(row["name"], "")) for row in shown]
+    columns: dict[str, list[str | Text]] = {
+        "id": [printable(row["id"]) for row in shown],
+        "name": list(names),
+        "state": [Text(row["state"], style=STYLES.get(row["state"], "")) for row in shown],
+        "nodes": [_sizes(row) for row in shown],
+        "ranks": [str(row.get("ranks") or "") for row in shown],
+        "progress": [progress(row.get("progress"), row.get("samples", 0), console, 14 if wide else 8) for row in shown],
+        "samples/s": [figure(row["rate"]) if row.get("rate") else "" for row in shown],
+        "ETA": ["" if row["state"] in FINISHED else _eta(row, now) for row in shown],
+    }
+    if not any(_has_ranks(row) for row in rows):
+        del columns["ranks"]
+    # Cut what is least needed: rich would cut all columns, the first ones too.
+    for title in ("ETA", "samples/s", "progress"):
+        if _width(columns, console, wide) > console.width:
+            del columns[title]
+    left = console.width - _width(columns, console, wide)
+    if wide and left >= _LEAST_METRICS:
+        columns["metrics"] = [_cut(metrics(row.get("metrics") or {}), left - 1) for row in shown]
+    table = _columns(columns, wide)
     parts: list[RenderableType] = [table]
     if len(rows) > _MOST_SHOWN:
         parts.append(Text(f"… and {len(rows) - _MOST_SHOWN:,} more", style="dim"))
     return Group(*parts, *_reasons(rows[:_MOST_SHOWN]))
+
+
+def _columns(columns: Mapping[str, Sequence[str | Text]], wide: bool) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", expand=False)
+    for title in columns:
+        right = title in ("nodes", "ranks", "samples/s", "ETA")
+        width = (30 if wide else 18) if title == "name" else None
+        table.add_column(
+            title, no_wrap=True, overflow="ellipsis", justify="right" if right else "left", max_width=width
+        )
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*cells)
+    return table
+
+
+def _width(columns: Mapping[str, Sequence[str | Text]], console: Console, wide: bool) -> int:
+    """The width of a table that is not cut."""
+    unlimited = console.options.update(width=10_000)
+    return console.measure(_columns(columns, wide), options=unlimited).maximum
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _reasons(rows: Sequence[Row]) -> list[Text]:
@@ -117,6 +138,12 @@ def _reasons(rows: Sequence[Row]) -> list[Text]:
         what = f"{printable(first['name'])} ({printable(first['id'])}){more} {state}: {printable(reason)}"
         told.append(Text(what, style=STYLES.get(state, "")))
     return told
+
+
+def _eta(row: Row, now: float) -> str:
+    """The interval in which it will be done; before there is one, how long it takes at the present rate."""
+    at_rate = "" if row["eta_s"] is None else duration(row["eta_s"])
+    return short_eta(row.get("eta"), now) or at_rate
 
 
 def _sizes(row: Row) -> str:
@@ -210,8 +237,14 @@ def _facts(row: TrainerDetail, console: Console) -> list[tuple[str, str]]:
     if row.get("output"):
         facts.append(("output", printable(row["output"])))
     if row.get("rate"):
-        eta = "" if row["eta_s"] is None else f", done in {duration(row['eta_s'])}"
+        eta = "" if row["eta_s"] is None else f", {duration(row['eta_s'])} left at this rate"
         facts.append(("rate", f"{figure(row['rate'])} samples/s{eta}"))
+    if (found := row.get("eta")) is not None:
+        said = "; ".join(part for part in (eta_text(found, time.time()), deadline_text(found)) if part)
+        basis = f" ({printable(found['basis'])})" if found["futures"] else ""
+        facts.append(("done", said + basis))
+    elif (deadline := row.get("deadline")) is not None:
+        facts.append(("deadline", f"{moment(deadline)} (UTC)"))
     if row.get("metrics"):
         facts.append(("metrics", metrics(row["metrics"])))
     if row.get("weight", 1) != 1:
@@ -222,11 +255,14 @@ def _facts(row: TrainerDetail, console: Console) -> list[tuple[str, str]]:
     said = f"{row.get('rescales', 0)}; nodes lost: {row.get('preemptions', 0)}"
     if pauses.get("count"):
         said += f"; median pause {_seconds(pauses.get('median_s'))}"
-        said += f" (form {_seconds(pauses.get('form_s'))}, sync {_seconds(pauses.get('sync_s'))})"
+        known: Mapping[str, float | None] = row.get("pause_parts") or {
+            "form": pauses.get("form_s"),
+            "sync": pauses.get("sync_s"),
+        }
+        said += f" ({_in_parts(known)})"
     facts.append(("rescales", said))
     if parts := row.get("start_parts"):
-        said = ", ".join(f"{name.replace('_', ' ')} {_seconds(seconds)}" for name, seconds in parts.items())
-        facts.append(("start", f"{_seconds(sum(parts.values()))} to the first step: {said}"))
+        facts.append(("start", f"{_seconds(sum(parts.values()))} to the first step: {_in_parts(parts)}"))
     snapshots = row.get("snapshots")
     if snapshots:
         said = (
@@ -239,6 +275,10 @@ def _facts(row: TrainerDetail, console: Console) -> list[tuple[str, str]]:
     gpu_hours = f", {row['gpu_seconds'] / 3600:,.2f} GPU-hours" if row.get("gpu_seconds") else ""
     facts.append(("used", f"{row.get('node_seconds', 0) / 3600:,.2f} node-hours{gpu_hours}"))
     return facts
+
+
+def _in_parts(parts: Mapping[str, float | None]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {_seconds(seconds)}" for name, seconds in parts.items())
 
 
 def chart(curve: CurveView, now: int, console: Console) -> RenderableType:

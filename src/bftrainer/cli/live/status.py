@@ -80,7 +80,7 @@ def status(
     if as_json:
         print_json(found)
     elif group is not None:
-        console.print(groups_table(rows, console))
+        console.print(groups_table(rows, console, found.get("groups") or ()))
         console.print()
         console.print(members_table(rows))
     else:
@@ -105,7 +105,7 @@ def _show(found: StatusView, console: Console) -> None:
     console.print()
     shown = folded(found["trainers"])
     if any(group_of(row) for row in found["trainers"]):
-        console.print(groups_table(found["trainers"], console))
+        console.print(groups_table(found["trainers"], console, found.get("groups") or ()))
         console.print()
     if shown or not found["trainers"]:
         console.print(trainers_table(shown, console))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,9 @@ from typer.core import TyperCommand
 from bftrainer.cli.common.connection import Json, State, Url, connect, live_packages, printable, say
 from bftrainer.cli.common.output import print_json, warn
 from bftrainer.cli.live.control import wait_for
-from bftrainer.cli.live.explain import explain_script
+from bftrainer.cli.live.explain import explain_script, hint
+from bftrainer.cli.live.show_eta import deadline_text, eta_text
+from bftrainer.cluster.config.rules import lifetime_s
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.errors import BFTrainerError, InputError
 
@@ -114,6 +117,14 @@ def submit(
         int | None,
         typer.Option(metavar="SAMPLES", help="Total samples to train on, if the script does not report them."),
     ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME|DURATION",
+            help="When it should be done: 2026-03-01T08:00 (UTC), or 12h from now. Says how likely that is, and status "
+            "shows it. It changes no decision.",
+        ),
+    ] = None,
     model: Annotated[str | None, typer.Option(metavar="LABEL", help="Label of the trained model.")] = None,
     max_restarts: Annotated[
         int | None, typer.Option(metavar="N", help="Number of restarts allowed after failures; default: 5.")
@@ -145,6 +156,7 @@ def submit(
     given |= {"python": python, "launcher": launcher, "curve": curve, "up_s": up_s, "down_s": down_s}
     given |= {"work": work, "model": model, "max_restarts": max_restarts, "group": group}
     given |= {"ranks_per_node": ranks_per_node, "ranks": ranks, "log_all_ranks": log_all_ranks, "preload": preload}
+    given["deadline"] = None if deadline is None else _deadline(deadline)
     said = {key: value for key, value in given.items() if value is not None}
     with live_packages():
         from bftrainer.cluster.spec.files import check_here, load_spec
@@ -164,8 +176,12 @@ def submit(
     # Trainers of a sweep differ only in arguments that the script must check.
     for one in specs[:1] if array is not None else specs:
         check_here(one)
+        if told := hint(one):
+            warn(printable(told))
     with connect(url, state) as client:
         rows = _queue(client, specs, quiet=as_json)
+        if not as_json:
+            _tell_eta(client, [row["id"] for row in rows], asked=any(one.deadline is not None for one in specs))
         if wait:
             rows = wait_for(client, [row["id"] for row in rows], quiet=as_json)
     failed = wait and any(row["state"] != "done" for row in rows)
@@ -211,6 +227,35 @@ def _values(words: Sequence[str], said: dict[str, Any]) -> dict[str, Any]:
     if "curve" in said:
         values["curve"] = load_curve(said["curve"], said.get("model", "")).model_dump()
     return values
+
+
+def _deadline(text: str) -> str | float:
+    """A duration such as 12h as a time; other texts are left to the check of the description."""
+    try:
+        seconds = lifetime_s(text)
+    except ValueError:
+        return text
+    if seconds is None:
+        raise InputError(f"--deadline must be a time or a duration such as 12h, but got {text!r}")
+    return time.time() + seconds
+
+
+def _tell_eta(client: Client, ids: Sequence[str], *, asked: bool) -> None:
+    """Say when the trainers will be done, if that can be said; if a deadline asks for it, say why it cannot."""
+    from bftrainer.client import RefusedError
+
+    try:
+        eta = client.eta(*ids)["eta"]
+    except RefusedError as problem:
+        # Older controllers do not predict, and a busy one may not be able to now. The trainers are queued all the same.
+        if asked and problem.status not in (404, 405):
+            say(f"done: not known yet: {problem}")
+        return
+    if eta["low"] is None and eta["deadline"] is None:
+        return  # nothing is known of the script yet; `status` will say it
+    say("; ".join(part for part in (f"done: {eta_text(eta, time.time())}", deadline_text(eta)) if part))
+    if eta["futures"]:
+        say(f"({printable(eta['basis'])})")
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -128,7 +128,7 @@ def picture(scene: Scene, console: Console) -> Group:
         parts.append(problem)
     parts += [Text(), pool_bar(scene.nodes, colours, console), Text()]
     if any(group_of(row) for row in rows):
-        parts += [groups_table(rows, console), Text()]
+        parts += [groups_table(rows, console, scene.status.get("groups") or ()), Text()]
         rows = folded(rows)
     parts.append(trainers_table(rows[:most], console, colours))
     if len(rows) > most:

@@ -283,6 +283,25 @@ class RetentionSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class EtaSettings:
+    """Predictions of when trainers will be done."""
+
+    cpu_share: Annotated[
+        float,
+        NUMBER,
+        Field(ge=0, le=1, allow_inf_nan=False, description="a share of a core from 0 to 1"),
+        Doc("share of one core that predictions of finishing times may use over time; 0: no predictions"),
+    ] = 0.1
+    profile: Annotated[
+        Literal["auto", "steady", "summit", "theta", "mira"],
+        Doc(
+            "what the pool is assumed to be like while its own past is too short; steady: its nodes stay; "
+            "auto: summit for the slurm pool, else steady"
+        ),
+    ] = "auto"
+
+
+@dataclass(frozen=True, slots=True)
 class PoolSettings:
     """The kind of pool that supplies nodes, and the pool's own settings, which the pool itself checks."""
 
@@ -306,6 +325,7 @@ class Config:
     agents: AgentSettings = field(default_factory=AgentSettings)
     trainers: TrainerSettings = field(default_factory=TrainerSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
+    eta: EtaSettings = field(default_factory=EtaSettings)
     pool: PoolSettings = field(default_factory=PoolSettings)
     file: Path | None = None
     """The file it was read from."""
@@ -322,7 +342,7 @@ DEFAULTS = Config()
 """The configuration where nothing is set."""
 SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
     {"server": Server, "api": Api, "log": LogSettings, "policy": PolicySettings, "agents": AgentSettings}
-    | {"trainers": TrainerSettings, "retention": RetentionSettings, "pool": PoolSettings}
+    | {"trainers": TrainerSettings, "retention": RetentionSettings, "eta": EtaSettings, "pool": PoolSettings}
 )
 
 

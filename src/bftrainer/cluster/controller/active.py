@@ -349,7 +349,7 @@ class ActiveTrainer:
             self.rescales += rescale.why != "start"
             if rescale.why != "start":
                 kind: Literal["up", "down"] = "up" if rescale.world > rescale.world_before else "down"
-                self.learned.rescaled(kind, rescale.pause_s, rescale.form_s, rescale.sync_s)
+                self.learned.rescaled(kind, rescale.pause_s, rescale.form_s, rescale.sync_s, rescale.parts)
             for start_s in rescale.start_s:
                 self.learned.started(start_s)
             self.stale = True

@@ -26,6 +26,7 @@ from bftrainer.cluster.controller.reconciler import Reconciler
 from bftrainer.cluster.controller.restore import restore
 from bftrainer.cluster.controller.start_up.preparing import Preparer
 from bftrainer.cluster.controller.tick_clock import LATE_S, TickClock
+from bftrainer.cluster.eta.service import EtaService
 from bftrainer.cluster.pools.base import Pool
 from bftrainer.cluster.retention.housekeeper import Housekeeper
 from bftrainer.cluster.spec.trainer import TrainerSpec
@@ -73,6 +74,7 @@ class Controller:
         self.on_decision: Callable[[float], None] = lambda waited_s: None
         """Called after every decision with the seconds since the first event that led to it."""
         self.housekeeper = Housekeeper(cluster.store, config, cluster.planner.limits, cluster.trainers)
+        self.eta = EtaService(cluster.store.path, config, cluster)
         self._pool_host = ControllerPoolHost(self._runner, self.agents, agents)
         self._head = HeadAgent(config.state, agents)
         self._preparer = Preparer(cluster.jobs.preloads)
@@ -89,7 +91,13 @@ class Controller:
         with self._runner.event() as effects:
             effects.add(restore(self.cluster, time.time()))
             self.cluster.store.log(time.time(), events.ServeStarted(self.config.pool.kind))
-        loops = (self.agents.keep_handling, self._keep_deciding, self._keep_ticking, self.housekeeper.keep)
+        loops = (
+            self.agents.keep_handling,
+            self._keep_deciding,
+            self._keep_ticking,
+            self.housekeeper.keep,
+            self.eta.keep,
+        )
         self._tasks = [asyncio.create_task(self._guarded(loop)) for loop in loops]
         await self.pool.open(self._pool_host)
         if self.cluster.paused:

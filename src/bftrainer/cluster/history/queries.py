@@ -189,7 +189,7 @@ def read_rescales(db: Database, trainer: str, limit: int) -> list[dict[str, Any]
         "SELECT time, data FROM events WHERE trainer = ? AND +kind = ? ORDER BY seq DESC LIMIT ?",
         (trainer, Rescaled.kind, limit),
     )
-    keys = ("why", "world_before", "world", "pause_s", "form_s", "sync_s")
+    keys = ("why", "world_before", "world", "pause_s", "form_s", "sync_s", "parts")
     return [
         {"time": time, **{key: found.get(key) for key in keys}} for time, data in rows for found in (json.loads(data),)
     ]

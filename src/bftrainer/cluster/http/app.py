@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from bftrainer import __version__
 from bftrainer.cluster.controller.controller import Controller
 from bftrainer.cluster.controller.owners import QuotaError
+from bftrainer.cluster.eta.service import NoPredictionError
 from bftrainer.cluster.http import agents, dashboard, health, owners, pool, prune, results, trainers
 from bftrainer.cluster.http.auth import token_refusal
 from bftrainer.cluster.http.limits import RequestLimits
@@ -79,7 +80,7 @@ async def _invalid(request: Request, problem: Exception) -> JSONResponse:
 async def _failed(request: Request, problem: Exception) -> JSONResponse:
     if isinstance(problem, DiskFullError):
         return _answer(507, str(problem))
-    if isinstance(problem, QuotaError):
+    if isinstance(problem, QuotaError | NoPredictionError):
         return _answer(409, str(problem))
     return _answer(422 if isinstance(problem, InputError) else 503, str(problem))
 

@@ -177,6 +177,9 @@ class PrometheusMetrics:
         start = GaugeMetricFamily(
             "bftrainer_trainer_start_seconds", "Its workers' starts, by part, medians.", labels=(*labels, "part")
         )
+        pause = GaugeMetricFamily(
+            "bftrainer_trainer_pause_seconds", "Its rescales' pauses, by part, medians.", labels=(*labels, "part")
+        )
         seen = [live for live in self._controller.cluster.trainers.values() if may_see(live.owner)]
         for live in seen[: self._limit]:
             key = (live.id, live.name, live.owner)
@@ -187,7 +190,9 @@ class PrometheusMetrics:
                 progress.add_metric(key, min(1.0, live.job.progress.samples / total))
             for part, seconds in live.learned.start_parts().items():
                 start.add_metric((*key, part), seconds)
-        yield from (nodes, rate, progress, start)
+            for part, seconds in live.learned.pause_parts().items():
+                pause.add_metric((*key, part), seconds)
+        yield from (nodes, rate, progress, start, pause)
         left = max(0, len(seen) - self._limit)
         yield GaugeMetricFamily("bftrainer_trainers_without_series", "Beyond api.metrics_trainers.", left)
 

@@ -11,7 +11,7 @@ from bftrainer.cluster.http import views
 from bftrainer.cluster.http.wait_reason import WaitReasons
 from bftrainer.cluster.store.rows import TokenRow, TrainerRow
 from bftrainer.cluster.store.store import Store
-from bftrainer.cluster.wire.api import DecisionView, StatusView, TrainerView
+from bftrainer.cluster.wire.api import DecisionView, EtaView, GroupEtaView, StatusView, TrainerView
 
 RECENT_S = 3600.0
 """How long a finished trainer is listed."""
@@ -31,15 +31,32 @@ class StatusReader:
     def trainer(self, row: TrainerRow) -> TrainerView:
         """Return one trainer in short."""
         live = self._cluster.trainers.get(row.id)
-        return views.trainer(row, live, time.time(), WaitReasons(self._cluster).of(live), self._cluster.nodes)
+        waits, nodes = WaitReasons(self._cluster).of(live), self._cluster.nodes
+        return views.trainer(row, live, time.time(), waits, nodes, self.eta(row))
+
+    def eta(self, row: TrainerRow) -> EtaView | None:
+        """Return when a trainer will be done; None if it is not computed yet."""
+        return self._controller.eta.trainer(row.id, row.spec.get("deadline"))
 
     def trainers(self, owner: str | None, ended_after: float | None) -> list[TrainerView]:
         """Return the trainers of an owner, or of all if `owner` is None; those that ended before are left out."""
         reasons, live_trainers = WaitReasons(self._cluster), self._cluster.trainers
         return [
-            views.trainer(row, live := live_trainers.get(row.id), time.time(), reasons.of(live), self._cluster.nodes)
+            views.trainer(
+                *(row, live := live_trainers.get(row.id), time.time(), reasons.of(live), self._cluster.nodes),
+                self.eta(row),
+            )
             for row in self._cluster.store.trainers(ended_after=ended_after, brief=True, owner=owner)
         ]
+
+    def groups(self, rows: Iterable[TrainerView]) -> list[GroupEtaView]:
+        """Return when the groups of some trainers will be done."""
+        found: list[GroupEtaView] = []
+        for owner, group in sorted({(row["owner"], row["group"]) for row in rows if row["group"]}):
+            eta = self._controller.eta.group(owner, group)
+            if eta is not None:
+                found.append({"group": group, "owner": owner, "eta": eta})
+        return found
 
     def read(self, caller: TokenRow) -> StatusView:
         """Return the status as a caller may see it."""
@@ -68,6 +85,7 @@ class StatusReader:
                 "max_parallel": policy.max_parallel,
             },
             "trainers": rows,
+            "groups": self.groups(rows),
             "totals": {
                 "samples": samples,
                 "node_seconds": cluster.planner.pool_time.node_seconds(now),

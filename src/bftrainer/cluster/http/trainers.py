@@ -1,4 +1,4 @@
-"""Routes of trainers: list, submit, show and cancel them, and read their logs."""
+"""Routes of trainers: list, submit, show and cancel them, ask when they will be done, and read their logs."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, HTTPException, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
 
 from bftrainer.cluster.http import views
 from bftrainer.cluster.http.auth import Api, Caller, find_trainer, visible_owner
 from bftrainer.cluster.http.status import RECENT_S
 from bftrainer.cluster.http.wait_reason import WaitReasons
 from bftrainer.cluster.spec.states import FINISHED
-from bftrainer.cluster.spec.trainer import parse_spec
+from bftrainer.cluster.spec.trainer import node_range, parse_spec
 from bftrainer.cluster.store.json_columns import encoded
 from bftrainer.cluster.store.store import Store
-from bftrainer.cluster.wire.api import TrainerDetail, TrainerView
+from bftrainer.cluster.wire.api import EtaAnswer, TrainerDetail, TrainerView
 from bftrainer.elastic import protocol
+from bftrainer.errors import InputError
 
 router = APIRouter()
 
+MOST_SPECS = 10_000
+"""How many trainers that are not submitted a question may have."""
 TAIL_S, LOG_S = 2.0, 10.0
 """How long a request waits for the file system of the logs: for the last lines of a trainer's page, and for the log."""
 
@@ -82,7 +86,39 @@ async def trainer(api: Api, caller: Caller, ref: str) -> TrainerDetail:
     live = api.cluster.trainers.get(row.id)
     output = api.output_folder(row.id, row.spec.get("env", {}).get(protocol.OUTPUT, ""))
     waits, nodes = WaitReasons(api.cluster).of(live), api.cluster.nodes
-    return views.trainer_in_detail(row, live, time.time(), log_tail, waits, output, nodes)
+    return views.trainer_in_detail(row, live, time.time(), log_tail, waits, output, nodes, api.status.eta(row))
+
+
+class EtaQuestion(BaseModel):
+    """The trainers that a caller asks about: of the controller, or specifications that are not submitted."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    trainers: list[str] = Field(default_factory=list, max_length=MOST_SPECS)
+    group: str = Field("", max_length=64)
+    specs: list[Any] = Field(default_factory=list, max_length=MOST_SPECS)
+    nodes: str = Field("", max_length=40)
+    """Another range of nodes for all of them."""
+
+
+@router.post("/v1/eta", response_model=dict[str, Any])
+async def eta(api: Api, caller: Caller, asked: EtaQuestion) -> EtaAnswer:
+    """When trainers, a group, or trainers that are not submitted would be done, computed now."""
+    mine = visible_owner(caller)
+    rows = [find_trainer(api, ref, caller) for ref in asked.trainers]
+    live = [one for one in api.cluster.trainers.values() if mine is None or one.owner == mine]
+    if asked.group:
+        rows += [api.store.trainer(one.id) for one in live if one.spec.group == asked.group]  # type: ignore[misc]
+    ids = list(dict.fromkeys(row.id for row in rows if row.id in api.cluster.trainers))
+    if not ids and not asked.specs:
+        raise HTTPException(409, "none of these trainers is unfinished: nothing is to be predicted")
+    sizes = None
+    try:
+        sizes = node_range(asked.nodes) if asked.nodes else None
+    except ValueError as problem:
+        raise InputError(str(problem)) from None
+    specs = [parse_spec(spec) for spec in asked.specs]
+    return await api.controller.eta.what_if(ids, specs, sizes, caller.owner)
 
 
 @router.post("/v1/trainers/{ref}/cancel", response_model=dict[str, Any])

@@ -16,6 +16,7 @@ from bftrainer.cluster.spec.trainer import DEFAULT_MAX_NODES, TrainerSpec
 from bftrainer.cluster.store.rows import EventRow, TrainerRow
 from bftrainer.cluster.wire.api import (
     CurveView,
+    EtaView,
     EventView,
     GpuView,
     NodeView,
@@ -41,12 +42,17 @@ Nodes = Mapping[str, NodeState]
 
 
 def trainer(
-    row: TrainerRow, live: ActiveTrainer | None, now: float, waits: str = "", nodes: Nodes = MappingProxyType({})
+    row: TrainerRow,
+    live: ActiveTrainer | None,
+    now: float,
+    waits: str = "",
+    nodes: Nodes = MappingProxyType({}),
+    eta: EtaView | None = None,
 ) -> TrainerView:
     """Return one trainer in short.
 
     `live` has the newest figures while the trainer is not finished; `waits` is why it has no nodes. `nodes` are those
-    that the controller knows.
+    that the controller knows. `eta` is when it will be done.
     """
     spec = row.spec
     job = live.job if live is not None else None
@@ -80,6 +86,8 @@ def trainer(
         "progress": 1.0 if state == "done" and share is None else share,
         "rate": rate,
         "eta_s": left / rate if left is not None and rate > 0 and state not in FINISHED else None,
+        "eta": eta if state not in FINISHED else None,
+        "deadline": spec.get("deadline"),
         "metrics": progress.metrics if progress is not None else row.metrics,
         "metrics_at": _positions(progress.reported.at if progress is not None else row.metrics_at),
         "epoch": progress.epoch if progress is not None else row.epoch,
@@ -102,6 +110,7 @@ def trainer_in_detail(
     waits: str = "",
     output: str = "",
     nodes: Nodes = MappingProxyType({}),
+    eta: EtaView | None = None,
 ) -> TrainerDetail:
     """Return one trainer with everything that is known of it. `output` is the folder that its script writes to."""
     spec = TrainerSpec.model_validate(row.spec)
@@ -109,12 +118,13 @@ def trainer_in_detail(
     learned = live.learned if live is not None else Learned.from_json(row.learned or {}, prior, name=row.id)
     workers = live.job.workers.values() if live is not None else ()
     return {
-        **trainer(row, live, now, waits, nodes),
+        **trainer(row, live, now, waits, nodes, eta),
         "spec": {**row.spec, "env": dict.fromkeys(row.spec.get("env", ()), HIDDEN)},
         "curve": _curve(learned, spec),
         "up_s": learned.up_s,
         "down_s": learned.down_s,
         "pauses": dict(learned.pauses()),
+        "pause_parts": learned.pause_parts(),
         "start_parts": learned.start_parts(),
         "snapshots": _snapshots(live) if live is not None else None,
         "workers": [

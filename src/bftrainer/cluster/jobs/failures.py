@@ -14,7 +14,7 @@ from bftrainer.cluster.jobs.bad_nodes import BadNodes, NodeFailure
 from bftrainer.cluster.jobs.worker import JobSettings, Worker, end_in_words, was_taken
 from bftrainer.elastic.manager.workers import ManagedWorkers
 from bftrainer.elastic.protocol import CANNOT_STAND_IN, Failed
-from bftrainer.processes.unguided import NEVER_CALLED
+from bftrainer.processes.unguided import NEVER_CALLED, with_advice
 from bftrainer.util.text import last_line
 
 _LONG_WAIT = 600
@@ -171,7 +171,7 @@ class FailureJudge:
             lost = f"workers were lost {self._restarts} times in a row without progress"
             return Verdict(lost, end.tail) if too_often else Verdict()
         last = last_line(end.tail)
-        words = end_in_words(worker, end.status, end.error, last)
+        words = end_in_words(worker, end.status, end.error, with_advice(last))
         if self._managed.train_without(worker):
             return self._leave_out(worker, words, now)
         if now < self._not_before:

@@ -61,7 +61,7 @@ class Formation:
         for newcomer in newcomers:
             newcomer.is_new = False
         times = (slowest.pause_s, slowest.form_s, slowest.sync_s)
-        rescale = Rescale(going.id, before, len(told), *times, self._preempted, starts)
+        rescale = Rescale(going.id, before, len(told), *times, self._preempted, starts, slowest.parts)
         self.members = frozenset(going.members)
         self._size = len(going.members)
         self._preempted = False

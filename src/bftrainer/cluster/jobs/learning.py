@@ -16,7 +16,7 @@ from typing import Any
 from bftrainer.cluster.config.keys import UNMEASURED_S
 from bftrainer.core.curve import Curve
 from bftrainer.core.trainer import Trainer
-from bftrainer.learning.costs import Kind, MeasuredCosts
+from bftrainer.learning.costs import NO_PARTS, Kind, MeasuredCosts
 from bftrainer.learning.rates import NOISE, Estimate, Stay
 from bftrainer.learning.trials import AssumedCosts, ScriptBelief, TrialLearning
 
@@ -78,10 +78,12 @@ class Learned:
                 self._in_use[size] = rate
         return stay is not None and self.trial.reported(generation, stay)
 
-    def rescaled(self, kind: Kind, pause_s: float, form_s: float, sync_s: float) -> None:
+    def rescaled(
+        self, kind: Kind, pause_s: float, form_s: float, sync_s: float, parts: Mapping[str, float] = NO_PARTS
+    ) -> None:
         """Add a rescale: the time that earlier members lost, from their last step to the next generation."""
         for costs in (self.costs, self.trial.script.costs):
-            costs.rescaled(kind, pause_s, form_s, sync_s)
+            costs.rescaled(kind, pause_s, form_s, sync_s, parts)
 
     def started(self, seconds: float) -> None:
         """Add the seconds from a node's assignment to the trainer to its first computation."""
@@ -150,6 +152,10 @@ class Learned:
     def pauses(self) -> Mapping[str, float | None]:
         """Return the medians over the last rescales of both kinds, in seconds, and the count of all rescales."""
         return self.costs.pauses()
+
+    def pause_parts(self) -> dict[str, float]:
+        """Return the median seconds of each part of the last rescales, in order; empty if the workers say none."""
+        return self.costs.pause_parts()
 
     # Storage.
 

@@ -6,6 +6,7 @@ describes one complete change of a trainer's members.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bftrainer.cluster.jobs.extremes import MetricExtremes
@@ -26,6 +27,8 @@ class Rescale:
     preempted: bool
     start_s: tuple[float, ...] = ()
     """How many seconds each newcomer took from its start to the end of the rescale."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Parts of `pause_s` by name; empty if the workers do not say them."""
 
     @property
     def why(self) -> str:

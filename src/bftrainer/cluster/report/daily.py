@@ -91,7 +91,14 @@ def look_back(path: Path, policy: PolicySettings, now: float, window_s: float = 
     with Store(db) as store:
         started = db.row("SELECT min(time) FROM events")
         since = max(started[0] or now, now - window_s) if started else now
-        found: Insight = {"computed": now, "since": since, "efficiency": None, "bound": None, "why": ""}
+        found: Insight = {
+            "computed": now,
+            "since": since,
+            "efficiency": None,
+            "bound": None,
+            "work_done": None,
+            "why": "",
+        }
         found["lost"] = read_costs(db, since, now)
         if store.event_span().count > MOST_EVENTS:
             return {**found, "why": "the log is too long to be replayed every minute"}
@@ -100,7 +107,13 @@ def look_back(path: Path, policy: PolicySettings, now: float, window_s: float = 
             judged = efficiency_of(store, day, policy_of(Config(policy=policy)), at_any_cost=True)
         except BFTrainerError as problem:
             return {**found, "why": str(problem)}
-        return {**found, "efficiency": judged.efficiency, "bound": judged.bound, "why": judged.why}
+        return {
+            **found,
+            "efficiency": judged.efficiency,
+            "bound": judged.bound,
+            "work_done": judged.work,
+            "why": judged.why,
+        }
 
 
 def main(words: Sequence[str] | None = None) -> None:

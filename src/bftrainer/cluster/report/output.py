@@ -57,6 +57,8 @@ def as_json(account: UsageReport, efficiency: Efficiency, origin: Mapping[str, A
         "samples": account.samples,
         "efficiency": efficiency.efficiency,
         "bound": efficiency.bound,
+        "work_done": efficiency.work,
+        "equal_work_done": efficiency.equal_work,
         "efficiency_why": efficiency.why,
         "owners": [{"owner": share.owner, "trainers": share.trainers, **_figures(share)} for share in account.owners()],
         "trainers": [
@@ -92,8 +94,10 @@ def as_page(account: UsageReport, efficiency: Efficiency) -> str:
         ("computing", f"{account.computing_us / pool:.1%}", ""),
         ("nodes on average", f"{hours(account.pool_us) / account.window.hours:,.1f}", ""),
         ("samples", html.amount(account.samples), ""),
-        ("efficiency U", _share(efficiency.efficiency), ""),
-        ("bound", _share(efficiency.bound), ""),
+        ("makespan ratio U", _share(efficiency.efficiency), ""),
+        ("bound of U", _share(efficiency.bound), ""),
+        ("work done, of the best possible", _share(efficiency.work), ""),
+        ("the same with equal shares", _share(efficiency.equal_work), ""),
     ]
     notes = [*account.notes, *([f"efficiency: {efficiency.why}"] if efficiency.why else [])]
     said = "".join(f'<p class="note">{html.escape(note)}</p>\n' for note in notes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -104,12 +104,14 @@ class Recorded:
     trace: Trace
     trainers: tuple[Trainer, ...]
     """Trainers with their measured curves and pauses, and their work."""
-    outcome: float
-    """Samples that the trainers made."""
+    made: Mapping[str, float]
+    """Samples that each trainer made."""
     start: float
     end: float
-    lag_s: float
-    """Median time from a node's join to its first step. The trace's fragments begin when nodes could compute."""
+    start_s: float
+    """Mean time from when a node is given to a trainer to when it can join the others."""
+    unannounced: float
+    """Share of the losses of nodes that came without announcement. Announced ones leave time for a snapshot."""
 
 
 @dataclass(slots=True)
@@ -124,13 +126,18 @@ class _RunLog:
     """When the nodes joined that are still there."""
     learned: dict[str, TrainerLearned] = field(default_factory=dict)
     rescales: list[Rescaled] = field(default_factory=list)
-    workers: int = 0
+    losses: int = 0
+    announced: int = 0
+    waits: dict[str, list[float]] = field(default_factory=dict)
+    """How long each worker of a trainer was not started yet: its node still had the worker of another one."""
 
     @classmethod
     def read(cls, rows: Iterable[EventRow]) -> _RunLog:
         """Read a log from its beginning."""
         pool = PoolReplay()
         found = cls(here=pool.here)
+        given: dict[tuple[str, str], float] = {}
+        """When each node was given to the trainer that has it."""
         for at in pool.read(rows):
             found.end = at.time
             match at.event:
@@ -138,47 +145,60 @@ class _RunLog:
                     found.joins.append((at.time, node))
                 case NodeLeaving(node=node) | NodeLeft(node=node) if at.lost and at.since is not None:
                     found.stays.append((node, at.since, at.time))
+                    found.losses += 1
+                    found.announced += isinstance(at.event, NodeLeaving)
                 case TrainerLearned() as learned:
                     found.learned[learned.trainer] = learned
                 case Rescaled() as rescale:
                     found.rescales.append(rescale)
-                case WorkerStarted():
-                    found.workers += 1
+                case Decided(nodes=nodes):
+                    pairs = ((trainer, node) for trainer, names in nodes.items() for node in names)
+                    given = {pair: given.get(pair, at.time) for pair in pairs}
+                case WorkerStarted(trainer=trainer, node=node):
+                    wait_s = max(at.time - given.get((trainer, node), at.time), 0.0)
+                    found.waits.setdefault(trainer, []).append(wait_s)
         return found
 
     @property
-    def lag_s(self) -> float:
-        """The median time from the start of a worker to its first step."""
-        lags = [start_s for rescale in self.rescales for start_s in rescale.start_s]
-        return statistics.median(lags) if lags else 0.0
+    def unannounced(self) -> float:
+        """The share of lost nodes that had not announced it."""
+        return 1.0 - self.announced / self.losses if self.losses else 1.0
 
-    @property
-    def moved_share(self) -> float:
-        """The share of started workers whose node had not just joined the pool."""
-        return max(1.0 - len(self.joins) / self.workers, 0.0) if self.workers else 0.0
+    def start_s(self, trainer: str | None = None) -> float:
+        """Return the mean time from when a node was given to a trainer, or to any, to when it could join the others.
 
-    def mean_size(self, trainer: str) -> float:
-        """Return the mean size from which a trainer grew."""
-        sizes = [each.world_before for each in self.rescales if each.trainer == trainer and each.world_before > 0]
-        return statistics.fmean(sizes) if sizes else 1.0
+        It is a mean, because the sum of the starts is what a run loses. The nodes of a trainer without measured starts
+        are assumed to take as long as those of all.
+        """
+        lags = [
+            max(start_s - (rescale.pause_s or 0.0), 0.0)
+            for rescale in self.rescales
+            if trainer in (None, rescale.trainer)
+            for start_s in rescale.start_s
+        ]
+        if not lags:
+            return self.start_s() if trainer is not None else 0.0
+        waits = [wait_s for name, found in self.waits.items() if trainer in (None, name) for wait_s in found]
+        return statistics.fmean(lags) + (statistics.fmean(waits) if waits else 0.0)
 
-    def fragments(self, end: float, lag_s: float) -> Iterator[Fragment]:
-        """Yield the stays up to `end`, each beginning `lag_s` later."""
+    def fragments(self, end: float) -> Iterator[Fragment]:
+        """Yield the stays up to `end`."""
         for node, joined, lost in self.stays:
-            if joined < end and min(lost, end) > joined + lag_s:
-                yield Fragment(node, joined + lag_s, min(lost, end))
+            if joined < min(lost, end):
+                yield Fragment(node, joined, min(lost, end))
         for node, joined in self.here.items():
-            if end > joined + lag_s:
-                yield Fragment(node, joined + lag_s, end, open=True)
+            if joined < end:
+                yield Fragment(node, joined, end, open=True)
 
 
-def as_study(source: EventSource, *, lag: bool = True, idle: Trace | None = None) -> Recorded:
+def as_study(source: EventSource, *, idle: Trace | None = None, lag: bool = True) -> Recorded:
     """Return the run of a store.
 
-    With `lag`, a node counts from the measured time when it could compute, not from its join.
+    Trainers have their measured curves, pauses and starts. So every policy is charged the starts that it causes.
 
-    `idle` is a trace of idle nodes that was recorded during the run. If it is given, the nodes are those of the trace.
-    The lag then counts from when a node became idle, and idle nodes that never joined the pool are included.
+    `idle` is a trace of idle nodes that was recorded during the run. If it is given, the nodes are those of the trace,
+    and idle nodes that never joined the pool are included. With `lag`, a node counts only after the median time that
+    nodes took from when they became idle to their join.
     """
     log = _RunLog.read(source.all_events())
     if not log.joins:
@@ -186,13 +206,10 @@ def as_study(source: EventSource, *, lag: bool = True, idle: Trace | None = None
     rows = [row for row in source.trainers() if row.started is not None or row.samples]
     ends = [row.ended for row in rows if row.ended is not None]
     end = max(ends) if len(ends) == len(rows) and ends else log.end
-    lag_s = log.lag_s if lag else 0.0
-    moved_s = lag_s * log.moved_share
     if idle is None:
-        fragments = list(log.fragments(end, lag_s))
+        fragments = list(log.fragments(end))
     else:
-        lag_s += _join_lag(log.joins, idle) if lag else 0.0
-        fragments = list(_later(idle, end, lag_s))
+        fragments = list(_later(idle, end, _join_lag(log.joins, idle) if lag else 0.0))
     if not fragments:
         raise InputError("no node was there long enough to compute: there is nothing to replay")
     nodes = tuple(dict.fromkeys(fragment.node for fragment in fragments))
@@ -205,10 +222,9 @@ def as_study(source: EventSource, *, lag: bool = True, idle: Trace | None = None
         spec = TrainerSpec.model_validate(row.spec)
         learned = Learned.from_json(row.learned or {}, Prior(spec.prior_curve(), spec.up_s, spec.down_s))
         known = replace(known, work=float(work) if work else math.inf, submit=max(row.submitted, start))
-        # A node that another trainer gives up cannot compute either until its new worker is up.
-        up_s = learned.up_s + moved_s / max(log.mean_size(row.id), 1.0)
-        trainers.append(replace(known, up_s=up_s, down_s=learned.down_s, start_s=0.0))  # the start is in the trace
-    return Recorded(trace, tuple(trainers), float(sum(row.samples for row in rows)), start, end, lag_s)
+        trainers.append(replace(known, up_s=learned.up_s, down_s=learned.down_s, start_s=log.start_s(row.id)))
+    made = {row.id: float(row.samples) for row in rows}
+    return Recorded(trace, tuple(trainers), made, start, end, log.start_s(), log.unannounced)
 
 
 def _later(idle: Trace, end: float, lag_s: float) -> Iterator[Fragment]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -72,6 +73,7 @@ _RULES: Mapping[str, str] = MappingProxyType(
         "ranks": f"a whole number from 1 to {MOST_NODES:,}",
         "group": "a name as a trainer's, or empty",
         "params": "a mapping of at most 100 names to texts",
+        "deadline": "a time in UTC such as 2026-03-01T08:00, or seconds since 1970",
     }
 )
 """The rule for each key, used in error messages."""
@@ -127,6 +129,8 @@ class TrainerSpec(BaseModel):
     """Modules that agents import ahead, besides those they learn of: those of the user's own, say."""
     group: str = ""
     """The sweep or study that it belongs to. Trainers of one group are shown together."""
+    deadline: float | None = Field(None, gt=0, le=1e11)
+    """When its user wants it to be done, in seconds since 1970. It is shown, and changes no decision."""
     params: dict[str, str] = Field(default_factory=dict)
     """The values that a sweep or a study chose for it, for display. The script gets them by `args`."""
 
@@ -188,6 +192,17 @@ class TrainerSpec(BaseModel):
         if number is not None and (type(number) is not int or not 1 <= number <= MOST_NODES):
             raise ValueError(f"ranks must be {_RULES['ranks']}, but got {_short(given)}")
         return number
+
+    @field_validator("deadline", mode="before")
+    @classmethod
+    def _a_time(cls, given: Any) -> Any:
+        """Convert a text such as 2026-03-01T08:00, in UTC unless it says otherwise, to seconds since 1970."""
+        try:
+            words = "no time" if isinstance(given, bool) else given
+            time = datetime.fromisoformat(words) if isinstance(words, str) else words
+        except ValueError:
+            raise ValueError(f"deadline must be {_RULES['deadline']}, but got {_short(given)}") from None
+        return time.replace(tzinfo=time.tzinfo or UTC).timestamp() if isinstance(time, datetime) else time
 
     @field_validator("name")
     @classmethod
@@ -319,6 +334,8 @@ class TrainerSpec(BaseModel):
             del values["ranks"]
         if not self.preload:
             del values["preload"]
+        if self.deadline is None:
+            del values["deadline"]
         return values
 
 

@@ -6,7 +6,7 @@ and kinds that this version does not know.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, NamedTuple
 
 from bftrainer.cluster.store import events
@@ -93,7 +93,8 @@ def _form(event: type[TypedEvent]) -> _Form:
             types, empty = _TYPES[annotation.partition("[")[0]]
             accepted = (*types, type(None)) if optional else types
             key, empty = each.name.rstrip("_"), None if optional else empty
-            values.append(_Value(each.name, key, accepted, empty, each.default))
+            default = each.default if each.default_factory is MISSING else each.default_factory()
+            values.append(_Value(each.name, key, accepted, empty, default))
     columns = tuple(each.name for each in fields(event) if each.name in _COLUMNS)
     return _Form(event, columns, tuple(values), frozenset(value.key for value in values))
 

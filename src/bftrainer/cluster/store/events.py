@@ -205,6 +205,8 @@ class Rescaled(TypedEvent):
     """How many seconds each newcomer took from its start to the end of the rescale."""
     why: str
     """start, grow, shrink, move or preempt."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Parts of `pause_s` in seconds, by name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,25 @@ class PositionView(TypedDict):
     samples: int
 
 
+class EtaView(TypedDict):
+    """When a trainer, or the last one of a group, will be done. Times are in seconds since 1970."""
+
+    point: float | None
+    """The time before which it is done in half of the futures; None: none is known, see `why`."""
+    low: float | None
+    high: float | None
+    """It is done between `low` and `high` in 80 % of the futures; None: later than they reach."""
+    why: str
+    """Why there is no estimate; empty if there is one."""
+    deadline: float | None
+    likely: float | None
+    """Probability of being done by the deadline."""
+    basis: str
+    """What the futures were taken from."""
+    computed: float
+    futures: int
+
+
 class TrainerView(TypedDict):
     """A trainer in short."""
 
@@ -42,6 +61,10 @@ class TrainerView(TypedDict):
     rate: float
     """Samples per second."""
     eta_s: float | None
+    """Seconds that it would take at its present rate."""
+    eta: EtaView | None
+    """When it will be done; None: not computed yet, or it is finished."""
+    deadline: float | None
     metrics: dict[str, Any]
     """Numbers; None for one that is not finite."""
     metrics_at: dict[str, PositionView]
@@ -111,6 +134,8 @@ class TrainerDetail(TrainerView):
     up_s: float
     down_s: float
     pauses: dict[str, Any]
+    pause_parts: dict[str, float]
+    """Median seconds of the parts of a rescale's pause, in order; empty if the workers do not say them."""
     start_parts: dict[str, float]
     """Median seconds of the parts of a worker's start, in order; empty before the first step."""
     snapshots: SnapshotsView | None
@@ -266,6 +291,23 @@ class DecisionView(TypedDict):
     reasons: list[str]
 
 
+class GroupEtaView(TypedDict):
+    """When all trainers of a group will be done."""
+
+    group: str
+    owner: str
+    eta: EtaView
+
+
+class EtaAnswer(TypedDict):
+    """Answer to a question about finishing times."""
+
+    eta: EtaView
+    """When all trainers that were asked about are done."""
+    trainers: dict[str, EtaView]
+    """Each of them, by id; those of a specification by name, or by their place in it."""
+
+
 class StatusView(TypedDict):
     """The status of the controller."""
 
@@ -278,5 +320,7 @@ class StatusView(TypedDict):
     """`size` and `used` in nodes, `gpus` and `used_gpus`, and what the kind of pool adds."""
     policy: PolicyView
     trainers: list[TrainerView]
+    groups: list[GroupEtaView]
+    """Groups with unfinished trainers; those without an estimate yet are left out."""
     totals: TotalsView
     last_decision: DecisionView | None

@@ -97,6 +97,7 @@ class _Formed(TypedDict):
     pause_s: MeasuredTime
     form_s: MeasuredTime
     sync_s: MeasuredTime
+    parts: NotRequired[Annotated[dict[MetricName, Duration], _first(20)]]
 
 
 class _Broken(TypedDict):

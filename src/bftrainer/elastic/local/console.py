@@ -14,7 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from bftrainer.elastic.protocol import Done, Formed, Left, Report
 LOOK_S = 0.1
 """Seconds between two looks at the workers' output."""
 _ENDED = "ended with status "
+_NO_SNAPSHOTS = "Give --snapshots DIR, and it continues from its last snapshot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,25 +42,32 @@ class FormedGeneration:
     pause_s: float
     form_s: float
     sync_s: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Parts of the pause of the member with the longest one."""
 
 
 def rescale(generation: int, at_s: float, members: Sequence[tuple[Formed, bool]]) -> FormedGeneration:
     """Return the rescale that the members reported. Each comes with a flag whether it trained before."""
-    pauses = [formed.pause_s for formed, trained in members if trained]
+    trained = [formed for formed, trained in members if trained] or [formed for formed, _ in members]
+    slowest = max(trained, key=lambda formed: formed.pause_s)
     return FormedGeneration(
         generation,
         round(at_s, 6),
         members[0][0].world,
-        max(pauses or [formed.pause_s for formed, _ in members]),
+        slowest.pause_s,
         max(formed.form_s for formed, _ in members),
         max(formed.sync_s for formed, _ in members),
+        slowest.parts,
     )
 
 
 class RunHistory:
     """History of the job so far: a line for each event of interest, and the figures at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, snapshots: bool = True) -> None:
+        """`snapshots`: whether the job was given a folder for snapshots."""
+        self._snapshots = snapshots
+        self._gone_at: int | None = None  # the newest step when no node was left, until training goes on
         self.rescales: dict[int, FormedGeneration] = {}
         self._step = self._samples = 0
         self._rates: dict[str, float] = {}
@@ -82,8 +90,10 @@ class RunHistory:
             case Formed() as formed:
                 return self._has_formed(node, happening.at, formed)
             case Report(step=step, samples=samples, rates=rates):
+                went_back = self._went_back(step)
                 self._step, self._samples = max(self._step, step), max(self._samples, samples)
                 self._rates |= rates
+                return went_back
             case Left(step) | Done(step):
                 self._step = max(self._step, step)
                 self._over.add(node)
@@ -116,9 +126,19 @@ class RunHistory:
         took = f", rescale took {formation.pause_s:.2f} s" if len(new) < len(members) else ""
         return f"{joined}{formed.world} node{'s' * (formed.world != 1)} now{took}"
 
+    def _went_back(self, step: int) -> str | None:
+        """Return a line if steps are made again because all nodes were lost."""
+        gone_at, self._gone_at = self._gone_at, None
+        if gone_at is None or step >= gone_at:
+            return None
+        remedy = "" if self._snapshots else f". {_NO_SNAPSHOTS}"
+        return f"WARNING: all nodes were lost after step {gone_at}; training has gone back to step {step}{remedy}"
+
     def _has_ended(self, node: str, status: int) -> str | None:
         self._trained.discard(node)
         self._running.discard(node)
+        if not self._running:
+            self._gone_at = self._step
         if node in self._over:
             return None
         self._finishing |= status == 0 and node not in self._expected
@@ -127,6 +147,8 @@ class RunHistory:
             return f"{node} lost a peer during its own communication"
         is_loss = status < 0 and node not in self._expected and not self._finishing
         note = "; no node is left, the job waits for one" if is_loss and not self._running else ""
+        if note and self._formed and not self._snapshots:
+            note += f". WARNING: it will begin again, unless the script keeps snapshots itself. {_NO_SNAPSHOTS}"
         return f"{node} {'lost' if is_loss else 'ended'}{how}{note}"
 
     def summary(self, outcome: Outcome, seconds: float) -> dict[str, Any]:
@@ -175,8 +197,8 @@ def say(text: str) -> None:
 class Console:
     """Output of a local run on the terminal."""
 
-    def __init__(self, folder: Path, *, quiet: bool, as_json: bool) -> None:
-        self.history = RunHistory()
+    def __init__(self, folder: Path, *, quiet: bool, as_json: bool, snapshots: bool) -> None:
+        self.history = RunHistory(snapshots=snapshots)
         self._quiet = quiet
         self._json = as_json
         self._recent: dict[str, deque[str]] = {}

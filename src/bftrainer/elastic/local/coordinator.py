@@ -34,7 +34,7 @@ from bftrainer.processes.cpu_cores import node_cores
 from bftrainer.processes.launch import Command, ProcessLauncher
 from bftrainer.processes.log_tail import LogTail
 from bftrainer.processes.rank_places import rank_places
-from bftrainer.processes.unguided import NEVER_CALLED
+from bftrainer.processes.unguided import NEVER_CALLED, with_advice
 from bftrainer.util.text import last_line
 
 _LOG_TAIL = 4000
@@ -314,7 +314,7 @@ class Coordinator:
         elif not was_killed(status):
             tail = self._tail(node)
             ended = f"ended with status {status}" if status > 0 else f"was ended by {signal.Signals(-status).name}"
-            last = last_line(tail) if status > 0 else ""
+            last = with_advice(last_line(tail)) if status > 0 else ""
             self._failed(node, f"{node.id} {ended}{': ' + last if last else ''}", tail)
 
     def _tail(self, node: VirtualNode) -> str:

@@ -1,8 +1,8 @@
 """Command line for local runs: `python -m bftrainer.elastic.run [options] SCRIPT [ARGS…]`.
 
 It runs a training script on virtual nodes of this machine with a `Coordinator`. `console.py` shows worker output and
-events. Commands (`commands.py`) come from the terminal or the job's socket. Exit status: 0 done or ended in good order,
-1 the script failed, 2 the call is wrong, 130 interrupted twice.
+events. Commands (`commands.py`) come from stdin (a terminal or a pipe) or the job's socket. Exit status: 0 done or
+ended in good order, 1 the script failed, 2 the call is wrong, 130 interrupted twice.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import math
 import os
 import re
 import signal
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -190,7 +191,8 @@ async def run_job(options: RunOptions) -> int:
         raise InputError(f"`--output` must be a folder, but got {output}: {problem.strerror}") from None
     if options.launcher == "ddp" and options.snapshots is None:
         start_files.forget(output)
-    console = Console(folder, quiet=options.quiet, as_json=options.json)
+    snapshots = options.snapshots is not None or bool(os.environ.get(protocol.SNAPSHOTS))
+    console = Console(folder, quiet=options.quiet, as_json=options.json, snapshots=snapshots)
     loop = asyncio.get_running_loop()
     at_once: asyncio.Future[None] = loop.create_future()  # set by an error or a second interrupt
 
@@ -222,7 +224,7 @@ async def run_job(options: RunOptions) -> int:
         say(f"logs and commands in {folder}")
         for signum in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(signum, interrupted)
-        stack.callback(_hear_terminal(loop, runner))
+        stack.callback(_hear_commands(loop, runner))
         ended = asyncio.create_task(job.wait())
         starting = asyncio.create_task(runner.obey(Order("add", count=options.start)))
         showing = asyncio.create_task(console.keep_showing(job))
@@ -257,13 +259,21 @@ def _settings(options: RunOptions, output: Path) -> CoordinatorSettings:
     )
 
 
-def _hear_terminal(loop: asyncio.AbstractEventLoop, runner: CommandRunner) -> Callable[[], None]:
-    """Accept commands from the terminal if there is one in the foreground. Return a function that ends that."""
-    if sys.stdin is None or not sys.stdin.isatty():
+def _hear_commands(loop: asyncio.AbstractEventLoop, runner: CommandRunner) -> Callable[[], None]:
+    """Accept commands from stdin: a terminal in the foreground, a pipe or a socket. Return a function that ends that.
+
+    The end of a pipe is not the end of the job.
+    """
+    if sys.stdin is None or sys.stdin.closed:
         return lambda: None
-    terminal, held, tasks = sys.stdin.fileno(), bytearray(), set[asyncio.Task[None]]()
+    source, held, tasks = sys.stdin.fileno(), bytearray(), set[asyncio.Task[None]]()
+    is_terminal, mode = os.isatty(source), os.fstat(source).st_mode
+    if not (is_terminal or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        if stat.S_ISREG(mode):
+            say("commands are read from a terminal or a pipe, not from a file: `cat FILE | python -m …`")
+        return lambda: None
     with contextlib.suppress(OSError):
-        if os.tcgetpgrp(terminal) != os.getpgrp():
+        if is_terminal and os.tcgetpgrp(source) != os.getpgrp():
             return lambda: None  # in the background, reading would stop this process
 
     async def obey(words: list[str]) -> None:
@@ -273,9 +283,9 @@ def _hear_terminal(loop: asyncio.AbstractEventLoop, runner: CommandRunner) -> Ca
             say(str(problem))
 
     def read() -> None:
-        new = os.read(terminal, 4096)
+        new = os.read(source, 4096)
         if not new:
-            loop.remove_reader(terminal)
+            loop.remove_reader(source)
         held.extend(new)
         while b"\n" in held:
             line, _, rest = bytes(held).partition(b"\n")
@@ -284,11 +294,12 @@ def _hear_terminal(loop: asyncio.AbstractEventLoop, runner: CommandRunner) -> Ca
                 tasks.add(task := asyncio.ensure_future(obey(words)))
                 task.add_done_callback(tasks.discard)
 
-    loop.add_reader(terminal, read)
-    say(f"commands: {commands.USAGE}")
+    loop.add_reader(source, read)
+    if is_terminal:
+        say(f"commands: {commands.USAGE}")
 
     def end() -> None:
-        loop.remove_reader(terminal)
+        loop.remove_reader(source)
 
     return end
 
@@ -299,8 +310,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parse_args(sys.argv[1:] if argv is None else argv)
         if not Path(options.script[0]).is_file():
             raise InputError(f"there is no script {options.script[0]}")
-        if options.launcher == "ddp" and (notice := what_keeps_from_place(options.script, Path.cwd())) is not None:
-            raise InputError(f"{notice.file}:{notice.line}: {notice.what}; {notice.remedy}")
+        if options.launcher == "ddp":
+            fewer_ranks = (options.ranks or 1) > options.nodes[0] * options.ranks_per_node
+            notice = what_keeps_from_place(options.script, Path.cwd(), fewer_ranks=fewer_ranks)
+            if notice is not None:
+                raise InputError(f"{notice.file}:{notice.line}: {notice.what}; {notice.remedy}")
         return asyncio.run(run_job(options))
     except BFTrainerError as problem:
         say(str(problem))

@@ -10,6 +10,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
+from bftrainer.elastic.torch.gradients.riders import LateNumber
 from bftrainer.errors import InputError
 
 
@@ -18,18 +21,18 @@ class EpochMean:
 
     def __init__(self) -> None:
         self._epoch = -1
-        self._sum = 0.0
+        self._sum: float | Tensor = 0.0  # a tensor if a GPU may still be computing it
         self._samples = 0
         self._unknown = False  # a step of this epoch was committed without a loss
 
-    def add(self, loss: float | None, samples: int, epoch: int) -> None:
+    def add(self, loss: float | Tensor | None, samples: int, epoch: int) -> None:
         """Add a committed step: `loss` is its mean over `samples` samples, None if the script gave none."""
         if epoch != self._epoch:
             self._epoch, self._sum, self._samples, self._unknown = epoch, 0.0, 0, False
         if loss is None:
             self._unknown = True
         else:
-            self._sum += loss * samples
+            self._sum = self._sum + loss * samples
             self._samples += samples
 
     def of(self, name: str) -> float:
@@ -37,14 +40,17 @@ class EpochMean:
         if name != "loss":
             raise InputError(f"run.mean() supports only 'loss', the loss given to run.step(loss=…), but got {name!r}")
         if self._samples:
-            return self._sum / self._samples
+            return self._known_sum() / self._samples
         if self._unknown:
             raise InputError("run.mean('loss') needs the loss of each step: call run.step(loss=loss)")
         return math.nan
 
     def as_state(self) -> dict[str, Any]:
         """Return the sums as plain values."""
-        return {"epoch": self._epoch, "sum": self._sum, "samples": self._samples, "unknown": self._unknown}
+        return {"epoch": self._epoch, "sum": self._known_sum(), "samples": self._samples, "unknown": self._unknown}
+
+    def _known_sum(self) -> float:
+        return float(LateNumber(self._sum) if isinstance(self._sum, Tensor) else self._sum)
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from saved sums; start from nothing if a snapshot has none."""

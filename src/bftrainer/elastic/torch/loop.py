@@ -159,7 +159,7 @@ class TrainingLoop:
             self._left_by_break = False
             if self._counted:
                 raise InputError(
-                    "the loop over run.batches() was left after as many batches as len() had said, but samples of the "
+                    "the loop over the batches was left after as many batches as len() had said, but samples of the "
                     "epoch are left, since nodes came or went meanwhile: loop to the end, do not count batches"
                 )
             self._member.fence(_END_OF_BATCHES)

@@ -30,6 +30,8 @@ from bftrainer.elastic.torch.meetings.digest import Digest, refuse_drift
 from bftrainer.elastic.torch.meetings.shared_values import packed
 from bftrainer.elastic.torch.meetings.together import Note, Together
 from bftrainer.elastic.torch.rates import Meter
+from bftrainer.elastic.torch.refusals import refuse_unknown_schedulers
+from bftrainer.elastic.torch.rehearsal import rehearse_backward
 from bftrainer.elastic.torch.sigterm import on_sigterm
 from bftrainer.elastic.torch.snapshots.last_save import LastSave
 from bftrainer.elastic.torch.snapshots.snapshot import Snapshots
@@ -61,6 +63,8 @@ class TrainingMember:
         self.buffers = Buffers()
         self.loaders = Loaders()
         self.together = Together(self.state, self.peers, self.recover_inside)
+        self.registers_by = "run.register()"
+        """The call by which the script names its objects, for messages."""
         self.joined = False
         self.left = False
         """Whether this rank ended at a step boundary because its node is not in the next generation."""
@@ -127,7 +131,9 @@ class TrainingMember:
         if self.joined:
             return
         if not self.stepper.optimizers:
-            raise InputError("run.register() must be given at least one optimizer before training begins")
+            raise InputError(f"{self.registers_by} must be given at least one optimizer before training begins")
+        if self.membership is not None:
+            refuse_unknown_schedulers(self.registry.objects.values(), self.stepper.optimizers, self.registers_by)
         self.state.check_state(peers=self.membership is not None)
         self.joined = True
         self.buffers.find(self.registry.modules, self.stepper.params)
@@ -141,6 +147,7 @@ class TrainingMember:
                 self.pacer.begin()
             return
         self.peers.rehearse()
+        rehearse_backward(self.device)
         self.start_up.ready()
         self.flow.follow()
         self.membership.ready()
@@ -252,7 +259,8 @@ class TrainingMember:
         if self.pacer is not None:
             self.pacer.begin()
         self.start_up.joined()
-        membership.send(Formed(generation, nodes, round(pause_s, 6), round(form_s, 6), round(sync_s, 6)))
+        times = round(pause_s, 6), round(form_s, 6), round(sync_s, 6)
+        membership.send(Formed(generation, nodes, *times, self.state.pause.parts(*times)))
 
     def _sync(self, assignment: Assignment) -> None:
         self.last_save.at_rest = False

@@ -7,8 +7,9 @@ advanced one, and where that has no such step, the batch comes again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import SupportsFloat
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from bftrainer.elastic.torch.data.batch_plan import Step
 from bftrainer.elastic.torch.gradients.loss_reduction import SumWatch
 from bftrainer.elastic.torch.gradients.optimizers import params_of
 from bftrainer.elastic.torch.gradients.reducer import Reducer
-from bftrainer.elastic.torch.gradients.riders import CHANGED, RIDERS, SETTINGS, StepRiders, StepTotals
+from bftrainer.elastic.torch.gradients.riders import CHANGED, RIDERS, SETTINGS, LateNumber, StepRiders, StepTotals
 from bftrainer.elastic.torch.group.group import GroupBroken
 from bftrainer.elastic.torch.meetings.digest import settings_of
 from bftrainer.elastic.torch.member import TrainingMember
@@ -31,6 +32,7 @@ _OTHER_SETTINGS = (
     "register the scheduler, and compute settings on all ranks from values that all have, such as run.progress.step or "
     "what run.evaluate(…) gave, not from a counter of your own"
 )
+_NO_RIDERS = torch.empty(0, dtype=torch.float64)
 _OTHER_WAY = (
     "this rank and rank 0 made different numbers of backward passes, or have different settings of the optimizers "
     "(learning rate, momentum, weight decay …). All ranks must take the same way through the script: give the "
@@ -231,12 +233,15 @@ class PresentBatch:
         together = member.world > 1
         if member.pacer is not None:
             member.pacer.hold(member.nodes)
-        riders = self._riders.riders(count, loss, knows=member.peers.knows_of_newer, device=member.device)
-        if together and buffers:
+        knows = member.peers.knows_of_newer
+        if not together:
+            return self._sum_up_alone(reducer, count, loss, knows=knows, commits=not place)
+        riders = self._riders.riders(count, loss, knows=knows, device=member.device)
+        if buffers:
             riders[CHANGED] = buffers.changed()
             riders = torch.cat([riders, buffers.riders(share, member.rank, member.device)])
-        settings = settings_of(member.stepper.optimizers, place) if together else 0
-        if together and member.rank == 0:
+        settings = settings_of(member.stepper.optimizers, place)
+        if member.rank == 0:
             riders[SETTINGS] = settings
         put_buffers = None
         with self._waiting():
@@ -244,7 +249,7 @@ class PresentBatch:
                 sums = reducer.finish(riders)
                 total = StepTotals.of(sums)
                 member.peers.check_whole()
-                if together and total.buffers_changed:
+                if total.buffers_changed:
                     put_buffers = buffers.fetch(member.rank, member.peers, reducer.agree)
             except GroupBroken as problem:
                 self.lose_step(problem, count)
@@ -252,12 +257,29 @@ class PresentBatch:
         if settings and total.settings != settings:
             raise InputError(_OTHER_WAY if place else _OTHER_SETTINGS)
         member.last_save.at_rest = False
-        if together and buffers:
+        if buffers:
             if put_buffers is not None:
                 put_buffers()
             buffers.take(sums[RIDERS:])
         if not place:
-            buffers.commit(others=total.buffers_changed or not together)
+            buffers.commit(others=total.buffers_changed)
+        return total
+
+    def _sum_up_alone(
+        self, reducer: Reducer, count: int, loss: Tensor | float | None, *, knows: bool, commits: bool
+    ) -> StepTotals | None:
+        """See `sum_up`, without other ranks: there is nothing to send, and nothing to wait for."""
+        member = self._member
+        total = self._riders.totals(count, loss, knows=knows)
+        try:
+            reducer.finish(_NO_RIDERS)
+            member.peers.check_whole()
+        except GroupBroken as problem:
+            self.lose_step(problem, count)
+            return None
+        member.last_save.at_rest = False
+        if commits:
+            member.buffers.commit(others=True)
         return total
 
     @contextmanager
@@ -284,7 +306,7 @@ class PresentBatch:
         if not self._taken_over:
             self._reports.redone += count + self._riders.samples
 
-    def commit(self, total: StepTotals, samples: int, metrics: dict[str, float]) -> None:
+    def commit(self, total: StepTotals, samples: int, metrics: Mapping[str, float]) -> None:
         """Count a step whose gradient was applied. `samples` are those of all ranks."""
         member, progress = self._member, self._member.progress
         member.stepped()
@@ -295,9 +317,10 @@ class PresentBatch:
         member.meter.stepped(samples)
         if samples:
             member.state.mean.add(total.loss, total.loss_samples, progress.epoch)
+        noted: dict[str, SupportsFloat] = {**metrics}
         if total.loss is not None:
-            metrics["loss"] = total.loss
-        self._reports.note(metrics)
+            noted["loss"] = LateNumber(total.loss) if isinstance(total.loss, Tensor) else total.loss
+        self._reports.note(noted)
         member.agreed = total.all_know(member.world)
 
 

@@ -7,11 +7,15 @@ both, if there are any, do not say what to do instead.
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from bftrainer.elastic import protocol
 from bftrainer.errors import InputError
@@ -50,6 +54,39 @@ def allow_stand_ins() -> None:
     _stood_in = True
 
 
+def refuse_unknown_schedulers(known: Iterable[object], optimizers: Iterable[Optimizer], call: str) -> None:
+    """Refuse LR schedulers of these optimizers that are not among the objects whose state newcomers receive.
+
+    A newcomer's own scheduler is at its start, so its learning rate would be another one. `call` is what the script
+    gives its objects to. Schedulers within a known object are known.
+    """
+    names = {id(scheduler) for thing in known for scheduler in _schedulers_in(thing, 3)}
+    steered = {id(optimizer) for optimizer in optimizers}
+    if not _unknown_schedulers(names, steered):
+        return
+    gc.collect()  # one that the script has dropped is no problem
+    for scheduler in _unknown_schedulers(names, steered):
+        raise InputError(
+            f"the {type(scheduler).__name__} was not given to {call}: a node that joins later would train with another "
+            "learning rate. Give it there, beside the optimizer"
+        )
+
+
+def _unknown_schedulers(known: set[int], optimizers: set[int]) -> list[Any]:
+    made = [thing for thing in gc.get_objects() if issubclass(type(thing), LRScheduler)]
+    steering = [thing for thing in made if id(getattr(thing, "optimizer", None)) in optimizers]
+    return [thing for thing in steering if id(thing) not in known]
+
+
+def _schedulers_in(thing: object, depth: int) -> Iterator[LRScheduler]:
+    if isinstance(thing, LRScheduler):
+        yield thing
+    inner = thing if isinstance(thing, list | tuple) else list(getattr(thing, "__dict__", {}).values())
+    for part in inner if depth else ():
+        if isinstance(part, LRScheduler | list | tuple) or (hasattr(part, "step") and not isinstance(part, Optimizer)):
+            yield from _schedulers_in(part, depth - 1)
+
+
 def init_process_group(*args: Any, **kwargs: Any) -> None:
     """Call torch's own `init_process_group`, for the group that BFTrainer forms."""
     _real_init(*args, **kwargs)
@@ -57,13 +94,14 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
 
 def _no_wrapper(self: object, *args: object, **kwargs: object) -> NoReturn:
     raise InputError(
-        "do not wrap the model in DistributedDataParallel: run.step() sums the gradients over all ranks. Register and "
-        "call the plain module"
+        "do not wrap the model in DistributedDataParallel: BFTrainer sums the gradients over all ranks. Use the plain "
+        "module, or submit the script without elastic calls and with --launcher ddp"
     )
 
 
 def _no_group(*args: object, **kwargs: object) -> NoReturn:
     raise InputError(
         "do not call init_process_group(): BFTrainer forms the process group, and a new one whenever nodes come or go. "
-        "Remove the call (and destroy_process_group()); run.rank and run.world replace RANK and WORLD_SIZE"
+        "Remove the call (and destroy_process_group()); run.rank and run.world of `run = elastic.init()` replace RANK "
+        "and WORLD_SIZE. Or submit the script without elastic calls and with --launcher ddp"
     )

@@ -89,13 +89,14 @@ def _check_object(name: str, thing: Any) -> None:
         wrapped = {base.__name__ for module in thing.modules() for base in _bases(type(module))} & _WRAPPERS
         if wrapped:
             raise InputError(
-                f"`{name}` is wrapped in {min(wrapped)}; do not wrap the model: run.step() sums the gradients over all "
-                "ranks. Register and call the plain module (model.module)"
+                f"`{name}` is wrapped in {min(wrapped)}; do not wrap the model: BFTrainer sums the gradients over all "
+                "ranks. Give and call the plain module (model.module), or submit the unchanged script with --launcher "
+                "ddp"
             )
     if isinstance(thing, Optimizer) and _needs_closure(thing):
         raise InputError(
             f"`{name}` is {type(thing).__name__}, whose step() needs a closure that computes the loss again, which "
-            "run.step() cannot do on all ranks; use an optimizer that steps on given gradients, such as AdamW or SGD"
+            "cannot be done on all ranks; use an optimizer that steps on given gradients, such as AdamW or SGD"
         )
 
 
@@ -153,7 +154,7 @@ def _check_together(objects: Mapping[str, Any], named: Sequence[tuple[str, Any]]
                 if trained.setdefault(id(param), name) != name:
                     raise InputError(
                         f"the optimizers `{trained[id(param)]}` and `{name}` share a parameter of shape "
-                        f"{tuple(param.shape)}, which each run.step() would train twice; give it to one of them"
+                        f"{tuple(param.shape)}, which each step would train twice; give it to one of them"
                     )
         elif isinstance(thing, torch.amp.GradScaler):
             scalers.append(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import SupportsFloat
 
 from bftrainer.elastic.metrics import Position
 from bftrainer.elastic.protocol import Report
@@ -23,11 +24,10 @@ class ProgressReports:
         self._course: tuple[Course, BatchPlan] | None = None
         self._member = member
 
-    def note(self, metrics: Mapping[str, float]) -> None:
+    def note(self, metrics: Mapping[str, SupportsFloat]) -> None:
         """Note values for the present epoch and step. They are sent with the next report."""
         progress = self._member.progress
-        epoch = max(progress.epoch, self._epochs_over)
-        self._member.metrics.note(dict(metrics), Position(epoch, progress.step, progress.samples))
+        self._member.metrics.note(dict(metrics), Position(self._epochs_done(), progress.step, progress.samples))
 
     def batches_are(self, plan: BatchPlan) -> None:
         """Take the size of the whole training from the plan of the present epoch."""
@@ -50,7 +50,7 @@ class ProgressReports:
         return Report(
             generation=meter.generation,
             step=progress.step,
-            epoch=progress.epoch,
+            epoch=self._epochs_done(),
             samples=progress.samples,
             world=meter.nodes if state.has_state else 0,
             rates={str(nodes): round(rate, 3) for nodes, rate in meter.rates().items()},
@@ -67,6 +67,10 @@ class ProgressReports:
             snapshot_every_s=round(interval.interval_s, 3) if interval is not None else None,
             snapshot_stall_s=round(interval.stall_s, 6) if interval is not None else None,
         )
+
+    def _epochs_done(self) -> int:
+        """Return the completed epochs. A script may do more in an epoch after its last batch."""
+        return max(self._member.progress.epoch, self._epochs_over)
 
     def _total(self) -> int | None:
         """Return the samples of the whole training, if known."""

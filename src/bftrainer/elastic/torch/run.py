@@ -21,6 +21,7 @@ from bftrainer.elastic import protocol
 from bftrainer.elastic.torch import arguments, output
 from bftrainer.elastic.torch.data.batch_plan import BatchPlan, whole_number
 from bftrainer.elastic.torch.data.batches import Batches
+from bftrainer.elastic.torch.data.fingerprint import fingerprint
 from bftrainer.elastic.torch.data.source import read
 from bftrainer.elastic.torch.loop import TrainingLoop
 from bftrainer.elastic.torch.member import TrainingMember
@@ -310,6 +311,7 @@ class Run:
             shuffle=source.shuffle,
             seed=self.seed,
             drop_last=source.drop_last,
+            samples=fingerprint(source.dataset),
         )
         return Batches(self, source, plan, self._loop.batches)
 

@@ -85,3 +85,10 @@ def _keeps_tensors(program: Program, call: ast.Call) -> bool:
 def _changes(node: ast.AugAssign | ast.Assign, name: str) -> bool:
     targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
     return any(ast.unparse(target) == name for target in targets)
+
+
+def accumulation_in_parts(program: Program, training: Training) -> list[Notice]:
+    """Tests that count the batches of a step, which cannot be right where batches come in parts."""
+    what = "gradients of several batches are added up, and there may be fewer ranks than the script sees"
+    remedy = "give --ranks at most the number of ranks on the fewest nodes, or submit it with --launcher torchrun"
+    return [notice(program, one.test, what, remedy, refused=True) for one in find_accumulation(program, training)]

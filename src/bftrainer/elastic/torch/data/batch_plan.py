@@ -9,12 +9,13 @@ the training loop moves the cursor when a step is committed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from numbers import Integral
 
 import numpy as np
 import numpy.typing as npt
 
+from bftrainer.elastic.torch.data.fingerprint import Fingerprint
 from bftrainer.elastic.torch.data.sampler_order import SampleOrder
 from bftrainer.errors import InputError
 
@@ -59,17 +60,32 @@ class DataSignature:
     shuffle: bool
     drop_last: bool
     seed: int
+    samples: Fingerprint | None = None
+    """Fingerprint of the samples. None in snapshots of older versions."""
 
     def numbers(self) -> tuple[int, ...]:
-        """Return six integers of 63 bits that ranks can exchange as a tensor."""
+        """Return integers of at most 63 bits that ranks can exchange."""
         flags = (int(self.shuffle), int(self.drop_last))
-        return (self.length, self.batch_size, self.global_batch, *flags, self.seed % (1 << 63))
+        samples = () if self.samples is None else astuple(self.samples)
+        return (self.length, self.batch_size, self.global_batch, *flags, self.seed % (1 << 63), *samples)
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> DataSignature:
         """Return the signature for which `numbers` returned these numbers on another rank."""
-        length, batch_size, global_batch, shuffle, drop_last, seed = numbers
-        return cls(length, batch_size, global_batch, bool(shuffle), bool(drop_last), seed)
+        length, batch_size, global_batch, shuffle, drop_last, seed, *samples = numbers
+        found = Fingerprint(*samples) if samples else None
+        return cls(length, batch_size, global_batch, bool(shuffle), bool(drop_last), seed, found)
+
+    @property
+    def settings(self) -> DataSignature:
+        """The same without the fingerprint of the samples."""
+        return replace(self, samples=None)
+
+    def agrees_with(self, other: DataSignature) -> bool:
+        """Return whether two ranks may train together. Samples of which one of them knows nothing are not compared."""
+        if self.settings.numbers() != other.settings.numbers():
+            return False
+        return self.samples is None or other.samples is None or self.samples.agrees_with(other.samples)
 
     def __str__(self) -> str:
         size = f"batch_size {self.batch_size}" if self.batch_size else f"global_batch {self.global_batch}"
@@ -84,11 +100,20 @@ def refuse_different_data(signatures: Sequence[DataSignature]) -> None:
     """
     first = signatures[0]
     for rank, other in enumerate(signatures):
-        if other.numbers() != first.numbers():
+        if other.agrees_with(first):
+            continue
+        if other.settings.numbers() == first.settings.numbers():
             raise InputError(
-                f"the ranks train on different data: rank 0 has {first}; rank {rank} has {other}. Give run.batches() "
-                "and elastic.init() the same dataset, sizes and seed on all nodes. Does every node see the same files?"
+                f"the ranks train on different data: rank 0 and rank {rank} have {first.length} samples each, but not "
+                "the same ones. Random numbers that split or make the data must be the same on all nodes: call "
+                "torch.manual_seed(0) (or np.random.seed(0), random.seed(0)) before, or give "
+                "generator=torch.Generator().manual_seed(0) to random_split(). Sort lists of files"
             )
+        raise InputError(
+            f"the ranks train on different data: rank 0 has {first}; rank {rank} has {other}. Dataset, batch size, "
+            "sampler and seed must be the same on all nodes. Does every node see the same files? Is a sampler that "
+            "draws at random seeded?"
+        )
 
 
 class BatchPlan:
@@ -105,9 +130,11 @@ class BatchPlan:
         seed: int = 0,
         drop_last: bool = False,
         order: SampleOrder | None = None,
+        samples: Fingerprint | None = None,
     ) -> None:
         """`length` is the length of the dataset. Give either `batch_size` or `global_batch`. With `order`, the order
-        of samples is that of the script's own sampler, and `length` the number that it draws.
+        of samples is that of the script's own sampler, and `length` the number that it draws. `samples` is the
+        fingerprint of the dataset.
 
         `batch_size` is per rank, so the global batch grows with the world. `global_batch` stays the same. `max_batch`
         is the largest number of samples of one forward and backward pass; a larger share is split.
@@ -124,6 +151,7 @@ class BatchPlan:
         self.drop_last = drop_last
         self.own_order = order
         """The order of the script's own sampler, if it has one."""
+        self._samples = samples
         smallest = self.global_batch_size(1)
         if drop_last and smallest > self.length:
             name = "batch_size" if global_batch is None else "global_batch"
@@ -160,7 +188,7 @@ class BatchPlan:
         sizes = self.batch_size or 0, self.global_batch or 0
         seed = self.seed if self.shuffle else 0  # without shuffling, any seed gives the same order
         seed = seed if self.own_order is None else self.own_order.digest
-        return DataSignature(self.length, *sizes, self.shuffle, self.drop_last, seed)
+        return DataSignature(self.length, *sizes, self.shuffle, self.drop_last, seed, self._samples)
 
     def global_batch_size(self, world: int) -> int:
         """Return the samples of a full step on `world` ranks."""

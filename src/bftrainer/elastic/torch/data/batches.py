@@ -50,8 +50,8 @@ class Batches:
         length = length_of(self.dataset)
         if length != self.plan.length and self.plan.own_order is None:
             raise InputError(
-                f"the dataset had {self.plan.length} samples when run.batches() was called and has {length} now; call "
-                "run.batches() again after changing it"
+                f"the dataset had {self.plan.length} samples when its batches were made and has {length} now; call "
+                "run.batches() again after changing it, or elastic.prepare() after all changes"
             )
         return self._iterate(self)
 

@@ -143,7 +143,7 @@ class Loaders:
     def of(self, dataset: Any, plan: BatchPlan, loading: Mapping[str, Any]) -> Loader:
         """Return the loader for a dataset, a plan and the options of a `Loader`. An existing loader is reused."""
         options = tuple(sorted((name, _identity(value)) for name, value in loading.items()))
-        key = (id(dataset), plan.signature, plan.max_batch, options)
+        key = (id(dataset), plan.signature.settings, plan.max_batch, options)
         if key not in self._loaders:
             while len(self._loaders) >= _MOST:
                 self._loaders.pop(next(iter(self._loaders))).close()

@@ -45,7 +45,8 @@ _INSTEAD = {
 }
 _STEPS = (
     "draw from the stream in a loop over steps: `for number in run.steps(1000):`, and in it batch = next(stream), "
-    "loss.backward(), run.step(loss=loss, samples=len(batch))"
+    "loss.backward(), run.step(loss=loss, samples=len(batch)); after elastic.prepare() it is elastic.steps(1000), and "
+    "the step is that of the optimizer"
 )
 
 
@@ -167,13 +168,14 @@ def _batching(loader: DataLoader[Any], length: int) -> tuple[Any, int, bool]:
     batches = loader.batch_sampler
     if batches is None:
         raise InputError(
-            "a DataLoader with batch_size=None makes no batches; give the dataset instead: "
-            "run.batches(loader.dataset, batch_size=…, collate_fn=…)"
+            "a DataLoader with batch_size=None makes no batches; give it a batch size and a collate_fn, or give "
+            "run.batches() the dataset: run.batches(loader.dataset, batch_size=…, collate_fn=…)"
         )
     if type(batches) is not BatchSampler:
         raise InputError(
             f"the DataLoader has its own batch sampler ({type(batches).__name__}), which cannot be used while "
-            "nodes come and go; give the dataset instead: run.batches(loader.dataset, batch_size=…)"
+            "nodes come and go; use a DataLoader with batch_size=… and, if you need one, a sampler, or give "
+            "run.batches() the dataset: run.batches(loader.dataset, batch_size=…)"
         )
     return batches.sampler, batches.batch_size, batches.drop_last
 

@@ -37,11 +37,13 @@ _QUEUE_SHARES = 4
 
 @dataclass(slots=True)
 class _Item:
-    """Something to send. `ready` is waited for first: a copy from a GPU may still be under way."""
+    """Something to send. `ready` is waited for first: a GPU may still be at work."""
 
     header: dict[str, Any]
     room: Tensor | None = None
     ready: Any = None
+    marked: TrainedTree | None = None
+    """The state of which a checksum is sent afterwards."""
 
 
 class DonorFlow:
@@ -64,6 +66,8 @@ class DonorFlow:
         self._tree: TrainedTree | None = None  # being copied
         self._source: Any = None  # the event on a GPU after which the state may be copied
         self._copied = threading.Event()
+        self._summed = threading.Event()  # no checksum is being computed
+        self._summed.set()
         self._copy_done: Any = None
         self._waits = True  # for the step at which the state is copied
         self._flows = False  # steps are recorded
@@ -84,10 +88,10 @@ class DonorFlow:
             return
         self._waits = False
         if step > wanted:
-            self._say({"kind": "late", "step": step})
+            self._say(_Item({"kind": "late", "step": step}))
             return
         tree = self._trained.tree()
-        device = next((tensor.device for tensor in tree.tensors if tensor.is_cuda), None)
+        device = _gpu_of(tree)
         self._source = torch.cuda.current_stream(device).record_event() if device is not None else None
         self._flows = True
         with self._lock:
@@ -99,6 +103,7 @@ class DonorFlow:
         if not self._flows:
             return
         self._copied.wait()
+        self._summed.wait()
         if self._copy_done is not None:
             torch.cuda.current_stream().wait_event(self._copy_done)
             self._copy_done = None
@@ -115,17 +120,22 @@ class DonorFlow:
         found.layout.copy(found.gradients, begin, end, room)
         ready = torch.cuda.current_stream().record_event() if pinned else None
         header = {**found.header, "size": found.layout.size, "begin": begin, "end": end}
-        self._say(header, room, ready)
+        self._say(_Item(header, room, ready))
 
     def mark(self, label: str, key: Sequence[int]) -> None:
-        """Tell the newcomer how far this rank is, with a checksum of its share of the trained state."""
+        """Tell the newcomer how far this rank is. A checksum of its share of the trained state follows.
+
+        The flow's thread computes it, while the newcomer computes its own. The state does not change before the next
+        step, which waits for it.
+        """
         if not self._flows:
             return
         self._copied.wait()
         tree = self._trained.tree()
-        begin, end = tree.layout.share(self._request.share, self._request.shares)
-        digest = tree.layout.checksum(tree.tensors, begin, end)
-        self._say({"kind": "mark", "label": label, "key": list(key), "checksum": digest})
+        device = _gpu_of(tree)
+        ready = torch.cuda.current_stream(device).record_event() if device is not None else None
+        self._summed.clear()
+        self._say(_Item({"kind": "mark", "label": label, "key": list(key)}, ready=ready, marked=tree))
 
     def end(self, problem: str, flush_s: float = 0.0) -> None:
         """End the flow, after `flush_s` seconds at most in which what is queued is sent."""
@@ -138,21 +148,21 @@ class DonorFlow:
         if flush_s:
             self._thread.join(flush_s)
 
-    def _say(self, header: dict[str, Any], room: Tensor | None = None, ready: Any = None) -> None:
+    def _say(self, item: _Item) -> None:
         with self._lock:
-            self._queue.append(_Item(header, room, ready))
-            self._queued += room.numel() if room is not None else 0
+            self._queue.append(item)
+            self._queued += item.room.numel() if item.room is not None else 0
             self._lock.notify_all()
+        if self.problem:
+            self._summed.set()  # the thread has ended, perhaps just now
 
     def _fail(self, problem: str) -> None:
         with self._lock:
             self.problem = self.problem or problem
-            self._queue.clear()
-            self._free.clear()
-            self._room = self._tree = None
             frames, self._frames = self._frames, None
             self._lock.notify_all()
         self._copied.set()
+        self._summed.set()
         if frames is not None:
             frames.close()
 
@@ -167,6 +177,10 @@ class DonorFlow:
             self._fail(f"{type(problem).__name__}: {problem}")
         else:
             self._fail("it is complete")
+        with self._lock:  # here, because it takes a while to give back so much memory
+            self._queue.clear()
+            self._free.clear()
+            self._room = self._tree = None
 
     def _flow(self) -> None:
         share, shares = self._request.share, self._request.shares
@@ -199,7 +213,7 @@ class DonorFlow:
             room = _room(end - begin, pinned=self._trained.on_gpu)
         room = room[: end - begin]
         if self._source is not None:
-            stream: Any = torch.cuda.Stream(self._device_of(tree))  # type: ignore[no-untyped-call]
+            stream: Any = torch.cuda.Stream(_gpu_of(tree))  # type: ignore[no-untyped-call]
             with torch.cuda.stream(stream):
                 stream.wait_event(self._source)
                 tree.layout.copy(tree.tensors, begin, end, room)
@@ -211,10 +225,6 @@ class DonorFlow:
             self._copied.set()
         header = {"kind": "state", "step": self._capture_at, "skeleton": tree.skeleton, "size": tree.layout.size}
         return {**header, "begin": begin, "end": end}, room
-
-    @staticmethod
-    def _device_of(tree: TrainedTree) -> torch.device:
-        return next(tensor.device for tensor in tree.tensors if tensor.is_cuda)
 
     def _keep_sending(self, frames: Frames) -> None:
         while True:
@@ -235,10 +245,18 @@ class DonorFlow:
             if item.ready is not None:
                 item.ready.synchronize()
             frames.send(item.header, item.room)
+            if item.marked is not None:
+                self._send_sum(frames, item.header["label"], item.marked)
             if item.room is not None:
                 with self._lock:
                     self._queued -= item.room.numel()
                     self._free.append(item.room)
+
+    def _send_sum(self, frames: Frames, label: str, tree: TrainedTree) -> None:
+        begin, end = tree.layout.share(self._request.share, self._request.shares)
+        digest = tree.layout.checksum(tree.tensors, begin, end)
+        self._summed.set()
+        frames.send({"kind": "sum", "label": label, "checksum": digest})
 
 
 class DonorFlows:
@@ -314,6 +332,10 @@ class DonorFlows:
     def _drop(self) -> None:
         with self._adding:
             self._flows = [flow for flow in self._flows if flow.alive]
+
+
+def _gpu_of(tree: TrainedTree) -> torch.device | None:
+    return next((tensor.device for tensor in tree.tensors if tensor.is_cuda), None)
 
 
 def _room(size: int, *, pinned: bool) -> Tensor:

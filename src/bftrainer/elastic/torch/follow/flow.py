@@ -18,14 +18,14 @@ from bftrainer.elastic import protocol
 from bftrainer.elastic.membership import Membership
 from bftrainer.elastic.protocol import Donate
 from bftrainer.elastic.torch.follow.donor import DonorFlows
-from bftrainer.elastic.torch.follow.frames import FlowError, FlowLostError
+from bftrainer.elastic.torch.follow.frames import FlowError, FlowLateError, FlowLostError
 from bftrainer.elastic.torch.follow.newcomer import Following
 from bftrainer.elastic.torch.follow.trained import TrainedState
 from bftrainer.elastic.torch.gradients.optimizers import Stepper
 
 LEAST_BYTES = 4 << 20
 """Size of the trained parameters from which newcomers follow. Less is sent in the pause in no time."""
-_ATTEMPTS = 3
+_ATTEMPTS = 4
 
 
 class StateFlow:
@@ -55,15 +55,16 @@ class StateFlow:
             return
         if self._trained.parameter_bytes < LEAST_BYTES:
             return
-        problem, was_lost = "", False
-        for attempt in range(_ATTEMPTS):
+        problem, was_lost, margin = "", False, 1
+        for _ in range(_ATTEMPTS):
             following = Following(self._trained, membership, self._device)
             try:
-                following.begin(margin=8**attempt)
+                following.begin(margin=margin)
             except FlowError as error:
                 problem = str(error)
                 following.restore()
                 was_lost = was_lost or isinstance(error, FlowLostError)
+                margin *= 8 if isinstance(error, FlowLateError) else 1
                 if not was_lost:  # after a loss the manager may not know yet who is gone
                     break
             else:
@@ -88,6 +89,7 @@ class StateFlow:
             return
         problem = following.problem
         following.stop("the newcomer has joined")
+        following.free()
         steps = f"this node has followed the training for {following.repeated} steps"
         sizes = f"{sent / 1e6:.1f} MB of {whole / 1e6:.1f} MB were sent when it joined"
         print(f"bftrainer: {steps}; {sizes}{f' ({problem})' if problem else ''}", file=sys.stderr, flush=True)

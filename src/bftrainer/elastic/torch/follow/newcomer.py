@@ -8,7 +8,9 @@ the checksums of the donors with the state here.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import queue
 import secrets
 import socket
@@ -22,7 +24,7 @@ import torch
 from torch import Tensor
 
 from bftrainer.elastic.membership import Membership
-from bftrainer.elastic.torch.follow.frames import FlowError, FlowLostError, Frames
+from bftrainer.elastic.torch.follow.frames import FlowError, FlowLateError, FlowLostError, Frames
 from bftrainer.elastic.torch.follow.trained import TrainedState
 from bftrainer.errors import BFTrainerError
 from bftrainer.processes.launch import foreground
@@ -74,7 +76,7 @@ class Following:
         self._links: list[_Link] = []
         self._threads: list[threading.Thread] = []
         self._stopped = False
-        self._again = False  # it makes sense to begin again
+        self._kind: type[FlowError] = FlowError  # of the first problem: whether it makes sense to begin again
         self._loaded = False
         self._state: Tensor | None = None
         self._ring: list[tuple[int, Tensor]] = [(-1, torch.empty(0, dtype=torch.uint8))] * _RING
@@ -128,10 +130,19 @@ class Following:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
-        self._state, self._ring = None, []
+
+    def free(self) -> None:
+        """Give all memory back, in another thread: it takes a while, and the others wait for this node's first step.
+
+        Call it after `stop`. What was here before the state of the others was loaded is lost.
+        """
+        held: list[object] = [self._state, self._ring, self._restore, self._links]
+        self._state, self._ring, self._restore = None, [], None
+        threading.Thread(target=_drop, args=(held,), name="bftrainer-follow-end", daemon=True).start()
 
     def restore(self) -> None:
-        """Put back what was here before the state of the others was loaded."""
+        """Put back what was here before the state of the others was loaded. Call it after `stop`."""
+        self._state, self._ring = None, []
         if self._restore is not None:
             self._restore()
 
@@ -151,6 +162,8 @@ class Following:
             deadline, links = time.monotonic() + _ANSWER_S, list[_Link]()
             try:
                 while len(links) < count:
+                    if (self._membership.donors or 0) < count:
+                        raise FlowLostError("a donor was lost")
                     links += self._accept(listener, secret, deadline - time.monotonic())
                 for link in links:
                     link.frames.set_timeout(_PATIENCE_S)
@@ -168,7 +181,7 @@ class Following:
     def _accept(listener: socket.socket, secret: str, within_s: float) -> list[_Link]:
         if within_s <= 0:
             raise FlowError("a member did not answer; its BFTrainer may be older")
-        listener.settimeout(within_s)
+        listener.settimeout(min(within_s, _LOOK_S))
         try:
             connection, _ = listener.accept()
         except TimeoutError:
@@ -186,14 +199,14 @@ class Following:
                 now = [self._loaded, self.repeated, *(link.read for link in self._links)]
                 if self._changed.wait_for(lambda: self.problem or self._is_level(), _LOOK_S):
                     break
-            if not self._membership.may_follow:
+            if self._membership.donors == 0:
                 raise FlowError("the others wait for it")
             if now != before:
                 before, moved = now, time.monotonic()
             elif time.monotonic() - moved > _PATIENCE_S:
                 raise FlowError(f"nothing came for {_PATIENCE_S:g} s")
         if self.problem:
-            raise FlowLostError(self.problem) if self._again else FlowError(self.problem)
+            raise self._kind(self.problem)
 
     def _is_level(self) -> bool:
         return self._loaded and all(
@@ -206,9 +219,10 @@ class Following:
         def guarded() -> None:
             try:
                 call(*args)
-            except (OSError, FlowLostError) as problem:
-                self._again = self._again or not self.problem
-                self._fail(str(problem))
+            except OSError as problem:
+                self._fail(str(problem), FlowLostError)
+            except FlowLostError as problem:
+                self._fail(str(problem), type(problem))
             except BFTrainerError as problem:
                 self._fail(str(problem))
             except Exception as problem:  # of an optimizer, for example: this newcomer just does not follow
@@ -218,9 +232,10 @@ class Following:
         self._threads.append(thread)
         thread.start()
 
-    def _fail(self, problem: str) -> None:
+    def _fail(self, problem: str, kind: type[FlowError] = FlowError) -> None:
         with self._changed:
-            self.problem = self.problem or problem
+            if not self.problem:
+                self.problem, self._kind = problem, kind
             self._stopped = True
             self._changed.notify_all()
         for link in self._links:
@@ -235,7 +250,7 @@ class Following:
                 link.headers.put(header)
                 return
             if kind == "late":
-                raise FlowLostError("a donor heard too late at which step to copy the state")
+                raise FlowLateError("a donor heard too late at which step to copy the state")
             if kind == "level":
                 with self._changed:
                     link.level = link.read
@@ -309,14 +324,24 @@ class Following:
             raise FlowLostError("a donor has left")
         return headers
 
-    def _compare(self, headers: list[dict[str, Any]]) -> None:
-        """Compare the donors' checksums with the state here."""
-        label, key = headers[0]["label"], tuple(headers[0]["key"])
-        same = all((header["label"], tuple(header["key"])) == (label, key) for header in headers)
+    def _compare(self, marks: list[dict[str, Any]]) -> None:
+        """Compare the donors' checksums, which come after their marks, with the state here."""
+        label, key = marks[0]["label"], tuple(marks[0]["key"])
+        same = all((mark["label"], tuple(mark["key"])) == (label, key) for mark in marks)
         tree = self._trained.tree()
-        for link, header in zip(self._links, headers, strict=True):
-            begin, end = tree.layout.share(link.share, len(self._links))
-            same = same and header["checksum"] == tree.layout.checksum(tree.tensors, begin, end)
+        shares = [tree.layout.share(link.share, len(self._links)) for link in self._links]
+        mine = [tree.layout.checksum(tree.tensors, begin, end) for begin, end in shares]
+        sums = self._next_headers()  # the donors compute them at the same time
+        if sums is None:
+            return
+        same = same and mine == [found.get("checksum") for found in sums]
         with self._changed:
             self._verdicts[label] = key, same
             self._changed.notify_all()
+
+
+def _drop(held: list[object]) -> None:
+    """Drop objects at low priority."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+    held.clear()

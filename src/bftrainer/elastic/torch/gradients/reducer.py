@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bftrainer.elastic.torch.gradients.riders import numbers_on
 from bftrainer.elastic.torch.group import nccl
 from bftrainer.elastic.torch.group.group import GroupBroken, breaking
 from bftrainer.errors import InputError
@@ -139,7 +140,7 @@ class Reducer:
         params = self.params
         unused = sum(param.grad is None for param in params)
         late = sum(bucket.late for bucket in self._buckets)
-        own = riders.new_tensor([float(unused), float(late)])
+        own = numbers_on(riders.device, [float(unused), float(late)]).to(riders.dtype)
         sums = self._exchange(torch.cat([riders, own]))
         any_unused, any_late = sums[-_OWN:].tolist()
         self.check()
@@ -274,7 +275,8 @@ class Reducer:
             sizes = [param.numel() for param in bucket.params]
             carries = bucket is self._buckets[-1] and first.dtype in (torch.float32, torch.float64)
             extra = self._rider_count if carries else 0
-            bucket.flat = torch.zeros(sum(sizes) + extra, dtype=first.dtype, device=first.device)
+            # Written to now: the system would give pages of `torch.zeros` one by one in the first step of a newcomer.
+            bucket.flat = torch.empty(sum(sizes) + extra, dtype=first.dtype, device=first.device).zero_()
             pieces = torch.split(bucket.flat, [*sizes, extra] if extra else sizes)
             if extra:
                 bucket.riders = pieces[-1]

@@ -174,6 +174,6 @@ def _parts(table: bytes) -> Iterator[bytes]:
 def _not_alike(rank: int, point: str, other: int, place: str) -> InputError:
     return InputError(
         f"the ranks are at different points of the script: rank {rank} is at {point}, rank {other} at {place}. "
-        "run.evaluate(), run.share() and the end of the loop over run.batches() must be reached by all ranks in the "
+        "run.evaluate(), run.share() and the end of the loop over the batches must be reached by all ranks in the "
         "same step: decide by run.progress or by what run.share() gave, not by time, rank or a counter of your own"
     )

@@ -8,7 +8,7 @@ was lost in it, finds the outcome and does not have to meet the others.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,18 +111,27 @@ class Together:
 
     def compare_data(self, signature: DataSignature, epoch: int) -> None:
         """Refuse to train on other data than the other ranks. The ranks meet only if the data is not known yet."""
-        outcomes, mine = self._state.outcomes, list(signature.numbers())
+        outcomes = self._state.outcomes
         known = outcomes.data_of(epoch)
-        if known is not None and known != mine and outcomes.data_is_of(epoch):  # the other ranks already train on it
+        if known is not None and outcomes.data_is_of(epoch):  # the other ranks already train on it
             refuse_different_data([DataSignature.of(known), signature])
-        while outcomes.data_of(epoch) != mine:
+        while not _is_known(signature, outcomes.data_of(epoch)):
             meetings = self._peers.meetings
-            row = json.dumps(mine).encode()
+            row = json.dumps(signature.numbers()).encode()
             try:
                 rows = meetings.gather(row, "the start of its batches") if meetings is not None else [row]
             except GroupBroken as problem:
                 self._recover(problem)
                 continue
-            refuse_different_data([DataSignature.of(json.loads(said)) for said in rows])
-            outcomes.note_data(epoch, mine)
-        outcomes.note_data(epoch, mine)
+            said: list[list[int]] = [json.loads(row) for row in rows]
+            refuse_different_data([DataSignature.of(numbers) for numbers in said])
+            outcomes.note_data(epoch, said[0])  # the same on all ranks, also where their floats are rounded differently
+        outcomes.note_data(epoch, outcomes.data_of(epoch) or signature.numbers())
+
+
+def _is_known(mine: DataSignature, known: Sequence[int] | None) -> bool:
+    """Return whether all ranks have said that they train on this data, with its samples."""
+    if known is None:
+        return False
+    theirs = DataSignature.of(known)
+    return theirs.agrees_with(mine) and (theirs.samples is None) == (mine.samples is None)

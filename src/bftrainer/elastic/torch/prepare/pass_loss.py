@@ -23,7 +23,7 @@ class PassLoss:
         self._unsent: Tensor | None = None  # the loss of passes that no sum has counted
         self._own = 0  # this rank's samples of them
         self._total = 0  # the samples of all ranks
-        self._loss = 0.0
+        self._loss: float | Tensor = 0.0
         self._samples = 0
         self._known = False
 
@@ -54,14 +54,14 @@ class PassLoss:
         """Note the sums over all ranks."""
         self._samples += total.samples
         if total.loss is not None:
-            self._loss += total.loss
+            self._loss = self._loss + total.loss
             self._known = True
         self._forget()
 
     @property
     def of_step(self) -> float | None:
         """Loss of the step so far, over all ranks; None if no sum had one."""
-        return self._loss if self._known else None
+        return float(self._loss) if self._known else None
 
     def total(self, last: StepTotals) -> StepTotals:
         """Return the last sum with the samples and the loss of all sums of the step."""

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from bftrainer.elastic import protocol
 from bftrainer.elastic.torch.data.batch_plan import BatchPlan, whole_number
 from bftrainer.elastic.torch.data.batches import Batches
+from bftrainer.elastic.torch.data.fingerprint import fingerprint
 from bftrainer.elastic.torch.data.sampler_order import SampleOrder, SamplerOrder
 from bftrainer.elastic.torch.data.source import read
 from bftrainer.elastic.torch.loop import TrainingLoop
@@ -82,6 +83,8 @@ class Preparation:
         if accumulate is not None:
             self.training.accumulate = whole_number("accumulate", accumulate, 1)
         first = not self._names
+        if first:
+            self._member.registers_by = "elastic.prepare()"
         registered = {self._name(thing): thing for thing in objects if not isinstance(thing, DataLoader)}
         if first:
             registered |= {_PATTERN: self.training.pattern, _FIRST_EPOCH: self._first_epoch}
@@ -217,6 +220,7 @@ class Preparation:
             seed=self._seed,
             drop_last=source.drop_last,
             order=order,
+            samples=fingerprint(source.dataset),
         )
         batches = Batches(self._member, source, plan, self._loop.batches)
         prepared = PreparedLoader(loader, batches, lambda: self.is_training, self._loop.length)

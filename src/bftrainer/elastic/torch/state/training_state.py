@@ -26,6 +26,7 @@ from bftrainer.elastic.torch.state.followed import FollowedState, NotFollowed, S
 from bftrainer.elastic.torch.state.hand_over import Roles, hand_over
 from bftrainer.elastic.torch.state.hidden_state import HiddenState
 from bftrainer.elastic.torch.state.outcomes import Outcomes
+from bftrainer.elastic.torch.state.pause import PauseClock
 from bftrainer.elastic.torch.state.rows import StateRow, refuse_other_models
 from bftrainer.elastic.torch.state.transfer import Registry, broadcast, bytes_in
 
@@ -82,6 +83,8 @@ class TrainingState:
         """Whether newcomers in the group still wait for the state."""
         self.followed: FollowedState = NotFollowed()
         """What newcomers get in advance."""
+        self.pause = PauseClock()
+        """Measures what the exchange of states takes."""
         self._round = 0
         self._before_batch: Callable[[], None] | None = None
         self._registry = registry
@@ -174,6 +177,7 @@ class TrainingState:
         the ranks that have it reach a step boundary (`give_owed`).
         """
         self._round, self.owes = 0, False
+        self.pause.begin()
         if self._snapshots is not None:
             self._snapshots.lease.generation = assignment.generation
         if assignment.world == 1:
@@ -238,33 +242,42 @@ class TrainingState:
         if rank == source or (
             rank in taking and self.followed.has_caught_up(label, rows[source].key, peers.check_whole)
         ):
-            here = StateInParts(self._capture(), self.followed.trained())
-            word = here.layout
+            with self.pause.part("copy"):
+                here = StateInParts(self._capture(), self.followed.trained())
+                word = here.layout
         words = meetings.gather(word.encode())
         if not words[source] or any(words[taker] != words[source] for taker in taking):
             return False
-        if rank == source:
-            assert here is not None
-            here.send(source, peers)
-            return True
-        rest = receive_rest(here if rank in taking else None, source, peers)
+        with self.pause.part("send"):
+            if rank == source:
+                assert here is not None
+                here.send(source, peers)
+                return True
+            rest = receive_rest(here if rank in taking else None, source, peers)
         if rest is not None:
-            self.followed.is_taking(rest.sent, rest.whole)
-            self._load(rest.state)
-            self._repeats_top()
+            with self.pause.part("copy"):
+                self.followed.is_taking(rest.sent, rest.whole)
+                self._load(rest.state)
+                self._repeats_top()
         return True
 
     def _take_over(self, roles: Roles, assignment: Assignment, peers: Peers) -> None:
         rank = assignment.rank
         wanted = any(rank in takers for takers in roles.takers)
-        if assignment.world > assignment.nodes and peers.can_exchange:
-            # A rank that has yet to undo changes of repeated code is not exactly like the source.
-            gives = rank == roles.source or (rank in roles.helpers and self.repair is None)
-            state = hand_over(self._capture() if gives else None, roles, rank, peers)
-        else:
-            state = broadcast(self._capture() if rank == roles.source else None, roles.source, peers)
+        with self.pause.part("send"):
+            if assignment.world > assignment.nodes and peers.can_exchange:
+                # A rank that has yet to undo changes of repeated code is not exactly like the source.
+                gives = rank == roles.source or (rank in roles.helpers and self.repair is None)
+                state = hand_over(self._capture() if gives else None, roles, rank, peers)
+            else:
+                state = broadcast(self._capture() if rank == roles.source else None, roles.source, peers)
         if state is None or not wanted:
             return
+        with self.pause.part("copy"):
+            self._put_in_place(state)
+
+    def _put_in_place(self, state: dict[str, Any]) -> None:
+        """Load the state of a rank that is ahead of this one."""
         if not self.has_state:
             whole = bytes_in(state)
             self.followed.is_taking(whole, whole)

@@ -1,0 +1,118 @@
+"""Futures drawn from a pool's past."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bftrainer.core.pool import Fragment
+from bftrainer.core.trace import Trace, Window
+from bftrainer.forecast.futures import draw_future
+from bftrainer.forecast.past import DAY_S, PoolPast, block_of, from_profile, steady
+
+HOUR = 3600.0
+NOW = 20 * DAY_S
+
+
+def every_hour(days: float = 4.0, nodes: int = 6, stay_s: float = 1800.0) -> PoolPast:
+    """Half an hour of all nodes at every full hour."""
+    start = NOW - days * DAY_S
+    times = np.arange(start, NOW, HOUR)[1:]
+    rows = [Fragment(f"n{i}", time, time + stay_s) for time in times for i in range(nodes)]
+    return PoolPast(Trace.from_fragments(rows, [f"n{i}" for i in range(nodes)], Window(start, NOW)))
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(seed))
+
+
+def test_a_future_goes_on_as_the_past_did() -> None:
+    future = draw_future(every_hour(), {}, 2 * DAY_S, rng())
+    assert future.window == Window(NOW, NOW + 2 * DAY_S)
+    assert set(future.lengths.round().tolist()) <= {1800.0, *future.lengths[future.open].round().tolist()}
+    hours = future.lengths.sum() / HOUR
+    assert hours == pytest.approx(6 * 24, rel=0.1)
+
+
+def test_a_future_begins_with_the_present_nodes_and_their_names() -> None:
+    present = {"n2": NOW - 60.0, "n5": NOW - 60.0}
+    future = draw_future(every_hour(), present, 6 * HOUR, rng())
+    first = {fragment.node for fragment in future.fragments() if fragment.start == NOW}
+    assert first >= {"n2", "n5"}
+
+
+def test_present_nodes_stay_as_long_as_nodes_of_the_past_did_and_no_longer() -> None:
+    past = every_hour()
+    for seed in range(20):
+        future = draw_future(past, {"n0": NOW - 600.0}, 6 * HOUR, rng(seed))
+        end = next(fragment.end for fragment in future.fragments() if fragment.start == NOW)
+        assert NOW < end <= NOW + 1800.0
+
+
+def test_nodes_that_came_together_go_together() -> None:
+    present = {f"n{i}": NOW - 300.0 for i in range(6)}
+    for seed in range(10):
+        future = draw_future(every_hour(), present, 6 * HOUR, rng(seed))
+        assert len({fragment.end for fragment in future.fragments() if fragment.start == NOW}) == 1
+
+
+def test_a_future_never_has_more_nodes_than_the_machine() -> None:
+    past = every_hour(stay_s=3599.0)
+    present = {f"n{i}": NOW - 10.0 for i in range(6)}
+    future = draw_future(past, present, DAY_S, rng())
+    size = 0
+    for event in future.events():
+        size += len(event.joined) - len(event.left)
+        assert 0 <= size <= 6
+
+
+def test_the_same_seed_gives_the_same_future() -> None:
+    first, second = (draw_future(every_hour(), {"n1": NOW - 5.0}, DAY_S, rng(3)) for _ in range(2))
+    assert np.array_equal(first.start, second.start)
+    assert np.array_equal(first.end, second.end)
+
+
+def test_on_a_grid_there_are_fewer_events_and_as_much_node_time() -> None:
+    past = every_hour(stay_s=1234.0)
+    fine, coarse = (draw_future(past, {"n1": NOW - 5.0}, DAY_S, rng(2), grid_s) for grid_s in (0.0, 300.0))
+    assert ((coarse.start - NOW) % 300.0).tolist() == [0.0] * len(coarse)
+    assert len(list(coarse.events())) <= len(list(fine.events()))
+    assert coarse.lengths.sum() == pytest.approx(fine.lengths.sum(), rel=0.05)
+
+
+def test_in_a_steady_pool_the_present_nodes_stay_and_none_joins() -> None:
+    future = draw_future(PoolPast(steady(("a", "b"), NOW)), {"a": NOW - 9.0, "b": NOW - 3.0}, HOUR, rng())
+    assert [(one.node, one.start, one.end, one.open) for one in future.fragments()] == [
+        ("a", NOW, NOW + HOUR, True),
+        ("b", NOW, NOW + HOUR, True),
+    ]
+
+
+def test_nodes_that_are_there_when_the_past_begins_are_no_joins() -> None:
+    rows = [Fragment("a", 0.0, 4000.0), Fragment("b", 500.0, 900.0)]
+    past = PoolPast(Trace.from_fragments(rows, ["a", "b"], Window(0.0, 10_000.0)))
+    assert block_of(past, 0.0, 1000.0).after_s.tolist() == [500.0]
+
+
+def test_moments_of_the_same_time_of_day_and_size_are_preferred() -> None:
+    start = NOW - 10 * DAY_S
+    nights = [
+        Fragment(f"n{i}", start + day * DAY_S, start + day * DAY_S + 6 * HOUR) for day in range(10) for i in range(4)
+    ]
+    past = PoolPast(Trace.from_fragments(nights, [f"n{i}" for i in range(4)], Window(start, NOW)))
+    draw = rng()
+    hours = [(past.like(NOW + 2 * HOUR, 4, HOUR, draw) or 0.0) % DAY_S / HOUR for _ in range(200)]
+    assert sum(hour < 6 for hour in hours) > 190
+
+
+def test_a_past_is_long_after_a_day_and_counts_its_departures() -> None:
+    assert every_hour(days=2).is_long
+    rows = [Fragment("a", 10.0, 600.0), Fragment("b", 10.0, 700.0, open=True)]
+    short = PoolPast(Trace.from_fragments(rows, ["a", "b"], Window(0.0, 700.0)))
+    assert (short.is_long, short.departures) == (False, 1)
+
+
+def test_a_profile_gives_a_pool_of_the_wanted_size() -> None:
+    past = PoolPast(from_profile("summit", 20, NOW, seed=1, days=3.0))
+    assert past.now == pytest.approx(NOW)
+    assert 10 < past.sizes.mean() < 40
