@@ -123,6 +123,7 @@ def measure(folder: Path, seed: int = 0) -> dict[str, Any]:
 def _spec(number: int, pace: dict[int, float], folder: Path) -> dict[str, Any]:
     return {
         "name": f"paced-{number}",
+        "model": f"pace-{number}",  # one script, two curves
         "script": str(WORKER),
         "args": [str(EPOCHS), str(SAMPLES), str(BATCH)],
         "min_nodes": 1,

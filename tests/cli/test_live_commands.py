@@ -20,6 +20,7 @@ from bftrainer.cli.common import connection
 from bftrainer.cli.live import watch
 from bftrainer.cli.main import run
 from bftrainer.client import client
+from bftrainer.cluster.spec.files import load_curve
 from support.cluster.fake_api import NOW, TOKEN, FakeState, make_app, serving
 from support.explained import SCRIPTS
 
@@ -487,6 +488,53 @@ def test_status_of_one_trainer_shows_the_learned_curve(busy: FakeState, call: Ca
     assert "KEY" in out
     assert "s3cret" not in out
     assert "epoch 3" in out
+
+
+def test_status_shows_the_band_of_the_curve_and_the_stays_of_the_script(busy: FakeState, call: Call) -> None:
+    band = {"low": [0, 590, 1100, 1900], "high": [0, 610, 1300, 2500], "stays": {"1": 1.9, "2": 0.5}}
+    busy.trainers["t1"]["curve"] |= band
+    out = call("status", "digits").out
+    assert "● measured, now, 0.5 stays, 80 %: 1,100 to 1,300" in out
+    assert "○ expected, 80 %: 1,900 to 2,500" in out
+
+
+LEARNED = {
+    **{"id": "c3", "owner": "alice", "script": "/home/alice/train.py", "python": "/usr/bin/python3", "model": "large"},
+    **{"changed": 1.0, "sizes": [1, 4], "stays": 2.75, "is_given": False, "rescales": 9, "up_s": 0.25, "down_s": None},
+    **{"start_s": 7.5, "noise": 0.031},
+    "curve": {
+        **{"nodes": [0, 1, 2, 4], "rates": [0.0, 100.0, 190.0, 360.123456], "measured": {"1": 101.0}, "prior": None},
+        **{"low": [0, 90, 170, 300], "high": [0, 110, 210, 420], "stays": {"1": 1.9}},
+    },
+}
+
+
+def test_curves_lists_shows_exports_and_forgets_what_was_learned(fake: FakeState, call: Call, tmp_path: Path) -> None:
+    assert "nothing is learned yet" in call("curves").out
+    fake.curves.append(LEARNED)
+    assert "c3  train.py (large)          1-4   2.75      0.25 s        7.5 s" in call("curves").out
+    assert json.loads(call("curves", "--json").out)[0]["sizes"] == [1, 4]
+    out = call("curves", "c3").out
+    assert "noise of a second 3.1%" in out
+    assert "● measured, 1.9 stays, 80 %: 90 to 110" in out
+    file = tmp_path / "train.json"
+    assert f"bftrainer submit --curve {file}" in call("curves", "c3", "--export", file).out
+    assert load_curve(file).rates == (0.0, 100.0, 190.0, 360.123)
+    assert call("curves", "c3", "--forget").out == "forgot train.py (large)\n"
+    assert fake.curves == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--forget",), "name a curve"),
+        (("c3", "--export", "train.csv"), "exported as .json"),
+        (("train.py",), "named by its id"),
+    ],
+)
+def test_curves_refuses_what_it_cannot_do(fake: FakeState, call: Call, words: tuple[str, ...], said: str) -> None:
+    found = call("curves", *words)
+    assert (found.status, said in found.err) == (2, True)
 
 
 def test_json_is_what_the_api_says(busy: FakeState, call: Call) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+import httpx
 import pytest
 
 from bftrainer.cluster.http import views
@@ -11,7 +13,11 @@ from bftrainer.cluster.jobs.beliefs import belief_key
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store.scripts.beliefs import MOST_BELIEFS, BeliefKey
 from bftrainer.cluster.store.store import Store
+from bftrainer.core.curve import Curve
 from bftrainer.elastic.torch.rates import Meter
+from bftrainer.learning.rates import RateBelief, Stay
+from bftrainer.learning.trials import ScriptBelief
+from support.cluster.api import by, play
 from support.cluster.bench import Bench
 
 
@@ -137,3 +143,58 @@ def test_a_trainer_is_shown_with_the_band_of_its_curve_and_the_stays_of_its_scri
     ends = zip(curve["low"], curve["rates"], curve["high"], strict=True)
     assert all(low < rate < high for low, rate, high in list(ends)[1:])
     assert list(curve["stays"]) == [str(len(bench.members(first)))]
+
+
+def test_users_see_and_forget_what_was_learned_of_their_own_scripts_and_admins_of_all(tmp_path: Path) -> None:
+    async def scene(client: httpx.AsyncClient, bench: Bench, tokens: dict[str, str]) -> None:
+        script = ScriptBelief(RateBelief(Curve.through([1, 8], [100, 700])))
+        script.rates.observe("t1", 1, Stay(4, 9, math.log(95.0), 0.001))
+        script.costs.rescaled("up", 0.25)
+        with bench.store.transaction():
+            for owner in ("ann", "bob"):
+                bench.store.beliefs.put(KEY._replace(owner=owner), script.as_json(), 5.0)
+
+        async def seen(name: str) -> list[str]:
+            answer = await client.get("/v1/curves", headers=by(tokens, name))
+            return [f"{row['id']} {row['owner']}" for row in answer.json()["curves"]]
+
+        assert [await seen(name) for name in ("ann", "bob", "root")] == [["c1 ann"], ["c2 bob"], ["c2 bob", "c1 ann"]]
+        found = (await client.get("/v1/curves/c1", headers=by(tokens, "ann"))).json()
+        assert (found["script"], found["sizes"], found["is_given"], found["up_s"]) == ("/train.py", [4], True, 0.25)
+        curve = found["curve"]
+        assert curve["nodes"] == list(range(9))
+        assert curve["low"][4] < curve["rates"][4] < curve["high"][4]
+        assert curve["rates"][4] == pytest.approx(380, rel=0.01)
+        for method, name, ref, status in (
+            ("GET", "bob", "c1", 404),
+            ("DELETE", "bob", "c1", 404),
+            ("GET", "ann", "c9", 404),
+            ("GET", "ann", "t1", 422),
+            ("DELETE", "ann", "c1", 200),
+            ("DELETE", "root", "c2", 200),
+            ("DELETE", "root", "c2", 404),
+        ):
+            answer = await client.request(method, f"/v1/curves/{ref}", headers=by(tokens, name))
+            assert answer.status_code == status, (method, name, ref)
+        assert await seen("root") == []
+
+    play(tmp_path, scene)
+
+
+def test_a_forgotten_script_is_measured_anew_by_the_trainers_that_run(bench: Bench) -> None:
+    trainer = bench.submit("1-8")
+    bench.join("n1", "n2")
+    measure(bench, trainer, 100.0)
+    live = bench.cluster.trainers[trainer]
+    key = belief_key(live.owner, live.spec)
+    with bench.store.transaction():
+        bench.cluster.planner.beliefs.forget(key)
+    assert bench.store.beliefs.all() == []
+    bench.decide()
+    assert not live.learned.script.rates.is_known
+    measure(bench, trainer, 50.0)
+    bench.decide()
+    assert rate_of(bench, trainer, 2) == pytest.approx(100, rel=0.05)
+    bench.now += 20
+    measure(bench, trainer, 50.0)
+    assert [row.key for row in bench.store.beliefs.all()] == [key]

@@ -22,6 +22,8 @@ import httpx
 from bftrainer.cluster.config.load import CLIENT_FILE, DATABASE_FILE
 from bftrainer.cluster.wire import tls
 from bftrainer.cluster.wire.api import (
+    BeliefDetail,
+    BeliefView,
     BestView,
     EtaAnswer,
     NodeView,
@@ -38,6 +40,7 @@ TOKEN = variables.TOKEN
 """Environment variable with the user's token."""
 
 _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_CURVE = re.compile(r"c[1-9][0-9]{0,17}")
 _CONNECT_S = 5.0
 _ANSWER_S = 30.0
 
@@ -213,6 +216,18 @@ class ApiClient:
         asked |= {"nodes": nodes} if nodes else {}
         return cast(EtaAnswer, self._ask("POST", "/v1/eta", body=asked))
 
+    def curves(self) -> list[BeliefView]:
+        """What was learned of scripts, those that were learned about last first."""
+        return cast(list[BeliefView], self._ask("GET", "/v1/curves").get("curves", []))
+
+    def curve(self, curve: str) -> BeliefDetail:
+        """What was learned of one script, by the id of its row in `curves`."""
+        return cast(BeliefDetail, self._ask("GET", f"/v1/curves/{_curve(curve)}"))
+
+    def forget_curve(self, curve: str) -> BeliefView:
+        """Forget what was learned of a script, and return its row."""
+        return cast(BeliefView, self._ask("DELETE", f"/v1/curves/{_curve(curve)}"))
+
     def cancel(self, ref: str) -> TrainerView:
         """End a trainer and return its row. A trainer that has ended stays as it is."""
         return cast(TrainerView, self._ask("POST", f"/v1/trainers/{_ref(ref)}/cancel"))
@@ -315,3 +330,9 @@ def _ref(ref: str) -> str:
     if not _REF.fullmatch(ref):
         raise InputError(f"a trainer must be named by its id or its name, but got {ref!r:.80}")
     return ref
+
+
+def _curve(curve: str) -> str:
+    if not _CURVE.fullmatch(curve):
+        raise InputError(f"a curve must be named by its id in `bftrainer curves`, such as c3, but got {curve!r:.80}")
+    return curve

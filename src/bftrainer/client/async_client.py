@@ -17,7 +17,16 @@ from bftrainer.client.polling import Emit, LogLine, Moment, Point, Request, Row,
 from bftrainer.client.results import TrainerResults
 from bftrainer.client.session import ClosedError, Ref, Session
 from bftrainer.cluster.spec.trainer import TrainerSpec
-from bftrainer.cluster.wire.api import EtaAnswer, EventView, NodeView, StatusView, TrainerDetail, TrialView
+from bftrainer.cluster.wire.api import (
+    BeliefDetail,
+    BeliefView,
+    EtaAnswer,
+    EventView,
+    NodeView,
+    StatusView,
+    TrainerDetail,
+    TrialView,
+)
 from bftrainer.errors import BFTrainerError
 
 T = TypeVar("T")
@@ -108,6 +117,18 @@ class AsyncClient:
     ) -> EtaAnswer:
         """When trainers will be done. See `Client.eta`."""
         return await self._run(self._calls.eta(refs, group, specs, nodes))
+
+    async def curves(self) -> list[BeliefView]:
+        """What was learned of scripts. See `Client.curves`."""
+        return await self._run(self._calls.curves())
+
+    async def curve(self, curve: str) -> BeliefDetail:
+        """What was learned of one script. See `Client.curve`."""
+        return await self._run(self._calls.curve(curve))
+
+    async def forget_curve(self, curve: str) -> BeliefView:
+        """Forget what was learned of a script. See `Client.forget_curve`."""
+        return await self._run(self._calls.forget_curve(curve))
 
     async def history(self, ref: Ref) -> list[Moment]:
         """A trainer's reports over time: a few hundred moments, however long it trains."""

@@ -14,7 +14,7 @@ from bftrainer.client.polling import LogEnd, Moment, RetryPolicy, Row, Steps
 from bftrainer.client.results import TrainerResults, read_results
 from bftrainer.client.session import Ref, better, in_state, seconds, trainer_ref, wait_targets
 from bftrainer.cluster.spec.trainer import TrainerSpec
-from bftrainer.cluster.wire.api import EtaAnswer, TrainerDetail, TrialView
+from bftrainer.cluster.wire.api import BeliefDetail, BeliefView, EtaAnswer, TrainerDetail, TrialView
 from bftrainer.errors import BFTrainerError
 
 T = TypeVar("T")
@@ -81,6 +81,18 @@ class Calls:
         names, wanted = [trainer_ref(ref) for ref in refs], [spec.as_json() for spec in specs]
         sizes = None if nodes is None else str(nodes)
         return self.request(lambda api: api.eta(names, group=group, specs=wanted, nodes=sizes))
+
+    def curves(self) -> Steps[list[BeliefView]]:
+        """See `Client.curves`."""
+        return self.request(lambda api: api.curves())
+
+    def curve(self, curve: str) -> Steps[BeliefDetail]:
+        """See `Client.curve`."""
+        return self.request(lambda api: api.curve(curve))
+
+    def forget_curve(self, curve: str) -> Steps[BeliefView]:
+        """See `Client.forget_curve`."""
+        return self.request(lambda api: api.forget_curve(curve))
 
     def history(self, ref: Ref) -> Steps[list[Moment]]:
         """See `Client.history`."""

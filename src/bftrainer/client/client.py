@@ -20,7 +20,16 @@ from bftrainer.client.results import TrainerResults
 from bftrainer.client.session import Ref, Session
 from bftrainer.cluster.spec.files import check_here, located
 from bftrainer.cluster.spec.trainer import TrainerSpec, parse_spec
-from bftrainer.cluster.wire.api import EtaAnswer, EventView, NodeView, StatusView, TrainerDetail, TrialView
+from bftrainer.cluster.wire.api import (
+    BeliefDetail,
+    BeliefView,
+    EtaAnswer,
+    EventView,
+    NodeView,
+    StatusView,
+    TrainerDetail,
+    TrialView,
+)
 from bftrainer.errors import BFTrainerError, InputError
 
 T = TypeVar("T")
@@ -134,6 +143,18 @@ class Client:
         "1-16": if they had this number of nodes. Raises `RefusedError` if nothing can be said now.
         """
         return self._run(self._calls.eta(refs, group, specs, nodes))
+
+    def curves(self) -> list[BeliefView]:
+        """What was learned of your scripts, or of all for an admin; those that were learned about last come first."""
+        return self._run(self._calls.curves())
+
+    def curve(self, curve: str) -> BeliefDetail:
+        """What was learned of one script, with its curve: `curve` is the id in its row of `curves()`, such as "c3"."""
+        return self._run(self._calls.curve(curve))
+
+    def forget_curve(self, curve: str) -> BeliefView:
+        """Forget what was learned of a script, and return its row. Its trainers begin to measure anew."""
+        return self._run(self._calls.forget_curve(curve))
 
     def history(self, ref: Ref) -> list[Moment]:
         """A trainer's reports over time: a few hundred moments, however long it trains."""

@@ -144,8 +144,7 @@ export class Detail {
   }
 
   async draw(row, past, signal) {
-    const sizes = Object.entries(row.curve.measured);
-    say(this.curveWords, sizes.length ? `Measured: ${sizes.slice(0, 12).map(([size, rate]) => `${size}: ${amount(rate)}`).join(", ")}.` : "Nothing measured yet: the curve is a guess.");
+    say(this.curveWords, curveText(row.curve));
     const now = Object.entries(row.metrics).slice(0, 8).map(([name, value]) => metricText(name, value));
     say(this.metricWords, now.length ? `${past.points.length} moments kept. Now: ${now.join(", ")}.` : "It has reported no metrics.");
     const draw = await (this.library ??= loadPlotly());
@@ -176,4 +175,13 @@ export class Detail {
       yes.disabled = false;
     }
   }
+}
+
+// What the curve is made of: what this trainer measured, and how often trainers of its script stayed at which size.
+function curveText(curve) {
+  const few = (found, text) => Object.entries(found).slice(0, 12).map(([size, value]) => `${size}: ${text(value)}`).join(", ");
+  const stays = curve.stays ?? {};
+  const own = Object.keys(curve.measured).length ? `Measured: ${few(curve.measured, amount)}.` : "It has measured nothing yet.";
+  if (Object.keys(stays).length) return `${own} Stays of all trainers of this script: ${few(stays, (count) => String(Math.round(count * 10) / 10))}.`;
+  return curve.low ? `${own} The curve is the one that was given.` : `${own} The curve is a guess.`;
 }

@@ -36,6 +36,12 @@ class ScriptBelief:
         """The best measured rate per node; 0 before the first measurement."""
         return max((rate / size for size, (rate, _) in self.rates.measured().items()), default=0.0)
 
+    def forget(self) -> None:
+        """Know nothing any more. The numbers of `state` go on growing."""
+        rates, costs = self.state
+        self.rates, self.costs = RateBelief(), MeasuredCosts(SCRIPT_RESCALES)
+        self.rates.version, self.costs.version = rates + 1, costs + 1
+
     def as_json(self) -> dict[str, Any]:
         """Return everything that is known, for `from_json`."""
         return {"rates": self.rates.as_json(), "costs": self.costs.as_json()}
@@ -58,11 +64,12 @@ class AssumedCosts:
 class TrialLearning:
     """One trainer: what it measured, and what its script's belief says of it."""
 
-    __slots__ = ("_curve", "_has_reported", "_stay", "_windows", "assumed", "name", "script")
+    __slots__ = ("_curve", "_has_reported", "_rates", "_stay", "_windows", "assumed", "name", "script")
 
     def __init__(self, name: str, script: ScriptBelief, assumed: AssumedCosts) -> None:
         self.name, self.script, self.assumed = name, script, assumed
         self._stay = self._windows = 0
+        self._rates = script.rates
         self._has_reported = False
         self._curve: tuple[tuple[int, int, int], Curve] | None = None
 
@@ -73,6 +80,8 @@ class TrialLearning:
         """
         if number < self._stay:
             return False
+        if self._rates is not self.script.rates:  # all of it was forgotten, this stay too
+            self._rates, self._windows = self.script.rates, 0
         known = self._windows if number == self._stay else 0
         if stay.windows <= known:
             return False

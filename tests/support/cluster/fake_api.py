@@ -41,6 +41,8 @@ class FakeState:
     output: dict[str, Any] = field(default_factory=dict)
     """What the controller knows of output folders: `host`, `folder`, `exists`, `files`, `complete`, `problem`."""
     trials: list[dict[str, Any]] = field(default_factory=list)
+    curves: list[dict[str, Any]] = field(default_factory=list)
+    """What was learned of scripts, in detail."""
     compared: list[tuple[str, str, str | None]] = field(default_factory=list)
     """Group, metric and direction of each comparison that was asked for."""
     asked: list[str] = field(default_factory=list)
@@ -179,6 +181,18 @@ def make_app(fake: FakeState) -> FastAPI:
         rows = fake.trials[:limit]
         found = {"group": group, "by": by, "direction": direction, "metrics": [by], "count": len(fake.trials)}
         return {**found, "trainers": rows}
+
+    @app.get("/v1/curves")
+    def curves() -> Any:
+        return {"curves": [{key: row[key] for key in row if key not in ("noise", "curve")} for row in fake.curves]}
+
+    @app.get("/v1/curves/{curve}")
+    def curve(curve: str) -> Any:
+        return next(row for row in fake.curves if row["id"] == curve)
+
+    @app.delete("/v1/curves/{curve}")
+    def forget_curve(curve: str) -> Any:
+        return fake.curves.pop(next(place for place, row in enumerate(fake.curves) if row["id"] == curve))
 
     @app.post("/v1/eta")
     async def eta(request: Request) -> dict[str, Any]:

@@ -282,7 +282,11 @@ def _in_parts(parts: Mapping[str, float | None]) -> str:
 
 
 def chart(curve: CurveView, now: int, console: Console) -> RenderableType:
-    """The learned curve as bars, with its band; sizes that this trainer measured are marked."""
+    """The learned curve as bars, with its band, and how many stays at each size are known of the script.
+
+    Sizes that this trainer measured are marked.
+    """
+    stays = curve.get("stays") or {}
     measured = {int(size): rate for size, rate in (curve.get("measured") or {}).items()}
     points = {int(n): float(r) for n, r in zip(curve["nodes"], curve["rates"], strict=False) if n > 0} | measured
     ends = zip(curve.get("low") or (), curve.get("high") or (), strict=False)
@@ -296,6 +300,8 @@ def chart(curve: CurveView, now: int, console: Console) -> RenderableType:
     for size in sizes:
         mark = ("●" if utf else "*") if size in measured else ("○" if utf else "o")
         note = f"{mark} {'measured' if size in measured else 'expected'}{', now' if size == now else ''}"
+        if str(size) in stays:
+            note += f", {stays[str(size)]:.3g} stays"
         if size in bands:
             note += f", 80 %: {figure(bands[size][0])} to {figure(bands[size][1])}"
         length = max(1, round(points[size] / most * 24)) if points[size] > 0 else 0

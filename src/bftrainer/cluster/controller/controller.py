@@ -31,6 +31,7 @@ from bftrainer.cluster.pools.base import Pool
 from bftrainer.cluster.retention.housekeeper import Housekeeper
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store import events
+from bftrainer.cluster.store.scripts.beliefs import BeliefKey
 from bftrainer.errors import BFTrainerError
 from bftrainer.util.serial_thread import SerialThread
 
@@ -200,6 +201,11 @@ class Controller:
         """End a trainer."""
         with self._runner.event() as effects:
             effects.add(self.cluster.cancel(trainer, f"cancelled by {by}", time.time()))
+
+    def forget_curve(self, key: BeliefKey) -> None:
+        """Forget what was learned of a script."""
+        with self._runner.event():
+            self.cluster.planner.beliefs.forget(key)
 
     async def pause(self) -> None:
         """Stop harvesting and give all nodes back, after a short grace period."""

@@ -22,6 +22,7 @@ from bftrainer.cluster.controller.owners import QuotaError
 from bftrainer.cluster.eta.service import NoPredictionError
 from bftrainer.cluster.http import agents, dashboard, health, owners, pool, prune, results, trainers
 from bftrainer.cluster.http.auth import token_refusal
+from bftrainer.cluster.http.learning import routes as learning
 from bftrainer.cluster.http.limits import RequestLimits
 from bftrainer.cluster.http.prometheus import Counted
 from bftrainer.cluster.http.state import ApiState
@@ -32,6 +33,7 @@ from bftrainer.util.text import one_line
 ROUTERS = (
     trainers.router,
     results.router,
+    learning.router,
     prune.router,
     pool.router,
     owners.router,

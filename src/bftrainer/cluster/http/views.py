@@ -9,18 +9,17 @@ from typing import Any
 
 from bftrainer.cluster.controller.active import ActiveTrainer, NodeState
 from bftrainer.cluster.controller.reconciler import Reconciler
+from bftrainer.cluster.http.learning.curve_views import curve_of
 from bftrainer.cluster.jobs.learning import Learned, Prior
 from bftrainer.cluster.launchers.base import HEAD
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.spec.trainer import DEFAULT_MAX_NODES, TrainerSpec
 from bftrainer.cluster.store.rows import EventRow, TrainerRow
 from bftrainer.cluster.wire.api import (
-    CurveView,
     EtaView,
     EventView,
     GpuView,
     NodeView,
-    PointsView,
     PositionView,
     RankView,
     SnapshotsView,
@@ -28,12 +27,8 @@ from bftrainer.cluster.wire.api import (
     TrainerView,
 )
 from bftrainer.cluster.wire.messages import Gpu, GpuUse, RankStatus
-from bftrainer.cluster.wire.worker_messages import MOST
-from bftrainer.core.curve import Curve
 from bftrainer.util.text import natural
 
-BAND_SDS = 1.2816
-"""Half the width of a band of 80 %, in standard deviations."""
 HIDDEN = "(hidden)"
 """Replaces the values of a trainer's environment, because people put passwords there."""
 
@@ -120,7 +115,7 @@ def trainer_in_detail(
     return {
         **trainer(row, live, now, waits, nodes, eta),
         "spec": {**row.spec, "env": dict.fromkeys(row.spec.get("env", ()), HIDDEN)},
-        "curve": _curve(learned, spec),
+        "curve": curve_of(learned, spec),
         "up_s": learned.up_s,
         "down_s": learned.down_s,
         "pauses": dict(learned.pauses()),
@@ -244,26 +239,3 @@ def _positions(positions: Mapping[str, Sequence[int]]) -> dict[str, PositionView
     return {
         name: {"epoch": epoch, "step": step, "samples": samples} for name, (epoch, step, samples) in positions.items()
     }
-
-
-def _curve(learned: Learned, spec: TrainerSpec) -> CurveView:
-    """Return the curve in use, and if anything is known: how sure it is, and how often each size was measured."""
-    prior = learned.prior.curve
-    curve = _points(learned.curve(spec.min_nodes, spec.max_nodes, 1.0))
-    view: CurveView = {
-        "nodes": curve["nodes"],
-        "rates": curve["rates"],
-        "measured": {str(size): rate for size, rate in learned.measured.items()},
-        "prior": _points(prior) if prior is not None else None,
-    }
-    estimate = learned.estimate(spec.min_nodes, spec.max_nodes)
-    if estimate is not None:
-        view["low"] = [0.0, *(min(rate, MOST) for rate in estimate.rates(-BAND_SDS))]
-        view["high"] = [0.0, *(min(rate, MOST) for rate in estimate.rates(BAND_SDS))]
-        measured = learned.script.rates.measured()
-        view["stays"] = {str(size): round(count, 2) for size, (_, count) in measured.items()}
-    return view
-
-
-def _points(curve: Curve) -> PointsView:
-    return {"nodes": list(curve.nodes), "rates": list(curve.rates)}

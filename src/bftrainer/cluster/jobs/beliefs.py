@@ -52,6 +52,14 @@ class Beliefs:
             self._stored[key] = known.state
             self._store.beliefs.put(key, known.as_json(), now)
 
+    def forget(self, key: BeliefKey) -> None:
+        """Forget what is known of a script. Its trainers that run begin to measure anew."""
+        self._store.beliefs.remove(key)
+        known = self._known.get(key)
+        if known is not None:
+            known.forget()
+            self._stored[key] = known.state
+
     def take_up(self, rows: Iterable[TrainerRow], now: float) -> None:
         """Once after an upgrade, add what trainers measured before there were beliefs."""
         if self._store.kept(_TAKEN_UP):

@@ -99,6 +99,37 @@ class CurveView(PointsView):
     """How many stays of all trainers of the script are known, by size."""
 
 
+class BeliefView(TypedDict):
+    """What is known of a script, by all its trainers together."""
+
+    id: str
+    owner: str
+    script: str
+    python: str
+    """Its interpreter."""
+    model: str
+    changed: float
+    sizes: list[int]
+    """The node counts at which its rate was measured."""
+    stays: float
+    """How many stays of its trainers are known."""
+    is_given: bool
+    """Whether a user gave a curve."""
+    rescales: int
+    up_s: float | None
+    """Seconds that its trainers lose when they grow; None: not measured."""
+    down_s: float | None
+    start_s: float | None
+
+
+class BeliefDetail(BeliefView):
+    """What is known of a script, with its curve."""
+
+    noise: float
+    """Relative standard deviation of the rate that is measured in about a second."""
+    curve: CurveView
+
+
 class SnapshotsView(TypedDict):
     """How often snapshots are taken, and their cost."""
 

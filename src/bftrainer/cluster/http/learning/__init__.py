@@ -1,0 +1,1 @@
+"""What was learned of scripts, as the API shows it."""
