@@ -30,4 +30,4 @@ def test_the_curves_are_those_of_the_demo() -> None:
     curves = {trainer.name: trainer.curve for trainer in demo.demo_trainers(0.1, 0.05, 1.5)}
     assert list(curves) == [part.name for part in PARTS]
     assert curves["digits"].rate(1) == pytest.approx(32 / 0.2)
-    assert curves["chars"].rate(8) == pytest.approx(64 / 0.4)
+    assert curves["chars"].rate(8) == pytest.approx(64 / 0.32)

@@ -54,13 +54,13 @@ class DemoTrainer:
 
 
 PARTS = (
-    DemoTrainer("digits", "digits.py", ("--epochs", "40"), "1:0.2,8:0.22"),
-    DemoTrainer("images", "images.py", ("--epochs", "8", "--images", "1024"), "1:0.25,8:1.0"),
+    DemoTrainer("digits", "digits.py", ("--epochs", "28"), "1:0.2,8:0.22"),
+    DemoTrainer("images", "images.py", ("--epochs", "6", "--images", "1024"), "1:0.25,8:1.0"),
     DemoTrainer(
         "chars",
         "chars.py",
         ("--epochs", "2", "--width", "32", "--layers", "1", "--window", "32"),
-        "1:0.8,2:0.56,4:0.44,8:0.4",
+        "1:0.64,2:0.45,4:0.35,8:0.32",
     ),
 )
 """They scale as differently as models do: the first nearly linearly, the others to twice their speed on eight nodes."""

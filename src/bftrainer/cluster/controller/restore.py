@@ -46,7 +46,7 @@ def restore(cluster: Reconciler, now: float) -> Effects:
                 nodes[worker.node].worker = worker.worker
         else:
             store.end_worker(worker.worker, ended=now, status=None, outcome="lost")
-    cluster.planner.beliefs.take_up(store.trainers(), now)
+    cluster.planner.beliefs.take_up(now)
     without_values: list[str] = []
     for name, trainer in unfinished.items():
         kept = store.kept(f"job.{name}")

@@ -6,12 +6,10 @@ and what has changed is stored with their progress.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from weakref import WeakValueDictionary
 
 from bftrainer.cluster.jobs.learning import add_measurements
 from bftrainer.cluster.spec.trainer import TrainerSpec
-from bftrainer.cluster.store.rows import TrainerRow
 from bftrainer.cluster.store.scripts.beliefs import BeliefKey
 from bftrainer.cluster.store.store import Store
 from bftrainer.errors import BFTrainerError
@@ -60,11 +58,11 @@ class Beliefs:
             known.forget()
             self._stored[key] = known.state
 
-    def take_up(self, rows: Iterable[TrainerRow], now: float) -> None:
+    def take_up(self, now: float) -> None:
         """Once after an upgrade, add what trainers measured before there were beliefs."""
         if self._store.kept(_TAKEN_UP):
             return
-        for row in rows:
+        for row in self._store.trainers():
             if not (row.learned or {}).get("in_use"):
                 continue
             try:

@@ -62,7 +62,7 @@ class ProgressReports:
             redone=self.redone,
             windows=meter.windows(),
             stay_windows=stay_windows,
-            stay_rate=round(stay_rate, 3),
+            stay_rate=float(f"{stay_rate:.6g}"),  # it may be far below one sample per second
             stay_scatter=round(stay_scatter, 9),
             snapshot_every_s=round(interval.interval_s, 3) if interval is not None else None,
             snapshot_stall_s=round(interval.stall_s, 6) if interval is not None else None,
