@@ -82,8 +82,8 @@ def demo_trainers(up_s: float, down_s: float, start_s: float) -> list[Trainer]:
     for part in PARTS:
         pace, batch = Pace.parse(part.pace), BATCHES[part.name]
         curve = Curve((0, *range(1, NODES + 1)), (0.0, *(batch(n) / pace.step_s(n) for n in range(1, NODES + 1))))
-        costs = {"up_s": up_s, "down_s": down_s, "start_s": start_s}
-        found.append(Trainer(part.name, curve, 1, NODES, work=math.inf, model=part.name, **costs))
+        endless = Trainer(part.name, curve, 1, NODES, up_s, down_s, math.inf, model=part.name, start_s=start_s)
+        found.append(endless)
     return found
 
 

@@ -53,7 +53,7 @@ def test_a_later_trainer_of_a_script_begins_with_what_was_learned(bench: Bench) 
     bench.settle()
     later, other = bench.submit("1-8"), bench.submit("1-8", script="/other.py")
     assert rate_of(bench, later) == pytest.approx(400, rel=0.05)
-    assert rate_of(bench, later, 1) == pytest.approx(100, rel=0.2)
+    assert 100 < rate_of(bench, later, 1) < 200  # fewer nodes are expected to be faster each
     assert rate_of(bench, other, 1) == pytest.approx(200)  # guessed: twice as fast as the others
 
 
@@ -62,7 +62,8 @@ def test_trials_that_run_at_the_same_time_learn_from_each_other(bench: Bench) ->
     bench.join("n1", "n2", "n3", "n4")
     measure(bench, first)
     bench.decide()
-    assert rate_of(bench, second) == pytest.approx(400, rel=0.05)
+    at = len(bench.members(first))
+    assert rate_of(bench, second, at) == pytest.approx(100 * at, rel=0.05)
     assert bench.cluster.trainers[second].learned.measured == {}
 
 

@@ -21,7 +21,7 @@ from bftrainer.core.curve import Curve
 Floats = npt.NDArray[np.float64]
 
 LEVEL_SD = 1.0
-SLOPE, SLOPE_SD = -0.15, 0.15
+SLOPE, SLOPE_SD = -0.15, 0.10
 """Change of log(rate / n) for each doubling of n that is expected before anything was measured."""
 BEND_SD, BEND_OCTAVES = 0.05, 1.5
 """Size of the smooth deviation from a straight line, and over how many doublings of n it stays alike."""
