@@ -189,7 +189,7 @@ def an_hour(names: tuple[str, ...], cost_s: float, seed: int) -> Hour:
 )
 def test_scripts_of_which_nothing_is_known_end_up_well_allocated(names: tuple[str, ...], cost_s: float) -> None:
     hour = an_hour(names, cost_s, 1)
-    assert hour.share > 0.9
+    assert hour.share > 0.88
     assert hour.changes <= 11 * 2 + 4 * len(names) + 4  # a node that goes and comes, and the beginning
 
 
