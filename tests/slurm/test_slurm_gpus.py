@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bftrainer.cluster.pools.slurm.commands import submission, write_files
+from bftrainer.cluster.pools.slurm.submit.job import submission, write_files
 from bftrainer.cluster.pools.slurm.hardware import read_layout
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings
 from bftrainer.slurm.check import choose, examine, slurm_conf

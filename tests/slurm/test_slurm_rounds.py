@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from bftrainer.cluster.pools.slurm import pool as module
-from bftrainer.cluster.pools.slurm.commands import SlurmCommandError
+from bftrainer.cluster.pools.slurm.runner import SlurmCommandError
 from bftrainer.cluster.pools.slurm.figures import AnswerTimes
 from bftrainer.cluster.pools.slurm.hardware import JobRequest, NodeKind, SiteLayout
 from bftrainer.cluster.pools.slurm.pool import SlurmPool

@@ -22,7 +22,7 @@ _AnyCallError: Any = _UsageError.__base__
 
 COMMANDS = {
     **{name: f"machine.{name}" for name in ("trace", "allocate", "simulate", "tune", "paper", "profile")},
-    **{name: f"live.{name}" for name in ("demo", "serve", "agent", "submit", "status", "eta", "logs", "watch")},
+    **{name: f"live.{name}" for name in ("demo", "serve", "agent", "submit", "status", "eta", "logs", "watch", "lend")},
     **dict.fromkeys(("nodes", "events"), "live.status"),
     **dict.fromkeys(("results", "best"), "live.results"),
     **dict.fromkeys(("cancel", "wait", "pause", "resume", "drain"), "live.control"),

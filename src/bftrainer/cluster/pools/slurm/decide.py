@@ -6,13 +6,13 @@ They decide on what `read.py` has read, and have no clock of their own; `pool.py
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bftrainer.cluster.pools.slurm.figures import CancelReason, EndReason
 from bftrainer.cluster.pools.slurm.hardware import NodeKind, SiteLayout, has_features
 from bftrainer.cluster.pools.slurm.read import Pilot, SlurmNode
+from bftrainer.cluster.pools.slurm.runner import is_refusal
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings
 from bftrainer.util.backoff import Backoff
 
@@ -26,8 +26,6 @@ SHORT_FOR_S = 900.0
 """Seconds for which the pilots of such a node are short."""
 _REFUSALS = 3
 """If this many nodes refuse, and none accepts in between, the cause may not be the nodes."""
-_NO_ANSWER = re.compile("did not end within|Unable to contact|Socket timed out|Connection refused")
-"""Failures of sbatch that are no refusal: Slurm did not answer."""
 
 
 def usable(nodes: Mapping[str, SlurmNode], settings: SlurmSettings) -> dict[str, SlurmNode]:
@@ -94,11 +92,6 @@ def choose(free: Sequence[str], leave: Collection[str], least_free: int) -> tupl
     """Return the free nodes to use, in order: none in `leave`, and only so many that `least_free` stay free."""
     left = [node for node in free if node not in leave]
     return tuple(left[: max(0, len(left) - max(0, least_free - (len(free) - len(left))))])
-
-
-def is_refusal(problem: str) -> bool:
-    """Return whether a failed submission was refused: Slurm has answered, and there is certainly no pilot."""
-    return "it failed with exit status" in problem and _NO_ANSWER.search(problem) is None
 
 
 class Refusals:

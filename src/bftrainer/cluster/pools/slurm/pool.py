@@ -21,14 +21,16 @@ from typing import Any
 from bftrainer.cluster.pools.base import PoolHost, PoolHostLink
 from bftrainer.cluster.pools.keeper import Keeper, Orders, Timeouts
 from bftrainer.cluster.pools.slurm import callbacks, decide
-from bftrainer.cluster.pools.slurm.commands import Slurm, SlurmCommandError, require_programs, write_files
+from bftrainer.cluster.pools.slurm.commands import Slurm, require_programs
 from bftrainer.cluster.pools.slurm.decide import Cancellation
 from bftrainer.cluster.pools.slurm.demand import HarvestTarget
 from bftrainer.cluster.pools.slurm.figures import SlurmFigures
 from bftrainer.cluster.pools.slurm.hardware import SiteLayout
 from bftrainer.cluster.pools.slurm.ledger import PilotLedger
 from bftrainer.cluster.pools.slurm.read import Jobs, Pilot, SlurmNode
+from bftrainer.cluster.pools.slurm.runner import SlurmCommandError, is_refusal
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings, read_duration
+from bftrainer.cluster.pools.slurm.submit.job import write_files
 from bftrainer.cluster.pools.slurm.timer import RoundTimer
 from bftrainer.cluster.pools.slurm.yielding import YieldPlan, YieldRule, sort_nodes
 from bftrainer.errors import BFTrainerError, InputError
@@ -373,7 +375,7 @@ class SlurmPool:
             job = await self._at.submit(node, short=short, gpus=kind.gpus if kind is not None else "")
         except SlurmCommandError as problem:
             now, text = time.monotonic(), str(problem)
-            self._ledger.refused(node, now, 0.0 if decide.is_refusal(text) else 2 * self.settings.command_timeout_s)
+            self._ledger.refused(node, now, 0.0 if is_refusal(text) else 2 * self.settings.command_timeout_s)
             if self._refusals.refused(node, text, now, others, self._layout):
                 self._to.note("submit_failed", node=node, error=text)
             return False

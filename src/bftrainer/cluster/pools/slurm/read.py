@@ -15,14 +15,13 @@ from typing import Literal, NamedTuple
 
 from bftrainer.cluster.pools.keeper import NODE_NAME
 from bftrainer.cluster.pools.slurm.hardware import JobRequest
+from bftrainer.cluster.pools.slurm.naming import PREFIX, read_comment
 from bftrainer.cluster.pools.slurm.settings import read_duration
 from bftrainer.core.hostlist import expand
 from bftrainer.slurm.gres import UNKNOWN, Gres, read_gres
 from bftrainer.traces.recorder.states import is_idle, sinfo_rows
 from bftrainer.util.text import natural
 
-PREFIX = "bftrainer-"
-"""Prefix of the names of all pilots."""
 JOB_FIELDS = (
     *("JobArrayID", "JobID", "UserID", "State", "Partition", "NumNodes", "NumCPUs", "MinCpus", "MinMemory"),
     *("TimeLimit", "MinTime", "TimeLeft", "PriorityLong", "StartTime", "PreemptTime", "Reason", "SchedNodes"),
@@ -224,14 +223,14 @@ def _pilot(job: _JobRow) -> Pilot | None:
     if not NODE_NAME.fullmatch(node):
         return None
     left, reason = job.left, job.reason
-    parts = job.comment.split(":")
+    comment = read_comment(job.comment)
     return Pilot(
         int(job.job),
         node,
         _STATES.get(job.state, "ended"),
         None if left in _NO_TIME else read_duration(left.lstrip("-")),
         "" if reason in UNKNOWN else reason,
-        parts[3] if len(parts) == 4 and parts[0] == "bftrainer" else "",
+        comment.mark if comment is not None else "",
         job.preempted not in UNKNOWN,
         job.state,
     )
