@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _PASSED_ON = ("SLURM_CONF", "PATH")
 """Variables that the unit needs: systemd does not give it those of the login shell."""
 
+
 def _several(text: str) -> Any:
     return typer.Option(metavar="NAME", help=text)
 
@@ -47,14 +48,20 @@ def lend(
     folder: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Folder of the lender, which the nodes must see; default: ~/.local/state/bftrainer-lend."
+            metavar="DIR",
+            help="Folder of the lender, which the nodes must see; default: ~/.local/state/bftrainer-lend.",
         ),
     ] = None,
     python: Annotated[
-        str, typer.Option(metavar="FILE", help="Python that runs agents, on the nodes; default: the one of this command.")
+        str,
+        typer.Option(metavar="FILE", help="Python that runs agents, on the nodes; default: the one of this command."),
     ] = "",
-    install: Annotated[bool, typer.Option("--install", help="Write a systemd user unit that runs this command.")] = False,
-    status: Annotated[bool, typer.Option("--status", help="Say whether the lender runs, and with how many pilots.")] = False,
+    install: Annotated[
+        bool, typer.Option("--install", help="Write a systemd user unit that runs this command.")
+    ] = False,
+    status: Annotated[
+        bool, typer.Option("--status", help="Say whether the lender runs, and with how many pilots.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be submitted, ask Slurm whether it may be, and end.")
     ] = False,
@@ -142,7 +149,7 @@ def _install(folder: Path) -> None:
 
 def _try(options: LenderOptions) -> None:
     """Show what a request would lead to, and ask Slurm whether it may be. Changes nothing."""
-    from bftrainer.client.api import ApiClient, Address
+    from bftrainer.client.api import Address, ApiClient
     from bftrainer.cluster.lend.trial import try_out
 
     with ApiClient(Address(options.url, options.token, "", options.authority)) as api:
@@ -155,7 +162,9 @@ def _try(options: LenderOptions) -> None:
 def _shown(facts: dict[str, Any]) -> str:
     line = f"lender: {facts['state']}"
     if facts["pid"]:
-        line += f"; {facts['pilots']} of at most {facts['max_pilots']} pilots; {facts['controller']} (pid {facts['pid']})"
+        line += (
+            f"; {facts['pilots']} of at most {facts['max_pilots']} pilots; {facts['controller']} (pid {facts['pid']})"
+        )
     return line
 
 

@@ -40,6 +40,7 @@ class LenderJobs:
         job = PilotJob(
             request.node,
             PREFIX + state_id,
+            request.mark,
             pilot_comment(state_id, request.node, request.mark, request.pilot),
             request.partition,
             str(request.minutes),

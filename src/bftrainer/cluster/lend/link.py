@@ -25,10 +25,11 @@ from bftrainer.cluster.wire.lender_messages import (
     LENDER_BEAT_S,
     LENDER_PATH,
     MOST_LENDER_FRAME_BYTES,
+    REFUSED_CODE,
+    CancelLent,
     LenderBeat,
     LenderHeard,
     LendPilot,
-    CancelLent,
     OfferTaken,
     Withdrawn,
     decode_lending,
@@ -45,6 +46,10 @@ SILENCE_S = 3 * LENDER_BEAT_S
 BACKOFF = Backoff(0.5, 30.0)
 
 _log = logging.getLogger(__name__)
+
+
+class _NotTaken(BFTrainerError):  # noqa: N818 - it names what happened
+    """The controller does not take the offer."""
 
 
 class LenderLink:
@@ -87,6 +92,10 @@ class LenderLink:
                     raise InputError(f"{self._url}: {problem}; set {tls.CA} to the file of its authority") from None
             except (OSError, TimeoutError, EOFError, InvalidHandshake, WebSocketException) as trouble:
                 problem = one_line(str(trouble) or type(trouble).__name__)
+            except _NotTaken as refusal:
+                problem = str(refusal)
+                if not self._ever_taken:
+                    raise InputError(f"the controller at {self._url} does not take this lender: {problem}") from None
             if self._taken:
                 failures, said = 0, ""
             failures += 1
@@ -127,8 +136,10 @@ class LenderLink:
             except TimeoutError:
                 return f"it has not answered for {SILENCE_S:g} s"
             except ConnectionClosed as closed:
-                reason = closed.rcvd.reason if closed.rcvd is not None else ""
-                return one_line(reason) or "the connection was closed"
+                reason = one_line(closed.rcvd.reason) if closed.rcvd is not None else ""
+                if closed.rcvd is not None and closed.rcvd.code == REFUSED_CODE:
+                    raise _NotTaken(reason) from None
+                return reason or "the connection was closed"
             finally:
                 self._connection = None
                 beating.cancel()

@@ -60,15 +60,16 @@ class PilotFiles:
     def unread(self) -> frozenset[str]:
         """Return the pilots whose secrets are still there."""
         with suppress(OSError):
-            return frozenset(name for name in os.listdir(self.folder / SECRETS) if PILOT_ID.fullmatch(name))
+            names = (path.name for path in (self.folder / SECRETS).iterdir())
+            return frozenset(name for name in names if PILOT_ID.fullmatch(name))
         return frozenset()
 
     def sweep(self, keep: Collection[str]) -> None:
         """Remove all secrets but those of pilots in `keep`, and what a write that was cut off has left."""
         with suppress(OSError):
-            for name in os.listdir(self.folder / SECRETS):
-                if name not in keep:
-                    self.remove_secret(name)
+            for path in list((self.folder / SECRETS).iterdir()):
+                if path.name not in keep:
+                    self.remove_secret(path.name)
 
 
 def pilot_script(folder: Path, environment: Mapping[str, str], python: str, agent: tuple[str, ...]) -> str:

@@ -94,7 +94,9 @@ def check_submission(rules: LendRules, request: LendPilot, known: Collection[str
             offered = ", ".join(sorted(each or "Slurm's default" for each in allowed))
             raise RefusedByRules(f"{what} {value!r:.60} is not among those that the user allows: {offered}")
     if not 1 <= request.minutes <= rules.most_minutes:
-        raise RefusedByRules(f"{request.minutes} minutes are not from 1 to the {rules.most_minutes} that the user allows")
+        raise RefusedByRules(
+            f"{request.minutes} minutes are not from 1 to the {rules.most_minutes} that the user allows"
+        )
     if request.least_minutes > request.minutes:
         raise RefusedByRules("the least time is more than the time limit")
     if present >= rules.most_pilots:

@@ -145,6 +145,17 @@ class HandsOver(Protocol):
         """
 
 
+@runtime_checkable
+class KnowsOwners(Protocol):
+    """What a pool has besides if it cannot start agents for every owner at every time."""
+
+    def why_not(self, owner: str) -> str:
+        """Return why no agent can be started for an owner now, as a sentence for them; empty if one can be."""
+
+    def most_nodes(self, owner: str) -> int | None:
+        """Return how many nodes an owner can have at most, such as by the limits of their account; None: not known."""
+
+
 class PoolHostLink:
     """Gives a pool that starts agents itself access to its `PoolHost` while the pool is open."""
 

@@ -22,6 +22,8 @@ from bftrainer.elastic.protocol import ProtocolError
 LENDER_PATH = "/v1/lenders"
 """The URL path where lenders connect, each with a token of its user."""
 LENDER_VERSION = 1
+REFUSED_CODE = 4003
+"""The code with which the controller closes the connection of a lender that it does not take; the reason says why."""
 MOST_LENT = 10_000
 """Limit of the pilots of one lender, and of those in one message."""
 MOST_LENDER_FRAME_BYTES = 4 << 20

@@ -8,14 +8,23 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from bftrainer.cluster.pools.script.discovery import DiscoveryError, run
 from bftrainer.cluster.pools.slurm.hardware import LAYOUT_FORMAT, SiteLayout, read_layout
 from bftrainer.cluster.pools.slurm.naming import PREFIX
-from bftrainer.cluster.pools.slurm.read import Jobs, SlurmNode, job_format, new_separator, read_jobs, read_nodes
+from bftrainer.cluster.pools.slurm.read import (
+    Jobs,
+    OwnerOf,
+    Pilot,
+    SlurmNode,
+    job_format,
+    new_separator,
+    read_jobs,
+    read_nodes,
+)
 from bftrainer.cluster.pools.slurm.reservations import ReservationWatch, read_reservations
 from bftrainer.cluster.pools.slurm.runner import SlurmCommandError, SlurmRunner
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings
@@ -38,31 +47,36 @@ _AT_ONCE = 500
 class Slurm:
     """Runs Slurm commands for the pilots of one controller."""
 
-    def __init__(self, settings: SlurmSettings, folder: Path, state_id: str, mark: str) -> None:
-        """Keep the environment and the output of pilots in `folder`, which the nodes must see."""
+    def __init__(
+        self, settings: SlurmSettings, folder: Path, state_id: str, mark: str, owner_of: OwnerOf | None = None
+    ) -> None:
+        """Keep the environment and the output of pilots in `folder`, which the nodes must see.
+
+        `owner_of` says which jobs are pilots, where pilots have owners; they are submitted by others.
+        """
         self.name = PREFIX + state_id
         self.mark = mark
-        self._runner = SlurmRunner(settings.command_timeout_s, command_environment(os.environ))
-        self.answers = self._runner.answers
+        self.runner = SlurmRunner(settings.command_timeout_s, command_environment(os.environ))
+        self.answers = self.runner.answers
         self._settings = settings
         self._folder = folder
-        self._only_ours = (f"--user={os.getuid()}", f"--name={self.name}")
+        self._owner_of = owner_of
         self._reservations = ReservationWatch(settings.renew_s)
 
     async def nodes(self) -> dict[str, SlurmNode]:
         """Return the nodes of the partition, by name. Nodes that are reserved soon are marked as wanted back."""
         form = "%N %f %T" if self._settings.constraint else SINFO[-1]
-        nodes = await self._runner.ask((*SINFO[:-1], form, "-p", self._settings.partition), read_nodes)
+        nodes = await self.runner.ask((*SINFO[:-1], form, "-p", self._settings.partition), read_nodes)
         if self._reservations.ask_now():
             with suppress(SlurmCommandError):  # without an answer, time limits and states of nodes still hold
                 self._reservations.learned(
-                    await self._runner.ask(("scontrol", "show", "reservation", "-o"), read_reservations)
+                    await self.runner.ask(("scontrol", "show", "reservation", "-o"), read_reservations)
                 )
         return self._reservations.marked(nodes)
 
     async def layout(self) -> SiteLayout:
         """Return the partitions and the kinds of nodes of the site."""
-        return await self._runner.ask(("sinfo", "-a", "-h", "--exact", "-o", LAYOUT_FORMAT), read_layout)
+        return await self.runner.ask(("sinfo", "-a", "-h", "--exact", "-o", LAYOUT_FORMAT), read_layout)
 
     def reservations(self) -> Mapping[str, frozenset[str]]:
         """Return the nodes of each reservation, as last read."""
@@ -74,9 +88,11 @@ class Slurm:
         With `only_ours` Slurm looks up one user's jobs.
         """
         separator = new_separator()
-        ours = self._only_ours if only_ours else ()
+        ours = (f"--name={self.name}", *(() if self._owner_of else (f"--user={os.getuid()}",))) if only_ours else ()
         words = ("squeue", "-a", *ours, "--states=all", "-O", job_format(separator))
-        return await self._runner.ask(words, lambda text: read_jobs(text, self.name, os.getuid(), separator))
+        return await self.runner.ask(
+            words, lambda text: read_jobs(text, self.name, os.getuid(), separator, self._owner_of)
+        )
 
     async def submit(self, node: str, *, short: bool, gpus: str = "") -> int:
         """Submit the pilot of a node and return its job id. `gpus` has the GPUs of the node, such as `gpu:a100:4`.
@@ -85,7 +101,7 @@ class Slurm:
         """
         settings = self._settings
         argv = submission(settings, self._folder, node, self.name, self.mark, short=short, gpus=gpus)
-        return await self._runner.ask(argv, job_number)
+        return await self.runner.ask(argv, job_number)
 
     async def cancel(self, jobs: Sequence[int], *, only_waiting: bool = False) -> None:
         """Cancel pilots; with `only_waiting`, only those that have not started. Slurm leaves other jobs alone."""
@@ -93,13 +109,15 @@ class Slurm:
             some = jobs[begin : begin + _AT_ONCE]
             words = cancel_words(some, str(os.getuid()), self.name, only_waiting=only_waiting)
             try:
-                await self._runner.ask(words, lambda text: None)
+                await self.runner.ask(words, lambda text: None)
             except SlurmCommandError as problem:
                 if not have_ended(problem):
                     raise
 
-    async def drain(self, patience_s: float) -> tuple[list[int], str]:
-        """Cancel all our jobs and wait until none is left.
+    async def drain(
+        self, patience_s: float, cancel: Callable[[Sequence[Pilot]], Awaitable[None]]
+    ) -> tuple[list[int], str]:
+        """Have all our jobs cancelled by `cancel`, and wait until none is left.
 
         Returns the jobs that are left nevertheless, and the last problem.
         """
@@ -112,7 +130,7 @@ class Slurm:
                         left, problem = [pilot.job for pilot in pilots], ""
                         if not left:
                             return [], ""
-                        await self.cancel([pilot.job for pilot in pilots if pilot.state != "ending"])
+                        await cancel([pilot for pilot in pilots if pilot.state != "ending"])
                     except SlurmCommandError as failure:
                         problem = str(failure)
                     await asyncio.sleep(_DRAIN_STEP_S)

@@ -18,6 +18,7 @@ CancelReason = Literal[
     "paused",
     "cut off",
     "another pilot",
+    "handed over",
     "other address",
     "suspended",
     "overdue",

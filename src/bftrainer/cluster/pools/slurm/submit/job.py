@@ -35,6 +35,7 @@ _DEVICES = (*_HIDING, *_OTHER_DEVICES)
 _COUNTS = ("SLURM_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
 """Variables with which Slurm says how many GPUs a job has."""
 
+
 @dataclass(frozen=True, slots=True)
 class PilotJob:
     """A pilot to be submitted. An empty text stands for Slurm's default."""
@@ -42,6 +43,8 @@ class PilotJob:
     node: str
     name: str
     """The name of the job."""
+    mark: str
+    """See `naming.PilotComment`."""
     comment: str
     partition: str
     time_limit: str
@@ -74,6 +77,7 @@ def pilot_job(
     return PilotJob(
         node,
         name,
+        mark,
         pilot_comment(name.removeprefix(PREFIX), node, mark, pilot),
         settings.partition,
         settings.time_limit,
@@ -146,6 +150,12 @@ def command_environment(environment: Mapping[str, str]) -> dict[str, str]:
         if name in _KEPT or not (name.startswith(_OURS) or name in _SECRET or name in _DEVICES)
     }
     return kept | {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
+
+
+def plain_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of commands that are run as other accounts: only what Slurm's commands need."""
+    kept = {name: environment[name] for name in ("PATH", *_KEPT) if name in environment}
+    return kept | {"LC_ALL": "C.UTF-8"}
 
 
 def submission(
