@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
 from bftrainer.cluster.http.auth import Api
 from bftrainer.cluster.http.limits import bearer
+from bftrainer.cluster.http.state import ApiState
 from bftrainer.cluster.pools.slurm.submit.lenders import LenderRefusedError, Lenders
 from bftrainer.cluster.wire.lender_messages import LENDER_PATH, MOST_LENDER_FRAME_BYTES, REFUSED_CODE
 from bftrainer.errors import BFTrainerError
@@ -37,7 +39,8 @@ async def lenders(socket: WebSocket, api: Api) -> None:
     try:
         if not isinstance(taking, Lenders):
             raise LenderRefusedError(_NO_LENDERS)
-        await taking.serve(row.owner, _frames(socket), socket.send_text)
+        valid = partial(_is_valid, api, token)
+        await taking.serve(row.owner, _frames(socket, valid), socket.send_text)
     except LenderRefusedError as refusal:
         _log.warning("the lender of %s is refused: %s", row.owner, refusal)
         await socket.close(REFUSED_CODE, one_line(refusal)[:120])
@@ -46,12 +49,19 @@ async def lenders(socket: WebSocket, api: Api) -> None:
         await socket.close(1011)
 
 
-async def _frames(socket: WebSocket) -> AsyncIterator[str]:
+def _is_valid(api: ApiState, token: str) -> bool:
+    return api.store.tokens.check(token) is not None
+
+
+async def _frames(socket: WebSocket, valid: Callable[[], bool]) -> AsyncIterator[str]:
+    """Yield what a lender sends, as long as its token is valid."""
     try:
         while True:
             frame = await socket.receive_text()
             if len(frame) > MOST_LENDER_FRAME_BYTES:
                 return
+            if not valid():
+                raise LenderRefusedError("the token is not valid any more")
             yield frame
     except (WebSocketDisconnect, KeyError, RuntimeError):
         return

@@ -21,7 +21,7 @@ from typing import Any
 
 from bftrainer.cluster.lend.jobs import LenderJobs
 from bftrainer.cluster.lend.ledger import LentLedger
-from bftrainer.cluster.lend.lender import TEND_S, Lender
+from bftrainer.cluster.lend.lender import Lender
 from bftrainer.cluster.lend.link import LenderLink
 from bftrainer.cluster.lend.pilot_files import PilotFiles
 from bftrainer.cluster.lend.rules import LendRules
@@ -36,6 +36,9 @@ from bftrainer.util.files import replace_file
 LOCK, STATUS, STATE_ID_FILE = "lender.lock", "status.json", "state-id"
 GIVE_UP_S = 600.0
 """How long waiting pilots are kept while there is no controller, which agents need when they start."""
+
+TEND_S, STATUS_S = 30.0, 1.0
+"""How often Slurm is asked for the lender's jobs, while there are any; how often the status is written, if it changed."""
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +103,9 @@ async def run_lender(options: LenderOptions) -> None:
 async def _keep_tending(lender: Lender, status: _StatusFile) -> None:
     alone_since: float | None = None
     while True:
-        await asyncio.sleep(TEND_S)
+        for _ in range(int(TEND_S / STATUS_S)):
+            await asyncio.sleep(STATUS_S)
+            status.refresh()
         try:
             if status.connected:
                 alone_since = None
@@ -111,7 +116,6 @@ async def _keep_tending(lender: Lender, status: _StatusFile) -> None:
                     await lender.withdraw()
         except BFTrainerError as problem:
             _log.warning("the list of pilots is not up to date: %s", problem)
-        status.refresh()
 
 
 class _StatusFile:
@@ -121,6 +125,7 @@ class _StatusFile:
         self._options = options
         self._lender = lender
         self._state = ""
+        self._written = ""
         self._since = time.time()
 
     @property
@@ -138,11 +143,14 @@ class _StatusFile:
         self.refresh()
 
     def refresh(self) -> None:
-        """Write the file again."""
+        """Write the file again, if something has changed."""
         facts = {"state": self._state, "since": self._since, "pid": os.getpid(), "controller": self._options.url}
         facts |= {"pilots": self._lender.ledger.present, "max_pilots": self._lender.rules.most_pilots}
-        with contextlib.suppress(OSError):
-            replace_file(self._options.folder / STATUS, json.dumps(facts) + "\n")
+        text = json.dumps(facts) + "\n"
+        if text != self._written:
+            with contextlib.suppress(OSError):
+                replace_file(self._options.folder / STATUS, text)
+            self._written = text
 
 
 def read_status(folder: Path) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bftrainer.cluster.wire.lender_messages import LentPilot
 from bftrainer.errors import BFTrainerError
 from bftrainer.util.files import replace_file
 
@@ -66,10 +65,9 @@ class LentLedger:
         return frozenset(self._present)
 
     @property
-    def pilots(self) -> tuple[LentPilot, ...]:
-        """The pilots that have not ended and whose jobs are known."""
-        entries = self._present.items()
-        return tuple(LentPilot(pilot, entry.job, entry.node) for pilot, entry in entries if entry.job)
+    def jobs(self) -> tuple[int, ...]:
+        """The jobs of the pilots that have not ended."""
+        return tuple(entry.job for entry in self._present.values() if entry.job)
 
     @property
     def present(self) -> int:

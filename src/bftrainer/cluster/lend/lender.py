@@ -38,9 +38,6 @@ from bftrainer.cluster.wire.lender_messages import (
 )
 from bftrainer.errors import BFTrainerError
 
-TEND_S = 30.0
-"""How often Slurm is asked for the lender's jobs, while there are any."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -69,9 +66,7 @@ class Lender:
     def offer(self) -> Offer:
         """Return the first message to a controller."""
         user = pwd.getpwuid(os.getuid()).pw_name
-        return Offer(
-            user, os.getuid(), self.rules.most_pilots, tuple(sorted(self.rules.partitions)), self.ledger.pilots
-        )
+        return Offer(user, os.getuid(), self.rules.most_pilots)
 
     async def answer(self, message: ToLender) -> FromLender | None:
         """Carry out a request. Returns the answer, if there is one."""
@@ -100,9 +95,8 @@ class Lender:
             try:
                 if self.state_id and (self.ledger.present or self._files.unread()):
                     await self._compare()
-                    waiting = [pilot.job for pilot in self.ledger.pilots]
-                    if waiting:
-                        await self._jobs.cancel(waiting, self.state_id, only_waiting=True)
+                    if jobs := self.ledger.jobs:
+                        await self._jobs.cancel(jobs, self.state_id, only_waiting=True)
                         await self._compare()
             except SlurmCommandError as failure:
                 problem = str(failure)

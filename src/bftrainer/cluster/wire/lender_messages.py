@@ -34,18 +34,6 @@ ShortText = Annotated[str, Field(strict=True, max_length=512)]
 PilotIds = Annotated[tuple[Name, ...], Field(max_length=MOST_LENT)]
 
 
-@dataclass(frozen=True, slots=True)
-class LentPilot:
-    """A pilot of a lender: a job of Slurm."""
-
-    pilot: Name
-    job: NaturalNumber
-    node: Name
-
-
-LentPilots = Annotated[tuple[LentPilot, ...], Field(max_length=MOST_LENT)]
-
-
 # Messages from the lender.
 
 
@@ -57,10 +45,6 @@ class Offer:
     """The name of its Unix account."""
     uid: NaturalNumber
     most_pilots: NaturalNumber
-    partitions: PilotIds = ()
-    """The partitions in which it submits pilots."""
-    pilots: LentPilots = ()
-    """Its pilots that have not ended, as far as it knows."""
     version: NaturalNumber = LENDER_VERSION
 
 

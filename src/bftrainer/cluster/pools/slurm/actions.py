@@ -23,6 +23,7 @@ from bftrainer.cluster.pools.slurm.runner import SlurmCommandError, is_refusal
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings
 from bftrainer.cluster.pools.slurm.submit.base import OwnedPilot
 from bftrainer.cluster.pools.slurm.submit.job import pilot_job
+from bftrainer.cluster.pools.slurm.submit.limits import OF_ACCOUNT
 
 _TOGETHER_S = 1.0
 """How long a round waits for requests of owners."""
@@ -132,7 +133,7 @@ class PilotActions:
             self._ledger.refused(node, now, 0.0 if is_refusal(text) else 2 * self._settings.command_timeout_s)
             if self._owners is not None:
                 self._host.not_coming(node, text)
-                if not is_refusal(text):
+                if not is_refusal(text) or OF_ACCOUNT.search(text):
                     self._owners.failed(owner, text, now)
             if self._refusals[owner].refused(node, text, now, others, self.layout):
                 self._host.note("submit_failed", node=node, error=text, **({"owner": owner} if owner else {}))
@@ -147,6 +148,7 @@ class PilotActions:
             return Pilot(await slurm.submit(node, short=short, gpus=gpus), node, "waiting", mark=slurm.mark)
         submitter, id_ = self._owners.submitters.of(owner), self._owners.new_id(owner, node)
         job = pilot_job(self._settings, node, slurm.name, slurm.mark, id_, short=short, gpus=gpus)
+        job = job.at_most(self._owners.limits_of(owner).minutes)
         number = await submitter.submit(OwnedPilot(job, id_, self._host.invitation(node, owner)))
         return Pilot(number, node, "waiting", mark=slurm.mark, owner=owner, id=id_)
 

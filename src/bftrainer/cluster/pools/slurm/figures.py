@@ -19,6 +19,7 @@ CancelReason = Literal[
     "cut off",
     "another pilot",
     "handed over",
+    "account limit",
     "other address",
     "suspended",
     "overdue",

@@ -16,6 +16,7 @@ from bftrainer.cluster.pools.slurm.decide import Cancellation, Sorted
 from bftrainer.cluster.pools.slurm.figures import PilotCounters
 from bftrainer.cluster.pools.slurm.read import Pilot, SlurmNode
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings
+from bftrainer.cluster.pools.slurm.submit.limits import OF_ACCOUNT
 
 
 class PilotLedger:
@@ -116,6 +117,8 @@ class PilotLedger:
             return Cancellation(pilot, "paused", "the pool is paused")
         if cut_off:
             return Cancellation(pilot, "cut off", "pilots cannot reach the controller")
+        if pilot.owner and OF_ACCOUNT.search(pilot.reason):
+            return Cancellation(pilot, "account limit", f"the limits of its account hold it back ({pilot.reason})")
         if pilot.node in self._handing:
             return None
         if node is None or not node.free(planned=True):

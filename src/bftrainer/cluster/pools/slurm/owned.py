@@ -19,6 +19,7 @@ from bftrainer.cluster.pools.base import PoolHost
 from bftrainer.cluster.pools.slurm.naming import PilotComment
 from bftrainer.cluster.pools.slurm.read import Pilot
 from bftrainer.cluster.pools.slurm.submit.base import Submitters
+from bftrainer.cluster.pools.slurm.submit.limits import OF_ACCOUNT, AccountLimits, LimitsReader
 from bftrainer.errors import InputError
 
 _KEY, _OWNERS = "slurm.pilot-key", "slurm.owners"
@@ -42,8 +43,9 @@ class HandOver:
 class PilotOwners:
     """The owners of pilots."""
 
-    def __init__(self, host: PoolHost, submitters: Submitters) -> None:
+    def __init__(self, host: PoolHost, submitters: Submitters, limits: LimitsReader) -> None:
         self.submitters = submitters
+        self._limits = limits
         self.handing: deque[HandOver] = deque()
         """Nodes to be handed over by the next round."""
         self._host = host
@@ -113,6 +115,25 @@ class PilotOwners:
         """Record that no pilot can be submitted for an owner, for whatever node."""
         self._resting[owner] = (now + REST_S, why)
 
+    def most(self, owner: str) -> int | None:
+        """Return how many pilots an owner may have at most; None if there is no limit."""
+        allowed = (self.submitters.most(owner), self.limits_of(owner).pilots)
+        return min((count for count in allowed if count is not None), default=None)
+
+    def limits_of(self, owner: str) -> AccountLimits:
+        """Return the limits of an owner's account."""
+        return self._limits.of(self._host.accounts.name_of(owner))
+
+    async def read_limits(self, now: float) -> None:
+        """Read the limits of all owners' accounts, if that was long ago."""
+        await self._limits.read([self._host.accounts.name_of(owner) for owner in self._owners], now)
+
+    def held_back(self, pilots: Iterable[Pilot], now: float) -> None:
+        """Note which owners have pilots that wait because of limits of their account."""
+        for pilot in pilots:
+            if pilot.state == "waiting" and OF_ACCOUNT.search(pilot.reason):
+                self.failed(pilot.owner, f"the limits of their account hold pilots back ({pilot.reason})", now)
+
     def choose(self, nodes: Sequence[str], pilots: Mapping[str, Pilot], now: float) -> dict[str, str]:
         """Return the owner of each node that is to be harvested now."""
         if not nodes:
@@ -120,7 +141,7 @@ class PilotOwners:
         has = Counter(pilot.owner for pilot in pilots.values())
         chosen: dict[str, str] = {}
         for node, owner in self._host.owners_for(nodes).items():
-            most = self.submitters.most(owner)
+            most = self.most(owner)
             if not self.why_not(owner, now) and (most is None or has[owner] < most):
                 chosen[node] = owner
                 has[owner] += 1

@@ -35,6 +35,7 @@ from bftrainer.cluster.pools.slurm.settings import SlurmSettings, read_duration
 from bftrainer.cluster.pools.slurm.submit.base import Submitters
 from bftrainer.cluster.pools.slurm.submit.job import write_files
 from bftrainer.cluster.pools.slurm.submit.lenders import Lenders
+from bftrainer.cluster.pools.slurm.submit.limits import LimitsReader
 from bftrainer.cluster.pools.slurm.submit.run_as import RunAsOwners
 from bftrainer.cluster.pools.slurm.timer import RoundTimer
 from bftrainer.cluster.pools.slurm.yielding import YieldPlan, YieldRule, sort_nodes
@@ -149,7 +150,8 @@ class SlurmPool:
     def _begin(self, host: PoolHost, slurm: Slurm) -> None:
         """Make what submits and cancels pilots."""
         if host.own_users:
-            self._owners = PilotOwners(host, self._submitters(host, slurm))
+            limits = LimitsReader(slurm.runner, self.settings.account)
+            self._owners = PilotOwners(host, self._submitters(host, slurm), limits)
         self._actions = PilotActions(self.settings, slurm, self._ledger, host, self._owners, self._is_halted)
 
     def _is_halted(self) -> bool:
@@ -179,7 +181,7 @@ class SlurmPool:
 
     def most_nodes(self, owner: str) -> int | None:
         """See `base.KnowsOwners`."""
-        return None if self._owners is None else self._owners.submitters.most(owner)
+        return None if self._owners is None else self._owners.most(owner)
 
     async def pause(self) -> None:
         """See `base.Pool`."""
@@ -297,6 +299,9 @@ class SlurmPool:
             self._timer.answered(time.monotonic(), offered, hungry=True)
             self._host_link.offer(offered, "it is not idle any more")
             return False, math.inf
+        if self._owners is not None:
+            await asyncio.to_thread(self._owners.look_up, time.monotonic())
+            await self._owners.read_limits(time.monotonic())
         jobs = await self._at.jobs()
         asked_until = time.monotonic()
         self._view, pilots, states = await asyncio.to_thread(self._sort, nodes, jobs)
@@ -306,6 +311,7 @@ class SlurmPool:
         cut_off = self._calls.pausing(now)
         cancel = self._ledger.reconcile(jobs.pilots, pilots, nodes, now, paused=self._paused, cut_off=cut_off)
         if self._owners is not None:
+            self._owners.held_back(jobs.pilots, now)
             self._owners.retire(pilot.id for pilot in jobs.pilots if pilot.state == "ended")
         await self._act_on.cancel(cancel)
         plan = YieldPlan()

@@ -45,7 +45,7 @@ class Submitters(Protocol):
         """Return why there is no submitter for an owner now, as a sentence for them; empty if there is one."""
 
     def most(self, owner: str) -> int | None:
-        """Return how many pilots an owner may have at most; None if it is not known."""
+        """Return how many pilots an owner allows at most; None if owners do not say."""
 
     def describe(self) -> Mapping[str, Any]:
         """Return facts for `status`."""

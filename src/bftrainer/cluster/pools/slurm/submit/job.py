@@ -9,12 +9,12 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bftrainer.cluster.pools.slurm import callbacks
 from bftrainer.cluster.pools.slurm.naming import PREFIX, pilot_comment
-from bftrainer.cluster.pools.slurm.settings import SlurmSettings
+from bftrainer.cluster.pools.slurm.settings import SlurmSettings, read_duration
 from bftrainer.errors import BFTrainerError
 from bftrainer.processes import variables
 from bftrainer.slurm.gres import gres_options
@@ -22,7 +22,7 @@ from bftrainer.util.files import replace_file
 
 ENVIRONMENT_FILE = "agent-environment"
 SCRIPT_FILE = "pilot.sh"
-_HAVE_ENDED = ("Invalid job id", "already completing")
+_HAVE_ENDED = ("Invalid job id", "already completing", "it printed nothing on stderr")
 """Messages of scancel when it fails because jobs have ended in the meantime."""
 _OURS = ("SBATCH_", "SLURM_", "SQUEUE_", "SINFO_", "SCANCEL_", "SALLOC_", "SRUN_")
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
@@ -57,6 +57,13 @@ class PilotJob:
     gpus: str = ""
     """The value of `--gres`."""
     options: tuple[str, ...] = ()
+
+    def at_most(self, minutes: int | None) -> PilotJob:
+        """Return the same pilot with a time limit of at most so many minutes."""
+        if minutes is None or read_duration(self.time_limit) <= 60 * minutes:
+            return self
+        least = self.time_min if self.time_min and read_duration(self.time_min) <= 60 * minutes else ""
+        return replace(self, time_limit=str(max(1, minutes)), time_min=least)
 
 
 def pilot_job(
