@@ -224,6 +224,8 @@ def _build(config: Config, prepared: _Prepared, store: Store, *, dry_run: bool) 
 
     agents = {variables.URL: prepared.url, variables.SECRET: prepared.secret, variables.STATE_ID: state_id}
     agents |= {tls.CA: prepared.authority_of_agents} if prepared.authority else {}
+    if config.users.own:
+        del agents[variables.SECRET]  # each agent gets a secret of its own
     return Controller(cluster, pool, config, logbook, agents)
 
 

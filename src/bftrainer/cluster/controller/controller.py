@@ -20,6 +20,7 @@ from bftrainer.cluster.controller.agents import AgentHub
 from bftrainer.cluster.controller.connection import Connections
 from bftrainer.cluster.controller.event_runner import EventRunner
 from bftrainer.cluster.controller.head_agent import HeadAgent
+from bftrainer.cluster.controller.nodes.invitations import Invitations
 from bftrainer.cluster.controller.output.logbook import Logbook, Logbooks
 from bftrainer.cluster.controller.pool_host import ControllerPoolHost
 from bftrainer.cluster.controller.reconciler import Reconciler
@@ -27,7 +28,8 @@ from bftrainer.cluster.controller.restore import restore
 from bftrainer.cluster.controller.start_up.preparing import Preparer
 from bftrainer.cluster.controller.tick_clock import LATE_S, TickClock
 from bftrainer.cluster.eta.service import EtaService
-from bftrainer.cluster.pools.base import Pool
+from bftrainer.cluster.owners.join_secrets import JoinSecrets
+from bftrainer.cluster.pools.base import HandsOver, Pool
 from bftrainer.cluster.retention.housekeeper import Housekeeper
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store import events
@@ -75,7 +77,11 @@ class Controller:
         """Called after every decision with the seconds since the first event that led to it."""
         self.housekeeper = Housekeeper(cluster.store, config, cluster.planner.limits, cluster.trainers)
         self.eta = EtaService(cluster.store.path, config, cluster)
-        self._pool_host = ControllerPoolHost(self._runner, self.agents, agents)
+        accounts = config.users.as_accounts() if config.users.own else None
+        if accounts is not None:
+            self.agents.invitations = Invitations(cluster.store, JoinSecrets.at(config.state))
+        self._pool_host = ControllerPoolHost(self._runner, self.agents, agents, accounts)
+        self._runner.hand_over = self._hand_over
         self._head = HeadAgent(config.state, agents)
         self._preparer = Preparer(cluster.jobs.preloads)
         self._head_thread = SerialThread("head agent")
@@ -182,6 +188,13 @@ class Controller:
                 self._runner.fail(problem)
 
         self._head_thread.do(partial(self._head.keep, wanted=wanted, here=self.agents.has_head), kept)
+
+    def _hand_over(self, node: str, owner: str) -> None:
+        """Tell the pool that a node goes to another owner. A pool that cannot do that loses it, and starts again."""
+        if isinstance(self.pool, HandsOver):
+            self.pool.hand_over(node, owner)
+        else:
+            self._pool_host.not_coming(node, f"it goes to {owner}")
 
     # Requests of the API.
 

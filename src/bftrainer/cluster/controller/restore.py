@@ -6,8 +6,9 @@ ran there. The scheduler's state is that of the last decision.
 
 from __future__ import annotations
 
-from bftrainer.cluster.controller.active import ActiveTrainer, NodeState
+from bftrainer.cluster.controller.active import ActiveTrainer
 from bftrainer.cluster.controller.effects import Effects
+from bftrainer.cluster.controller.nodes.state import NodeState
 from bftrainer.cluster.controller.reconciler import Reconciler
 from bftrainer.cluster.launchers.base import HEAD
 from bftrainer.cluster.spec.trainer import TrainerSpec
@@ -69,6 +70,7 @@ def restore(cluster: Reconciler, now: float) -> Effects:
             nodes[node].trainer = name
         cluster.jobs.give(live, effects)
     cluster.planner.restore(pool, list(cluster.trainers.values()), now)
+    cluster.planner.owned(nodes.values())
     store.log(now, events.ServeRestored(len(unfinished), len(nodes)))
     for name in without_values:
         effects.add(cluster.fail(name, _LOST_VALUES.format(folder=store.environments.folder), now))

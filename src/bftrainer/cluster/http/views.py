@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from bftrainer.cluster.controller.active import ActiveTrainer, NodeState
+from bftrainer.cluster.controller.active import ActiveTrainer
+from bftrainer.cluster.controller.nodes.state import NodeState
 from bftrainer.cluster.controller.reconciler import Reconciler
 from bftrainer.cluster.jobs.learning import Learned, Prior
 from bftrainer.cluster.launchers.base import HEAD

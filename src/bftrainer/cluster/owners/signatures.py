@@ -26,6 +26,10 @@ FIELD = "signature"
 """The key of a spec that holds its signature."""
 UNSIGNED = frozenset({FIELD, "weight", "name", "group", "params", "deadline", "curve", "up_s", "down_s", "model"})
 """Keys that change nothing of what is run. They are not signed, so that the controller may fill them in."""
+NOT_SIGNED = 428
+"""The HTTP status with which a controller refuses a spec that must be signed: the client then signs it."""
+OWN_LAUNCHERS = ("elastic", "ddp")
+"""The launchers whose workers all run on nodes, as their owners."""
 _KEY_BYTES = 32
 
 

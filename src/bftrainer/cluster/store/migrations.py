@@ -218,9 +218,13 @@ _PRELOADS = (
     """,
 )
 
+# For which owner a node's agent runs; empty: for all.
+_NODE_OWNERS = ("ALTER TABLE nodes ADD COLUMN owner TEXT NOT NULL DEFAULT ''",)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     *(_FIRST, _OWNERS, _POINTS, _PLACES, _WEIGHTS, _EXPIRY, _RETENTION, _GPUS),
     _EXTREMES,
     _PRELOADS,
+    _NODE_OWNERS,
 )
 """The statements that lead from version N to N + 1, in order. Each entry is one transaction."""
