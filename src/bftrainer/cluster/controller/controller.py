@@ -164,6 +164,7 @@ class Controller:
             self.housekeeper.tick(time.time())
             await self.agents.handle_reports()
             self.decisions.tick()
+            self._pool_host.see_reach(self.pool)
             before = set(self.cluster.nodes)
             with self._runner.event() as effects:
                 effects.add(self.cluster.tick(time.time()))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bftrainer.cluster.controller.agents import AgentHub
 from bftrainer.cluster.controller.event_runner import EventRunner
 from bftrainer.cluster.controller.nodes.invitations import Invitations
+from bftrainer.cluster.controller.owners import OwnerReach
 from bftrainer.cluster.owners.accounts import Accounts
+from bftrainer.cluster.pools.base import KnowsOwners, Pool
 from bftrainer.cluster.store import events
 from bftrainer.processes import variables
 
@@ -78,6 +81,20 @@ class ControllerPoolHost:
             state = self._runner.cluster.nodes.get(node)
             if state is not None and state.dismissed is not None:
                 effects.add(self._runner.cluster.lost(node, reason, time.time()))
+
+    def see_reach(self, pool: Pool) -> None:
+        """Note for which owners the pool cannot start agents, so that nodes go to others meanwhile."""
+        if not self.own_users or not isinstance(pool, KnowsOwners):
+            return
+        cluster, has = self._runner.cluster, Counter(self.owners.values())
+        reach: dict[str, OwnerReach] = {}
+        for owner in {live.owner for live in cluster.trainers.values()}:
+            why, most = pool.why_not(owner), pool.most_nodes(owner)
+            if why:
+                reach[owner] = OwnerReach(has[owner], why)
+            elif most is not None:
+                reach[owner] = OwnerReach(most)
+        cluster.planner.limits.reach = reach
 
     @property
     def _invitations(self) -> Invitations:

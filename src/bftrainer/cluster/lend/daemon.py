@@ -26,6 +26,7 @@ from bftrainer.cluster.lend.link import LenderLink
 from bftrainer.cluster.lend.pilot_files import PilotFiles
 from bftrainer.cluster.lend.rules import LendRules
 from bftrainer.cluster.owners import signatures
+from bftrainer.cluster.owners.folders import own_home
 from bftrainer.cluster.pools.slurm.settings import AGENT
 from bftrainer.cluster.wire import tls
 from bftrainer.errors import BFTrainerError
@@ -38,7 +39,7 @@ GIVE_UP_S = 600.0
 """How long waiting pilots are kept while there is no controller, which agents need when they start."""
 
 TEND_S, STATUS_S = 30.0, 1.0
-"""How often Slurm is asked for the lender's jobs, while there are any; how often the status is written, if it changed."""
+"""How often Slurm is asked for the lender's jobs, and how often the status is written; both only if need be."""
 
 _log = logging.getLogger(__name__)
 
@@ -63,10 +64,15 @@ class LenderOptions:
         return {variables.URL: self.url, **authority}
 
 
+def pilot_files(options: LenderOptions) -> PilotFiles:
+    """Return the files of a lender."""
+    return PilotFiles(options.folder, options.agent_environment, options.python, options.agent)
+
+
 def make_lender(options: LenderOptions) -> Lender:
     """Make the lender of a folder, which must be locked."""
-    files, ledger = PilotFiles(options.folder), LentLedger(options.folder)
-    files.prepare(options.agent_environment, options.python, options.agent)
+    files, ledger = pilot_files(options), LentLedger(options.folder)
+    files.prepare()
     ledger.load()
     state_id = ""
     with contextlib.suppress(OSError, ValueError):
@@ -78,7 +84,7 @@ async def run_lender(options: LenderOptions) -> None:
     """Run a lender until SIGTERM or SIGINT. Raises `BFTrainerError` if it cannot go on."""
     options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _locked(options.folder):
-        signatures.read_key(Path.home(), make=True)  # agents check with it that this user has signed what they start
+        signatures.read_key(own_home(), make=True)  # agents check with it that this user has signed what they start
         lender = make_lender(options)
         status = _StatusFile(options, lender)
         link = LenderLink(lender, options.url, options.token, options.authority, status.write)

@@ -18,6 +18,7 @@ from bftrainer.cluster.lend.jobs import LenderJobs
 from bftrainer.cluster.lend.ledger import LentLedger
 from bftrainer.cluster.lend.pilot_files import PilotFiles
 from bftrainer.cluster.lend.rules import (
+    OWNER,
     STATE_ID,
     LendRules,
     RefusedByRules,
@@ -72,8 +73,8 @@ class Lender:
         """Carry out a request. Returns the answer, if there is one."""
         async with self._one_at_a_time:
             match message:
-                case OfferTaken(state_id):
-                    await self._taken(state_id)
+                case OfferTaken(state_id, owner):
+                    await self._taken(state_id, owner)
                 case LendPilot():
                     return await self._submit(message)
                 case CancelLent():
@@ -103,9 +104,12 @@ class Lender:
             self._files.sweep(())
             return problem
 
-    async def _taken(self, state_id: str) -> None:
+    async def _taken(self, state_id: str, owner: str) -> None:
         if not STATE_ID.fullmatch(state_id):
             raise RefusedByRules(f"the controller's id {state_id!r:.60} is not one that this lender accepts")
+        if not OWNER.fullmatch(owner):
+            raise RefusedByRules(f"the owner {owner!r:.60} is not one that this lender accepts")
+        self._files.write_script(state_id, owner)
         self.state_id = state_id
         with suppress(SlurmCommandError):  # `tend` tries again
             await self._compare()

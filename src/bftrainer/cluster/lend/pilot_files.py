@@ -27,22 +27,35 @@ _NO_SECRET = 75
 class PilotFiles:
     """The folder of a lender."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, environment: Mapping[str, str], python: str, agent: tuple[str, ...] = AGENT
+    ) -> None:
+        """`environment` has what agents need besides their secret. `python` runs them."""
         self.folder = folder
         self.script = folder / SCRIPT
+        self._environment = environment
+        self._argv = (python, *agent)
 
-    def prepare(self, environment: Mapping[str, str], python: str, agent: tuple[str, ...] = AGENT) -> None:
-        """Make the folder and the script. `environment` has what agents need besides their secret."""
+    def prepare(self) -> None:
+        """Make the folder."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _only_ours(self.folder)
             for name in (SECRETS, LOGS, CALL_BACKS):
                 (self.folder / name).mkdir(mode=0o700, exist_ok=True)
                 _only_ours(self.folder / name)
-            replace_file(self.script, pilot_script(self.folder, environment, python, agent), 0o700)
         except OSError as problem:
             where = problem.filename or self.folder
             raise BFTrainerError(f"{where}: {problem.strerror or problem}") from None
+
+    def write_script(self, state_id: str, owner: str) -> None:
+        """Write the script of pilots for the controller that has taken the offer."""
+        replace_file(self.script, self.text(state_id, owner), 0o700)
+
+    def text(self, state_id: str, owner: str) -> str:
+        """Return the script of pilots."""
+        ours = {variables.STATE_ID: state_id, variables.OWNER: owner}
+        return pilot_script(self.folder, {**self._environment, **ours}, self._argv)
 
     def log(self, node: str) -> Path:
         """Return the file of a pilot's output."""
@@ -72,7 +85,7 @@ class PilotFiles:
                     self.remove_secret(path.name)
 
 
-def pilot_script(folder: Path, environment: Mapping[str, str], python: str, agent: tuple[str, ...]) -> str:
+def pilot_script(folder: Path, environment: Mapping[str, str], argv: tuple[str, ...]) -> str:
     """Return the script of all pilots of a lender. Its argument is the id of the pilot.
 
     It has no secret, and nothing of a request. It becomes the agent: a shell in between would have to forward the
@@ -89,7 +102,7 @@ def pilot_script(folder: Path, environment: Mapping[str, str], python: str, agen
             *exports,
             f'export {variables.NODE}="$SLURMD_NODENAME"',
             f'export {variables.CALL_BACK}={shlex.quote(str(folder / CALL_BACKS))}/"$SLURMD_NODENAME"',
-            f"exec {shlex.join((python, *agent))}",
+            f"exec {shlex.join(argv)}",
             "",
         )
     )

@@ -16,6 +16,7 @@ from bftrainer.errors import BFTrainerError, InputError
 
 PILOT_ID = re.compile(r"[a-z0-9]{8,64}")
 STATE_ID = re.compile(r"[A-Za-z0-9]{1,64}")
+OWNER = re.compile(r"[A-Za-z0-9_.@+ -]{1,200}")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _SECRET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~=-]{15,511}")
 _MARK = re.compile(r"[A-Za-z0-9._-]{0,200}")

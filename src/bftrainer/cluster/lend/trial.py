@@ -6,9 +6,8 @@ import os
 import shlex
 from collections.abc import Sequence
 
-from bftrainer.cluster.lend.daemon import LenderOptions
+from bftrainer.cluster.lend.daemon import LenderOptions, pilot_files
 from bftrainer.cluster.lend.jobs import LenderJobs
-from bftrainer.cluster.lend.pilot_files import PilotFiles, pilot_script
 from bftrainer.cluster.pools.slurm.runner import SlurmCommandError, SlurmRunner
 from bftrainer.cluster.pools.slurm.submit.job import command_environment
 from bftrainer.cluster.wire.lender_messages import LendPilot
@@ -21,11 +20,10 @@ _EXAMPLE = "0123456789abcdef"
 
 async def try_out(options: LenderOptions) -> Sequence[str]:
     """Return lines on each partition: the command for one of its nodes, and Slurm's verdict on it."""
-    files, rules = PilotFiles(options.folder), options.rules
+    files, rules = pilot_files(options), options.rules
     runner = SlurmRunner(_TIMEOUT_S, command_environment(os.environ))
     lines = ["script of pilots:"]
-    script = pilot_script(options.folder, options.agent_environment, options.python, options.agent)
-    lines += [f"  {line}" for line in script.splitlines()]
+    lines += [f"  {line}" for line in files.text(_EXAMPLE, "OWNER").splitlines()]
     for partition in sorted(rules.partitions):
         try:
             node = await runner.ask(("sinfo", "-h", "-N", "-p", partition, "-o", "%N"), _first_word)

@@ -93,6 +93,8 @@ class OfferTaken:
     """The controller takes the offer. Pilots have the name `bftrainer-STATE_ID` in Slurm."""
 
     state_id: ShortText
+    owner: ShortText = ""
+    """The owner whose trainers the agents are for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ class Lenders:
                     if not isinstance(message, Offer):
                         raise LenderRefusedError("the first message must be an offer")
                     lender = self._take(owner, message, send)
-                    await lender.say(OfferTaken(self._state_id))
+                    await lender.say(OfferTaken(self._state_id, owner))
                     self.changed()
                 elif isinstance(message, LenderBeat):
                     await lender.say(LenderHeard())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +31,8 @@ from bftrainer.errors import InputError
 from bftrainer.processes import variables
 
 RUNUSER = ("runuser", "-u", "{account}", "--")
+LOOK_UP_S = 60.0
+"""How often the account of an owner is looked up again."""
 _PLACE = "{account}"
 _LOGS = ".local/state/bftrainer-pilots"
 """Folder of the output of pilots in the home of their owner. The pilots make it themselves."""
@@ -89,6 +92,7 @@ class RunAsOwners:
         self._prefix = tuple(prefix) or RUNUSER
         self._python = tuple(python)
         self._runner = runner
+        self._known: dict[str, tuple[Account | str, float]] = {}
         if not prefix and os.geteuid() != ROOT:
             raise InputError(
                 "`submit` is run-as, which needs a controller that root runs, or a rule of the site: set submit_as, "
@@ -99,19 +103,27 @@ class RunAsOwners:
 
     def of(self, owner: str) -> Submitter:
         """See `Submitters`."""
-        try:
-            account = self._accounts.of(owner)
-        except InputError as problem:
-            raise SlurmCommandError(str(problem)) from None
+        account = self._account(owner)
+        if isinstance(account, str):
+            raise SlurmCommandError(account)
         return RunAs(account, self._name, self._prefix, self._python, self._runner)
 
     def why_not(self, owner: str) -> str:
         """See `Submitters`."""
-        try:
-            self._accounts.of(owner)
-        except InputError as problem:
-            return str(problem)
-        return ""
+        account = self._account(owner)
+        return account if isinstance(account, str) else ""
+
+    def _account(self, owner: str) -> Account | str:
+        """Return the account of an owner, or why there is none; looked up now and then."""
+        now = time.monotonic()
+        known = self._known.get(owner)
+        if known is None or now - known[1] > LOOK_UP_S:
+            try:
+                known = (self._accounts.of(owner), now)
+            except InputError as problem:
+                known = (str(problem), now)
+            self._known[owner] = known
+        return known[0]
 
     def most(self, owner: str) -> int | None:
         """See `Submitters`."""
