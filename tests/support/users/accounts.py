@@ -113,7 +113,7 @@ def public_python() -> Iterator[str]:
             own = next((folder / "venv" / "lib").glob("python3*")) / "site-packages"
             (own / "tests.pth").write_text(f"{packages}\n{REPOSITORY / 'src'}\n")
             python = str(folder / "venv" / "bin" / "python")
-            code = "import bftrainer, pydantic, torch"
+            code = "import importlib.util as found, bftrainer.cluster.agent.options; assert found.find_spec('torch')"
             nobody = pwd.getpwnam("nobody")
             tried = subprocess.run(
                 [python, "-c", code],

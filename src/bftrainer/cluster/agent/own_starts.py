@@ -52,7 +52,7 @@ class OwnStarts:
         signatures.check(order.spec, signature, signatures.read_key(self.home))
         spec = TrainerSpec.model_validate(dict(order.spec))
         self._check_follows(order, spec)
-        trainer = order.trainer if isinstance(order, Start) else ""
+        trainer = str(getattr(order, "trainer", ""))  # a `Prepare` has none
         return replace(order, env={**order.env, **self._folders(trainer, spec)})
 
     def _check_follows(self, order: Start | Prepare, spec: TrainerSpec) -> None:

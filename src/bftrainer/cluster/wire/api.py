@@ -5,7 +5,7 @@ The keys are a contract: they stay, and new ones may be added.
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 
 class PositionView(TypedDict):
@@ -243,6 +243,8 @@ class NodeView(TypedDict):
     """How many ranks a worker has there, unless its trainer says otherwise."""
     ranks: list[RankView]
     """The processes of the worker there."""
+    serves: NotRequired[str]
+    """The owner whose trainers it runs, where trainers run as their owners."""
 
 
 class EventView(TypedDict):
