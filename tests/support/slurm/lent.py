@@ -7,41 +7,38 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from bftrainer.cluster.owners.accounts import Account, clean_environment
-from support.cluster.live import Live
 from support.slurm.lab import Lab
 from support.users.accounts import run_as
-from support.waiting import wait_until
 
 
 class LentUser:
-    """A user with an account on this machine and a token of the controller."""
+    """A user with an account on this machine and a token of a controller, who may run a lender."""
 
-    def __init__(self, lab: Lab, live: Live, account: Account, python: str) -> None:
+    def __init__(self, lab: Lab, account: Account, python: str, url: Callable[[], str], token: str) -> None:
         self.account = account
         self.python = python
         self.folder = account.home / ".local" / "state" / "bftrainer-lend"
         self.log = account.home / "lend.log"
         self.process: subprocess.Popen[bytes] | None = None
-        self._live = live
-        self.token = new_token(live.folder, account.name)
-        self.environment = {
-            "BFTRAINER_TOKEN": self.token,
-            "SLURM_CONF": str(lab.conf),
-            "PATH": os.environ["PATH"],
-        }
+        self._url = url
+        self._own = {"BFTRAINER_TOKEN": token, "SLURM_CONF": str(lab.conf), "PATH": os.environ["PATH"]}
 
     @property
-    def _all(self) -> dict[str, str]:
-        return {**clean_environment(self.account), **self.environment, "BFTRAINER_URL": url_of(self._live.folder)}
+    def environment(self) -> dict[str, str]:
+        """What this user's commands need."""
+        return {**clean_environment(self.account), **self._own, "BFTRAINER_URL": self._url()}
+
+    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        """Run a command as this user."""
+        return run_as(self.account, argv, self.environment, 120.0)
 
     def bftrainer(self, *words: str) -> str:
-        """Run the command as this user, and return what it printed."""
-        done = run_as(self.account, (self.python, "-m", "bftrainer", *words), self._all, 120.0)
+        """Run `bftrainer` as this user, and return what it printed."""
+        done = self.run(self.python, "-m", "bftrainer", *words)
         assert done.returncode == 0, (words, done.stdout, done.stderr)
         return done.stdout
 
@@ -56,13 +53,13 @@ class LentUser:
                 group=account.gid,
                 extra_groups=list(account.groups),
                 cwd=account.home,
-                env=self._all,
+                env=self.environment,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        wait_until(lambda: self.lent() == "connected", lambda: (self.lent(), self.log.read_text()[-2000:]), 60)
 
+    @property
     def lent(self) -> str:
         """What the lender says of itself."""
         try:
@@ -78,25 +75,10 @@ class LentUser:
         self.process = None
         return status
 
-    def submit(self, script: Path, *args: str, nodes: str, **env: str) -> str:
+    def submit(self, script: Path, *args: str, nodes: str) -> str:
         """Submit a trainer; its id."""
-        more = [word for name, value in env.items() for word in ("--env", f"{name}={value}")]
-        printed = self.bftrainer(
-            "submit", "--json", "--nodes", nodes, "--cwd", str(self.account.home), *more, str(script), *args
-        )
-        return str(json.loads(printed)["id"])
-
-    def processes(self) -> Mapping[int, str]:
-        """The command lines of this user's processes, by id."""
-        found = {}
-        for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and entry.stat().st_uid == self.account.uid:
-                    line = (entry / "cmdline").read_bytes().decode(errors="replace")
-                    found[int(entry.name)] = line.replace("\0", " ")
-            except OSError:
-                continue
-        return found
+        words = ("submit", "--json", "--nodes", nodes, "--cwd", str(self.account.home), str(script), *args)
+        return str(json.loads(self.bftrainer(*words))["id"])
 
 
 def new_token(state: Path, owner: str) -> str:
@@ -112,7 +94,15 @@ def url_of(state: Path) -> str:
     return str(json.loads((state / "client.json").read_text())["url"])
 
 
-def rows(lab: Lab) -> dict[str, list[Any]]:
-    """The user, the name and the node of each job that has not ended, by its id."""
-    lines = lab.run("squeue", "-h", "-o", "%i %u %j %T %n").splitlines()
-    return {line.split()[0]: line.split()[1:] for line in lines}
+def users_of(lab: Lab) -> dict[str, str]:
+    """The user of the job on each node."""
+    lines = (line.split() for line in lab.run("squeue", "-h", "-t", "R", "-o", "%N %u").splitlines())
+    return {line[0]: line[1] for line in lines if len(line) == 2}
+
+
+def files_with(text: str, *folders: Path) -> list[str]:
+    """The files below folders that contain a text."""
+    done = subprocess.run(
+        ("grep", "-rlF", "--devices=skip", text, *map(str, folders)), capture_output=True, text=True, check=False
+    )
+    return done.stdout.split()
