@@ -29,6 +29,7 @@ from bftrainer.cluster.controller.start_up.preparing import Preparer
 from bftrainer.cluster.controller.tick_clock import LATE_S, TickClock
 from bftrainer.cluster.eta.service import EtaService
 from bftrainer.cluster.owners.join_secrets import JoinSecrets
+from bftrainer.cluster.owners.modes import MODE_KEY
 from bftrainer.cluster.pools.base import HandsOver, Pool
 from bftrainer.cluster.retention.housekeeper import Housekeeper
 from bftrainer.cluster.spec.trainer import TrainerSpec
@@ -97,6 +98,7 @@ class Controller:
         with self._runner.event() as effects:
             effects.add(restore(self.cluster, time.time()))
             self.cluster.store.log(time.time(), events.ServeStarted(self.config.pool.kind))
+            self.cluster.store.keep(MODE_KEY, self.config.users.mode)
         loops = (
             self.agents.keep_handling,
             self._keep_deciding,
