@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from bftrainer.allocate.place import Homes, place
 from bftrainer.cluster.controller.effects import Effects
-from bftrainer.cluster.controller.nodes.hand_over import MOST_S, UNMEASURED_S
+from bftrainer.cluster.controller.nodes.hand_over import MOST_S, SETTLE_S, UNMEASURED_S
 from bftrainer.cluster.controller.nodes.invitations import Invitations
 from bftrainer.cluster.owners.join_secrets import JoinSecrets
+from bftrainer.cluster.owners.signatures import REFUSED
 from bftrainer.cluster.report.rerun import KINDS, check
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store.store import Store
@@ -111,6 +112,30 @@ def test_a_hand_over_that_is_not_needed_any_more_is_not_carried_out(on: OwnedBen
     assert on.reruns()
 
 
+def test_a_hand_over_waits_a_moment_while_more_agents_are_on_their_way(on: OwnedBench) -> None:
+    on.cluster.hand_overs.more_come = lambda now: True
+    on.join_for("ann", "n1")
+    on.submit_for("ann", "2-2")
+    on.submit_for("bob", "1-1")
+    assert on.cluster.nodes["n1"].heir == "bob"
+    assert on.dismissed == []
+    on.join_for("ann", "n2")
+    assert on.cluster.nodes["n1"].heir == "", "ann's trainer has enough nodes now"
+    assert on.dismissed == []
+    on.submit_for("bob", "3-3")
+    assert len(on.started) == 2
+    assert on.reruns()
+
+
+def test_a_hand_over_does_not_wait_for_long(on: OwnedBench) -> None:
+    on.cluster.hand_overs.more_come = lambda now: True
+    on.join_for("ann", "n1")
+    on.submit_for("bob", "1-1")
+    assert on.handed == []
+    on.pass_time(SETTLE_S)
+    assert on.handed == [("n1", "bob")]
+
+
 def test_a_node_whose_next_agent_does_not_come_is_lost(on: OwnedBench) -> None:
     on.join_for("ann", "n1")
     on.submit_for("bob", "1-1")
@@ -148,6 +173,17 @@ def test_the_time_of_a_hand_over_counts_as_a_start_unless_a_node_of_the_owner_is
     assert on.cluster.planner._hand_over_s("ann") == 0.0, "its node is idle"
     assert on.cluster.trainers[bobs].hand_over_s == UNMEASURED_S
     assert on.reruns()
+
+
+def test_what_an_agent_refuses_to_start_is_not_tried_again(on: OwnedBench) -> None:
+    on.join_for("ann", "n1")
+    on.slow = True
+    anns = on.submit_for("ann", "1-1")
+    on.fail_to_start(f"{anns}-1", f"{REFUSED}it is not signed")
+    row = on.store.trainer(anns)
+    assert row is not None
+    assert (row.state, row.error) == ("failed", f"{REFUSED}it is not signed")
+    assert len(on.started) == 1
 
 
 def test_after_a_restart_nodes_still_serve_their_owners(on: OwnedBench) -> None:

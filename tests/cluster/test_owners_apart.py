@@ -197,7 +197,7 @@ def test_values_of_a_trainers_environment_are_in_no_file_that_others_can_read(at
 
 def test_with_a_stolen_token_nothing_runs_as_its_owner_and_the_status_says_why(attacked: Attacked) -> None:
     system = attacked.system
-    options = ("--nodes", "1", "--name", "stolen", "--max-restarts", "0")
+    options = ("--nodes", "1", "--name", "stolen")
     stolen = system.submit(system.bob, HOSTILE, "none", "none", options=options, token_of=system.ann)
     row = system.live.until_state(stolen, "failed", timeout_s=60)
     assert row["owner"] == system.ann.name

@@ -80,7 +80,8 @@ class Controller:
         self.eta = EtaService(cluster.store.path, config, cluster)
         accounts = config.users.as_accounts() if config.users.own else None
         if accounts is not None:
-            self.agents.invitations = Invitations(cluster.store, JoinSecrets.at(config.state))
+            invitations = self.agents.invitations = Invitations(cluster.store, JoinSecrets.at(config.state))
+            cluster.hand_overs.more_come = lambda now: bool(invitations.pending(now))
         self._pool_host = ControllerPoolHost(self._runner, self.agents, agents, accounts)
         self._runner.hand_over = self._hand_over
         self._head = HeadAgent(config.state, agents)
