@@ -56,7 +56,9 @@ def test_a_signature_holds_for_what_is_run_and_not_for_what_is_only_shown(tmp_pa
     signatures.check({**again, "weight": 2.0, "name": "x"}, signature, key)
     other_key = b"o" * 32
     for changed in ({"args": ["2"]}, {"script": "/b.py"}, {"env": {"A": "u"}}, {"cwd": "/x"}, {"python": "/p"}):
-        with pytest.raises(signatures.NotSignedError, match="not the one that its owner signed"):
+        with pytest.raises(
+            signatures.NotSignedError, match="agent refuses it: its specification is not the one that its owner signed"
+        ):
             signatures.check({**again, **changed}, signature, key)
     with pytest.raises(signatures.NotSignedError):
         signatures.check(again, signature, other_key)

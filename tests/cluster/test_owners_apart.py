@@ -8,14 +8,24 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import signal
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bftrainer.cluster.owners.accounts import Account
+from bftrainer.cluster.store.event_columns import event_of
+from bftrainer.cluster.store.events import Decided, NodeHandedOver
+from bftrainer.cluster.store.store import FILE, Store
+from support.cluster.verdict import assert_decisions_can_be_made_again
+from support.elastic.ledger import committed
 from support.users.accounts import processes_of
 from support.users.owned import Owned, facts_of, files_below, is_private, loot_of, owned_system
 from support.waiting import wait_until
@@ -187,7 +197,7 @@ def test_values_of_a_trainers_environment_are_in_no_file_that_others_can_read(at
 
 def test_with_a_stolen_token_nothing_runs_as_its_owner_and_the_status_says_why(attacked: Attacked) -> None:
     system = attacked.system
-    options = ("--nodes", "1", "--name", "stolen", "--max-restarts", "0")
+    options = ("--nodes", "1", "--name", "stolen")
     stolen = system.submit(system.bob, HOSTILE, "none", "none", options=options, token_of=system.ann)
     row = system.live.until_state(stolen, "failed", timeout_s=60)
     assert row["owner"] == system.ann.name
@@ -204,3 +214,58 @@ def test_a_killed_controller_finds_the_agents_of_all_owners_again(attacked: Atta
         live.until_state(trainer, "running", timeout_s=60)
         live.until_steps(trainer)
     assert {node["node"]: node["agent_pid"] for node in live.nodes() if node["trainer"]} == agents
+
+
+def test_in_a_burst_of_churn_nothing_is_lost_and_no_node_is_idle_that_somebody_could_use(attacked: Attacked) -> None:
+    system, live, rng = attacked.system, attacked.system.live, random.Random(5)
+    for trainer in ("t1", "t2"):
+        live.api.cancel(trainer)
+    for user in (system.ann, system.bob):
+        system.as_admin("owner", "set", user.name, "--share", "2")
+    began = live.api.events(limit=1)["last"]
+    homes = {"ann": _folder(system.ann, "long")}
+    anns = system.submit(system.ann, TRAINS, homes["ann"], 60, 0.2, options=("--nodes", "1-4", "--name", "long"))
+    live.until_state(anns, "running", timeout_s=60)
+    for number in range(3):  # nodes go to bob, and back when his trainer is done
+        home = homes[f"bob {number}"] = _folder(system.bob, f"short-{number}")
+        options = ("--nodes", "1-4", "--name", f"short-{number}")
+        bobs = system.submit(system.bob, TRAINS, home, 4, 0.1, options=options)
+        live.until_steps(bobs, 2)
+        victim = rng.choice([node["agent_pid"] for node in live.nodes() if node["trainer"]])
+        with suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+        live.until_state(bobs, "done")
+    (homes["ann"] / "hurry").touch()
+    live.until_state(anns, "done")
+    for name, home in homes.items():
+        counts = committed(home)
+        assert len(counts) == (60 if name == "ann" else 4)
+        assert all(counter == Counter(range(600)) for counter in counts.values()), name
+    _judge_decisions(system, began)
+    assert live.problems() == []
+
+
+def _folder(user: Account, name: str) -> Path:
+    folder = user.home / name
+    folder.mkdir()
+    os.chown(folder, user.uid, user.gid)
+    return folder
+
+
+def _judge_decisions(system: Owned, began: int) -> None:
+    """Look at all decisions since an event: shares, idle nodes, changes of owner; and make them again."""
+    with Store.open(system.state / FILE, read_only=True) as store:
+        owner_of = {row.id: row.owner for row in store.trainers()}
+        most = {row.id: row.spec["max_nodes"] for row in store.trainers()}
+        typed = [event_of(row) for row in store.events(after=began, limit=10_000)]
+    decisions = [event for event in typed if isinstance(event, Decided)]
+    for decision in decisions:
+        usable = sum(most[name] for name in decision.counts)
+        assert sum(decision.counts.values()) == min(decision.pool, usable), "a node is idle that somebody could use"
+        for owner, share in (decision.limits or {"shares": {}})["shares"].items():
+            held = sum(count for name, count in decision.counts.items() if owner_of[name] == owner)
+            assert held >= share or owner not in {owner_of[name] for name in decision.counts}
+    took_s = [event.took_s for event in typed if isinstance(event, NodeHandedOver)]
+    assert took_s
+    print(f"{len(took_s)} nodes changed their owner in {len(decisions)} decisions: {min(took_s)} to {max(took_s)} s")
+    assert assert_decisions_can_be_made_again(system.state) >= len(decisions)

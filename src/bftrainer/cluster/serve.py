@@ -208,6 +208,7 @@ def _build(config: Config, prepared: _Prepared, store: Store, *, dry_run: bool) 
         default_down_s=config.trainers.default_down_s,
         max_weight=config.policy.max_weight,
         dry_run=dry_run,
+        own_users=config.users.own,
         job=JobSettings(
             leave_grace_s=config.agents.leave_grace_s,
             finish_grace_s=config.trainers.finish_grace_s,

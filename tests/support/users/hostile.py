@@ -55,13 +55,13 @@ def list_folders(targets):
 
 @attack
 def write_files(targets):
-    return each(lambda path: open(path, "ab").close(), targets["files"])
+    return each(lambda path: Path(path).open("ab").close(), targets["files"])
 
 
 @attack
 def read_processes(targets):
     paths = [f"/proc/{pid}/{what}" for pid in targets["pids"] for what in ("environ", "mem", "maps", "cwd/x", "fd/1")]
-    return each(lambda path: open(path, "rb").read(20), paths)
+    return each(lambda path: Path(path).open("rb").read(20), paths)
 
 
 @attack

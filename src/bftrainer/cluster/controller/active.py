@@ -51,6 +51,8 @@ class ControllerSettings:
     """The largest weight of a trainer whose owner has no maximum of their own."""
     dry_run: bool = False
     """Make decisions, but start nothing."""
+    own_users: bool = False
+    """Trainers run as their owners: only signed ones can be started."""
     job: JobSettings = field(default_factory=JobSettings)
 
 

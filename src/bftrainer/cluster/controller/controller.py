@@ -29,6 +29,7 @@ from bftrainer.cluster.controller.start_up.preparing import Preparer
 from bftrainer.cluster.controller.tick_clock import LATE_S, TickClock
 from bftrainer.cluster.eta.service import EtaService
 from bftrainer.cluster.owners.join_secrets import JoinSecrets
+from bftrainer.cluster.owners.modes import MODE_KEY
 from bftrainer.cluster.pools.base import HandsOver, Pool
 from bftrainer.cluster.retention.housekeeper import Housekeeper
 from bftrainer.cluster.spec.trainer import TrainerSpec
@@ -79,7 +80,8 @@ class Controller:
         self.eta = EtaService(cluster.store.path, config, cluster)
         accounts = config.users.as_accounts() if config.users.own else None
         if accounts is not None:
-            self.agents.invitations = Invitations(cluster.store, JoinSecrets.at(config.state))
+            invitations = self.agents.invitations = Invitations(cluster.store, JoinSecrets.at(config.state))
+            cluster.hand_overs.more_come = lambda now: bool(invitations.pending(now))
         self._pool_host = ControllerPoolHost(self._runner, self.agents, agents, accounts)
         self._runner.hand_over = self._hand_over
         self._head = HeadAgent(config.state, agents)
@@ -97,6 +99,7 @@ class Controller:
         with self._runner.event() as effects:
             effects.add(restore(self.cluster, time.time()))
             self.cluster.store.log(time.time(), events.ServeStarted(self.config.pool.kind))
+            self.cluster.store.keep(MODE_KEY, self.config.users.mode)
         loops = (
             self.agents.keep_handling,
             self._keep_deciding,

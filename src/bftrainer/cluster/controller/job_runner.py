@@ -18,6 +18,7 @@ from bftrainer.cluster.controller.start_up.preloads import Preloads
 from bftrainer.cluster.jobs.base import Intent, JobRecord, StartWorker, StopWorker, TellWorker
 from bftrainer.cluster.jobs.worker import Worker
 from bftrainer.cluster.launchers.base import HEAD, Launcher, WorkerSlot
+from bftrainer.cluster.owners.signatures import REFUSED
 from bftrainer.cluster.store import events
 from bftrainer.cluster.store.store import Store
 from bftrainer.cluster.wire.messages import Ended, Forget, FromController, Say, Started, Stop, WorkerStatus
@@ -81,6 +82,8 @@ class JobRunner:
         """Handle the end of a worker."""
         worker = live.job.workers[message.worker]
         live.job.ended(worker.id, message.status, message.tail, message.error, now, spoke=message.spoke)
+        if message.error.startswith(REFUSED):
+            live.job.fail(message.error)
         node = self._nodes.get(worker.node)
         if node is not None and node.worker == worker.id:
             node.worker = None

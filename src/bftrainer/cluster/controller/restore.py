@@ -22,6 +22,10 @@ _LOST_VALUES = (
     "the values of its environment variables are not in {folder}, as after the restore of a back-up, which has only "
     "their names: submit it again"
 )
+_UNSIGNED = (
+    "it was submitted before users.mode was set to own: its owner has not signed it, and no agent starts it; submit it "
+    "again"
+)
 
 
 def restore(cluster: Reconciler, now: float) -> Effects:
@@ -74,6 +78,9 @@ def restore(cluster: Reconciler, now: float) -> Effects:
     store.log(now, events.ServeRestored(len(unfinished), len(nodes)))
     for name in without_values:
         effects.add(cluster.fail(name, _LOST_VALUES.format(folder=store.environments.folder), now))
+    for name, live in list(cluster.trainers.items()) if cluster.settings.own_users else ():
+        if not live.spec.signature:
+            effects.add(cluster.fail(name, _UNSIGNED, now))
     store.environments.keep_only(cluster.trainers)
     return effects
 

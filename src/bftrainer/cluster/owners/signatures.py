@@ -30,6 +30,8 @@ NOT_SIGNED = 428
 """The HTTP status with which a controller refuses a spec that must be signed: the client then signs it."""
 OWN_LAUNCHERS = ("elastic", "ddp")
 """The launchers whose workers all run on nodes, as their owners."""
+REFUSED = "its owner's agent refuses it: "
+"""How an agent's error begins that no other node and no later start can mend."""
 _KEY_BYTES = 32
 
 
@@ -101,4 +103,7 @@ def check(spec: Mapping[str, Any], signature: str, key: bytes) -> None:
 
 
 class NotSignedError(BFTrainerError):
-    """Raised for a spec that its owner has not signed."""
+    """Raised for a spec that its owner has not signed. The message begins with `REFUSED`."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{REFUSED}{why}")

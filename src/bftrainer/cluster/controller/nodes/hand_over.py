@@ -8,7 +8,7 @@ assigned meanwhile. If the new agent does not come in time, the node is lost, an
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from bftrainer.cluster.controller.active import ActiveTrainer
@@ -22,6 +22,8 @@ UNMEASURED_S = 5.0
 """The assumed time of a hand-over, until one was measured."""
 MOST_S = 120.0
 """The node is lost if the heir's agent has not joined this long after the former one was dismissed."""
+SETTLE_S = 1.0
+"""While more agents are on their way, a hand-over waits this long: the next decision may want the node as it is."""
 MEASURED = 31
 """The cost of a hand-over is the median of so many."""
 _KEY = "hand_over_s"
@@ -36,6 +38,8 @@ class HandOvers:
         self._took_s: list[float] = list(store.kept(_KEY) or ())
         self.count = int(store.kept("hand_overs") or 0)
         """How often a node was handed over."""
+        self.more_come: Callable[[float], bool] = lambda now: False
+        """Whether agents of other nodes are on their way at a time. Set by the controller."""
 
     @property
     def cost_s(self) -> float:
@@ -60,7 +64,7 @@ class HandOvers:
             if live.owner == node.owner and node.dismissed is None:
                 node.heir = ""
             else:
-                node.heir = live.owner
+                node.heir, node.heir_since = live.owner, now
                 if node.dismissed is not None:
                     node.dismissed = now
                     effects.hand_over.append((node.name, node.heir))
@@ -75,6 +79,8 @@ class HandOvers:
         if not node.heir or node.worker is not None or not node.in_pool:
             return
         if node.dismissed is None:
+            if now - node.heir_since < SETTLE_S and self.more_come(now):
+                return  # `Reconciler.tick` asks again
             node.dismissed = now
             effects.hand_over.append((node.name, node.heir))
         if node.here:

@@ -51,6 +51,7 @@ class NodeState:
     """The owner of its agent, who may run trainers there; empty where agents have no owners."""
     heir: str = ""
     """The owner whose agent is to take the place of the present one; empty: nobody's."""
+    heir_since: float = 0.0
     dismissed: float | None = None
     """When the present agent was dismissed for the heir's; None: it was not."""
 
