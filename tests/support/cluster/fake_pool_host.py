@@ -27,8 +27,6 @@ class Life(Protocol):
 class FakePoolHost:
     """See `bftrainer.cluster.pools.base.PoolHost`. One that `follows` another has its port, secret and memory."""
 
-    own_users = False
-
     def __init__(self, *, observing: bool = False, follows: Life | None = None) -> None:
         self.observing = observing
         self.secret = follows.secret if follows else secrets.token_hex(16)

@@ -20,11 +20,10 @@ from support.cluster.fake_pool_host import FakePoolHost
 class OwnedPoolHost(FakePoolHost):
     """Each node goes to the owner in `wishes`, or else to the first owner. Tokens of lenders are names of owners."""
 
-    own_users = True
-
     def __init__(self, owners: Mapping[str, str], *, follows: Any = None) -> None:
         """`owners` maps owners to the names of their accounts."""
         super().__init__(follows=follows)
+        self.own_users = True
         self.accounts = Accounts(dict(owners))
         self.names = tuple(owners)
         self.wishes: dict[str, str] = {}
