@@ -20,7 +20,7 @@ from bftrainer import __version__
 from bftrainer.cluster.controller.controller import Controller
 from bftrainer.cluster.controller.owners import QuotaError
 from bftrainer.cluster.eta.service import NoPredictionError
-from bftrainer.cluster.http import agents, dashboard, health, lenders, owners, pool, prune, results, trainers
+from bftrainer.cluster.http import agents, dashboard, health, owners, pool, prune, results, trainers
 from bftrainer.cluster.http.auth import token_refusal
 from bftrainer.cluster.http.limits import RequestLimits
 from bftrainer.cluster.http.prometheus import Counted
@@ -36,7 +36,6 @@ ROUTERS = (
     pool.router,
     owners.router,
     agents.router,
-    lenders.router,
     dashboard.router,
     health.router,
 )

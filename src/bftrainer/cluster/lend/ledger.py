@@ -23,7 +23,7 @@ UNLISTED_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _LedgerEntry:
     node: str
     job: int
     """0: it may have been submitted, but Slurm did not say its number."""
@@ -36,7 +36,7 @@ class LentLedger:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
-        self._present: dict[str, _Entry] = {}
+        self._present: dict[str, _LedgerEntry] = {}
         self._ended: dict[str, None] = {}
 
     def load(self) -> None:
@@ -44,7 +44,8 @@ class LentLedger:
         try:
             data = json.loads(self._path.read_text())
             self._present = {
-                str(pilot): _Entry(str(node), int(job), float(at)) for pilot, (node, job, at) in data["present"].items()
+                str(pilot): _LedgerEntry(str(node), int(job), float(at))
+                for pilot, (node, job, at) in data["present"].items()
             }
             self._ended = dict.fromkeys(map(str, data["ended"]))
         except FileNotFoundError:
@@ -81,13 +82,13 @@ class LentLedger:
 
     def submitting(self, pilot: str, node: str, now: float) -> None:
         """Enter a pilot that is about to be submitted."""
-        self._present[pilot] = _Entry(node, 0, now)
+        self._present[pilot] = _LedgerEntry(node, 0, now)
         self._write()
 
     def submitted(self, pilot: str, job: int) -> None:
         """Enter the job of a pilot."""
         before = self._present[pilot]
-        self._present[pilot] = _Entry(before.node, job, before.at)
+        self._present[pilot] = _LedgerEntry(before.node, job, before.at)
         self._write()
 
     def ended(self, *pilots: str) -> None:
@@ -104,7 +105,7 @@ class LentLedger:
         """Compare with the pilots that Slurm lists, by id: job and node. Returns those that have ended."""
         for pilot, (job, node) in jobs.items():
             if self.job(pilot) != job:  # the answer of sbatch was lost, or this file
-                self._present[pilot] = _Entry(node, job, now)
+                self._present[pilot] = _LedgerEntry(node, job, now)
         gone = [
             pilot
             for pilot, entry in self._present.items()

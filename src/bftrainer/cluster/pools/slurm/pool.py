@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from bftrainer.cluster.pools.slurm.submit.lenders import Lenders
 from bftrainer.cluster.pools.slurm.submit.limits import LimitsReader
 from bftrainer.cluster.pools.slurm.submit.run_as import RunAsOwners
 from bftrainer.cluster.pools.slurm.timer import RoundTimer
+from bftrainer.cluster.pools.slurm.view import PoolView
 from bftrainer.cluster.pools.slurm.yielding import YieldPlan, YieldRule, sort_nodes
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes import variables
@@ -50,26 +51,6 @@ _DRAIN_S = 30.0
 _STATE_ID = "slurm.id"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _View:
-    """The nodes as of the last round. `free` and `may_stay` have only nodes that the settings allow."""
-
-    nodes: Mapping[str, SlurmNode]
-    """All nodes of the partition."""
-    usable: int
-    """Number of nodes that the settings allow."""
-    free: tuple[str, ...]
-    """Nodes that a pilot could start on now."""
-    may_stay: tuple[str, ...]
-    """Nodes that were not asked to become empty."""
-
-    @staticmethod
-    def of(nodes: Mapping[str, SlurmNode], settings: SlurmSettings) -> _View:
-        usable = decide.usable(nodes, settings)
-        free = tuple(name for name, node in usable.items() if node.free(settings.planned))
-        return _View(nodes, len(usable), free, tuple(name for name, node in usable.items() if node.may_stay))
 
 
 class SlurmPool:
@@ -106,9 +87,8 @@ class SlurmPool:
         self._paused = False
         self._ending = False
         # Last known state.
-        self._view = _View({}, 0, (), ())
-        self._owned: Mapping[str, str] = {}
-        """The nodes that may be tried now, with the owners of their pilots."""
+        self._view = PoolView({}, 0, (), ())
+        self._owned: Mapping[str, str] = {}  # nodes that may be tried now, and the owners of their pilots
         self._layout_at = -math.inf
         self._left_to_others = 0
         """Number of idle nodes that are left to waiting jobs."""
@@ -294,7 +274,7 @@ class SlurmPool:
             await self._act_on.hand_over(self._owners.handing.popleft())
         nodes = await self._at.nodes()
         if self._to.observing:
-            self._view = _View.of(nodes, self.settings)
+            self._view = PoolView.of(nodes, self.settings)
             offered = decide.choose(self._view.free, (), self.settings.reserve)
             self._timer.answered(time.monotonic(), offered, hungry=True)
             self._host_link.offer(offered, "it is not idle any more")
@@ -326,11 +306,11 @@ class SlurmPool:
         self._timer.answered(asked_until, seen, hungry=self._wanted > len(states))
         return plan.again, await self._act(self._settle(chosen, may_start=not self._paused))
 
-    def _sort(self, nodes: Mapping[str, SlurmNode], jobs: Jobs) -> tuple[_View, decide.Sorted, dict[str, str]]:
+    def _sort(self, nodes: Mapping[str, SlurmNode], jobs: Jobs) -> tuple[PoolView, decide.Sorted, dict[str, str]]:
         """Return the nodes, the pilots and the state of each node's pilot. Runs in a thread."""
         pilots = decide.sort_pilots(jobs.pilots, self._at.mark, self._ledger.successors)
         states: dict[str, str] = {node: pilot.state for node, pilot in pilots.kept.items()}
-        return _View.of(nodes, self.settings), pilots, states
+        return PoolView.of(nodes, self.settings), pilots, states
 
     def _answered(self) -> None:
         if self._timer.failures:

@@ -1,6 +1,6 @@
 """`Lenders` is the controller's end of the connections to users' lenders.
 
-The route of lenders (`http/lenders.py`) has each connection served here, for the owner of its token. The pool gets the
+The route of lenders (`http/agents.py`) has each connection served here, for the owner of its token. The pool gets the
 `Submitter` of an owner, which sends a request and waits for the answer. A lender that does not answer, or answers
 nonsense, costs its own owner's pilots and nobody else's.
 """

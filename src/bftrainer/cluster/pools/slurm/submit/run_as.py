@@ -1,4 +1,4 @@
-"""`RunAs` submits pilots as other accounts: `runuser -u OWNER -- sbatch …`, or with a prefix that a site allows.
+"""`RunAsOwners` submits pilots as other accounts: `runuser -u OWNER -- sbatch …`, or with a prefix that a site allows.
 
 The controller must be run by root, or by an account for which the site has a rule (such as one of sudo for `sbatch` and
 `scancel`). Nothing of the controller's environment goes along, and the controller writes nothing into folders of the
@@ -40,7 +40,7 @@ _LOGS = ".local/state/bftrainer-pilots"
 _Read = TypeVar("_Read")
 
 
-class RunAs:
+class AccountSubmitter:
     """Submits the pilots of one account. See `Submitter`."""
 
     def __init__(
@@ -106,7 +106,7 @@ class RunAsOwners:
         account = self._account(owner)
         if isinstance(account, str):
             raise SlurmCommandError(account)
-        return RunAs(account, self._name, self._prefix, self._python, self._runner)
+        return AccountSubmitter(account, self._name, self._prefix, self._python, self._runner)
 
     def why_not(self, owner: str) -> str:
         """See `Submitters`."""
