@@ -224,12 +224,12 @@ def test_in_a_burst_of_churn_nothing_is_lost_and_no_node_is_idle_that_somebody_c
         system.as_admin("owner", "set", user.name, "--share", "2")
     began = live.api.events(limit=1)["last"]
     homes = {"ann": _folder(system.ann, "long")}
-    anns = system.submit(system.ann, TRAINS, homes["ann"], 60, 0.2, options=("--nodes", "1-4", "--name", "long"))
+    anns = system.submit(system.ann, TRAINS, homes["ann"], 24, 0.2, options=("--nodes", "1-4", "--name", "long"))
     live.until_state(anns, "running", timeout_s=60)
-    for number in range(3):  # nodes go to bob, and back when his trainer is done
+    for number in range(2):  # nodes go to bob, and back when his trainer is done
         home = homes[f"bob {number}"] = _folder(system.bob, f"short-{number}")
         options = ("--nodes", "1-4", "--name", f"short-{number}")
-        bobs = system.submit(system.bob, TRAINS, home, 4, 0.1, options=options)
+        bobs = system.submit(system.bob, TRAINS, home, 3, 0.1, options=options)
         live.until_steps(bobs, 2)
         victim = rng.choice([node["agent_pid"] for node in live.nodes() if node["trainer"]])
         with suppress(ProcessLookupError):
@@ -239,7 +239,7 @@ def test_in_a_burst_of_churn_nothing_is_lost_and_no_node_is_idle_that_somebody_c
     live.until_state(anns, "done")
     for name, home in homes.items():
         counts = committed(home)
-        assert len(counts) == (60 if name == "ann" else 4)
+        assert len(counts) == (24 if name == "ann" else 3)
         assert all(counter == Counter(range(600)) for counter in counts.values()), name
     _judge_decisions(system, began)
     assert live.problems() == []
@@ -256,12 +256,13 @@ def _judge_decisions(system: Owned, began: int) -> None:
     """Look at all decisions since an event: shares, idle nodes, changes of owner; and make them again."""
     with Store.open(system.state / FILE, read_only=True) as store:
         owner_of = {row.id: row.owner for row in store.trainers()}
-        most = {row.id: row.spec["max_nodes"] for row in store.trainers()}
         typed = [event_of(row) for row in store.events(after=began, limit=10_000)]
     decisions = [event for event in typed if isinstance(event, Decided)]
     for decision in decisions:
-        usable = sum(most[name] for name in decision.counts)
-        assert sum(decision.counts.values()) == min(decision.pool, usable), "a node is idle that somebody could use"
+        idle = decision.pool - sum(decision.counts.values())
+        # A trainer that runs may do without: its measured curve says that it would not be faster. That the decision is
+        # the optimum, whoever the nodes serve, is what making it again shows.
+        assert idle == 0 or all(decision.counts.values()), "a node is idle, and a trainer that could use it waits"
         for owner, share in (decision.limits or {"shares": {}})["shares"].items():
             held = sum(count for name, count in decision.counts.items() if owner_of[name] == owner)
             assert held >= share or owner not in {owner_of[name] for name in decision.counts}
