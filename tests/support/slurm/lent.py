@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from bftrainer.cluster.owners.accounts import Account, clean_environment
 from support.slurm.lab import Lab
-from support.users.accounts import run_as
+from support.users.accounts import processes_of, run_as
 
 
 class LentUser:
@@ -74,6 +75,14 @@ class LentUser:
         status = self.process.wait(60)
         self.process = None
         return status
+
+    def processes(self) -> dict[int, str]:
+        """The command lines of this user's processes, by id."""
+        found = {}
+        for pid in processes_of(self.account.uid):
+            with suppress(OSError):
+                found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+        return found
 
     def submit(self, script: Path, *args: str, nodes: str) -> str:
         """Submit a trainer; its id."""
