@@ -6,8 +6,11 @@ It is not part of `make test`: its trainers import PyTorch on every node that ch
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import stat
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -103,3 +106,36 @@ def check_processes(live: Live, users: dict[str, LentUser], jobs: dict[str, str]
     for row in live.api.trainers():
         for worker in live.trainer(row["id"])["workers"]:
             assert Path(f"/proc/{worker['pid']}").stat().st_uid == users[row["owner"]].account.uid
+
+
+def test_the_commands_of_the_page_set_up_an_operator_and_a_user(tmp_path: Path) -> None:
+    page = (WORKER.parents[2] / "docs" / "owners.md").read_text()
+    config = tmp_path / "own.toml"
+    config.write_text(page.partition("```toml\n")[2].partition("```")[0])
+    typed = [line for line in page.splitlines() if line.startswith("bftrainer lend ")]
+    assert len(typed) == 3
+    tmp_path.chmod(0o755)
+    with cluster(1) as lab, unix_users("ann") as (account,), public_python() as python:
+        lab.open_to_users()
+        state = tmp_path / "state"
+        with Live(state, "--config", str(config), "--drain", env={"SLURM_CONF": str(lab.conf)}) as live:
+            user = LentUser(lab, account, python, lambda: url_of(state), "")
+            own = account.home / ".local" / "state" / "bftrainer"
+            own.mkdir(parents=True)
+            words = ("token", "create", "ann", "--owner", account.name, "--client-file", str(own / "client.json"))
+            environment = {**os.environ, "BFTRAINER_STATE": str(state)}
+            subprocess.run((sys.executable, "-m", "bftrainer", *words), env=environment, check=True)
+            for path in (account.home / ".local", own.parent, own, own / "client.json"):
+                os.chown(path, account.uid, account.gid)
+            tried, installed = (user.bftrainer(*line.split()[1:]) for line in typed[:2])
+            assert "Slurm would accept it" in tried
+            assert "systemctl --user enable --now bftrainer-lend.service" in installed
+            unit = (account.home / ".config/systemd/user/bftrainer-lend.service").read_text()
+            start = next(line for line in unit.splitlines() if line.startswith("ExecStart="))
+            assert shlex.split(start.removeprefix("ExecStart="))[1:] == ["-m", "bftrainer", *typed[1].split()[1:-1]]
+            assert user.run(python, "-m", "bftrainer", *typed[2].split()[1:]).returncode == 1, "it does not run yet"
+            user.lend("--max-pilots", "20")
+            wait_until(lambda: user.lent == "connected", lambda: user.log.read_text())
+            assert "connected; 0 of at most 20 pilots" in user.bftrainer(*typed[2].split()[1:])
+            assert live.api.status()["pool"]["lenders"] == {account.name: 20}
+            assert user.end() == 0

@@ -140,6 +140,7 @@ def test_pilots_run_as_their_owners_nodes_change_hands_and_no_secret_is_left(
     secrets = asyncio.run(whole())
     assert not lab.jobs()
     assert len(secrets) >= 7
+    print("LEFT", [files_with(secret, lab.folder) for secret in secrets])
     for user in (site.ann, site.bob):
         for path in user.account.home.rglob("*"):
             assert path.lstat().st_uid == user.account.uid, path

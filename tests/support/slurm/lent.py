@@ -23,7 +23,7 @@ class LentUser:
         self.account = account
         self.python = python
         self.folder = account.home / ".local" / "state" / "bftrainer-lend"
-        self.log = account.home / "lend.log"
+        self.log = account.home.parent / f"{account.name}.log"
         self.process: subprocess.Popen[bytes] | None = None
         self._url = url
         self._own = {"BFTRAINER_TOKEN": token, "SLURM_CONF": str(lab.conf), "PATH": os.environ["PATH"]}
@@ -31,7 +31,8 @@ class LentUser:
     @property
     def environment(self) -> dict[str, str]:
         """What this user's commands need."""
-        return {**clean_environment(self.account), **self._own, "BFTRAINER_URL": self._url()}
+        ours = {**clean_environment(self.account), **self._own, "BFTRAINER_URL": self._url()}
+        return {name: value for name, value in ours.items() if name != "BFTRAINER_TOKEN" or value}
 
     def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
         """Run a command as this user."""
