@@ -9,6 +9,7 @@
 # make soak-live  the same for the whole live system: nodes, agents, workers and the controller are killed
 # make soak-ranks  40 events for nodes with two ranks under a real controller: ranks, agents and nodes go (EVENTS=40)
 # make soak-gpu   disturb two trainings on one GPU, NCCL between their ranks; with the torch of $PYTHON, sets nothing up
+# make owners  train as two Unix users on a real Slurm, and measure what a node costs that changes its owner; needs root
 # make soak-frameworks  tests with Transformers, Accelerate, trackers and DDP scripts, each in an environment of its own
 # make matrix set up, then run what users write on nodes that come and go, and put the verdicts into docs/elastic.md
 # make wheel  build the package into dist/, to be installed into an environment of your own with pip; sets nothing up
@@ -32,7 +33,7 @@ export CHECK ?= $(MAKE) --no-print-directory check
 MINUTES ?= 30
 EVENTS ?= 40
 
-.PHONY: help setup demo test test-fast test-deep durations check soak soak-live soak-ranks soak-gpu soak-frameworks matrix wheel docs format clean
+.PHONY: help setup demo test test-fast test-deep durations check soak soak-live soak-ranks soak-gpu soak-frameworks owners matrix wheel docs format clean
 
 help:
 	@sed -n 's/^# make /make /p' Makefile
@@ -72,6 +73,11 @@ soak-live: setup
 
 soak-ranks: setup
 	PYTHONPATH=tests $(BIN)/python -m support.cluster.chaos --ranks-per-node 2 --nodes 3 --events $(EVENTS) $(SOAK)
+
+owners: setup
+	PYTHONPATH=tests $(BIN)/pytest -p no:cacheprovider tests/slurm/owners_live.py
+	$(BIN)/python benchmarks/owners.py
+	$(BIN)/python benchmarks/owners.py --way run-as
 
 soak-gpu:
 	PYTHONPATH=src:tests $(PYTHON) tests/elastic/soak_gpu.py --model gpt2 --json

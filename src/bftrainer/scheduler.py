@@ -16,7 +16,7 @@ from typing import Literal
 
 from bftrainer.allocate.admission import USUAL_PARALLEL, admit, admit_for_idle, automatic_parallel
 from bftrainer.allocate.exact import ExactAllocator
-from bftrainer.allocate.place import Placed, Placement, Stable, place
+from bftrainer.allocate.place import Homes, Placed, Placement, Stable, place
 from bftrainer.allocate.problem import Allocator, Claim, Decision, Limits, Problem
 from bftrainer.allocate.quotas import Quota, limits_in_force
 from bftrainer.allocate.registry import make_allocator
@@ -106,6 +106,8 @@ class State:
     assigned: Mapping[str, tuple[Node, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """The nodes of each trainer that runs."""
     seen: PoolStatistics = field(default_factory=PoolStatistics)
+    homes: Mapping[Node, str] = field(default_factory=lambda: MappingProxyType({}))
+    """The owner whose trainers each node serves, where a node serves one owner at a time; see `place.Homes`."""
 
     def pool_changed(self, event: Event) -> tuple[State, Mapping[str, tuple[Node, ...]]]:
         """The state once nodes have joined and left, and the nodes that each trainer lost.
@@ -127,10 +129,16 @@ class State:
                 if len(left) >= minimum[name]:
                     kept[name] = left
             assigned = MappingProxyType(kept)
-        state = replace(
-            self, pool=self.pool.after(event), assigned=assigned, seen=self.seen.then(event, len(self.pool))
-        )
+        homes = self.homes
+        if homes and event.left:
+            homes = MappingProxyType({node: owner for node, owner in homes.items() if node not in event.left})
+        seen = self.seen.then(event, len(self.pool))
+        state = replace(self, pool=self.pool.after(event), assigned=assigned, seen=seen, homes=homes)
         return state, MappingProxyType(lost)
+
+    def owned(self, node: Node, owner: str) -> State:
+        """The state once a node serves the trainers of an owner."""
+        return replace(self, homes=MappingProxyType({**self.homes, node: owner}))
 
     def submitted(self, *trainers: Trainer) -> State:
         """The state with more trainers, behind those submitted before them.
@@ -321,7 +329,8 @@ class Scheduler:
         problem = Problem(pool, horizon_s, claims, _among(limits, considered))
         decision, allocator = self._allocate(problem)
         counts = {claim.name: count for claim, count in zip(claims, decision.counts, strict=True)}
-        placed = place(state.pool, state.assigned, counts, self.policy.placement)
+        homes = Homes(state.homes, {trainer.name: trainer.owner for trainer in considered} if state.homes else {})
+        placed = place(state.pool, state.assigned, counts, self.policy.placement, homes)
         limited = bool(problem.limits)
         changes = tuple(
             Change(claim, count, horizon_s, pool, limited) for claim, count in zip(claims, decision.counts, strict=True)

@@ -13,13 +13,31 @@ import pytest
 
 from bftrainer.cli import main
 from bftrainer.errors import InputError
-from bftrainer.slurm.check import choose, refused, slurm_conf
+from bftrainer.slurm.check import choose, examine, refused, slurm_conf
+from bftrainer.slurm.owners import PilotOwnersSetup
 from bftrainer.slurm.site import Site, read_config, read_partitions
 from support.slurm.lab import Lab, cluster
 from support.slurm.recorded_site import Changes, found, judged, recorded, site
 
 
 @pytest.mark.slurm
+def test_whose_account_pilots_run_under_is_judged_by_the_number_of_owners_and_by_what_slurm_shows() -> None:
+    def level(setup: PilotOwnersSetup, check: str = "users", config: dict[str, str] | None = None) -> str:
+        some = site(config=config)
+        return found(examine(some, choose(some), owners=setup), check).level
+
+    assert level(PilotOwnersSetup(owners=1)) == "ok"
+    assert level(PilotOwnersSetup(owners=2)) == "warning"
+    assert level(PilotOwnersSetup(own=True, owners=2)) == "ok"
+    user = site().user.name
+    assert level(PilotOwnersSetup(own=True, run_as=True)) == ("ok" if user == "root" else "error")
+    assert level(PilotOwnersSetup(own=True, run_as=True, prefix=True)) == "ok"
+    some = site(config={"PrivateData": "accounts,jobs"})
+    plain = replace(some, user=replace(some.user, name="bftrainer"))
+    finding = found(examine(plain, choose(plain), owners=PilotOwnersSetup(own=True)), "pilots-seen")
+    assert (finding.level, "adminlevel=operator" in finding.fix[0]) == ("warning", True)
+
+
 def test_a_good_site_has_no_errors() -> None:
     findings = judged(site(), refusal="")
     assert [finding for finding in findings if finding.level == "error"] == []

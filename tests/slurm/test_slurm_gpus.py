@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bftrainer.cluster.pools.slurm.commands import submission, write_files
 from bftrainer.cluster.pools.slurm.hardware import read_layout
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings
+from bftrainer.cluster.pools.slurm.submit.job import submission, write_files
 from bftrainer.slurm.check import choose, examine, slurm_conf
 from bftrainer.slurm.gpus import PilotRequest
 from bftrainer.slurm.gres import gpu_count, gpu_request, gres_options, names_gpus, read_gres

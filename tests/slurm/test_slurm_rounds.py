@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from bftrainer.cluster.pools.slurm import pool as module
-from bftrainer.cluster.pools.slurm.commands import SlurmCommandError
+from bftrainer.cluster.pools.slurm import actions, pool
 from bftrainer.cluster.pools.slurm.figures import AnswerTimes
 from bftrainer.cluster.pools.slurm.hardware import JobRequest, NodeKind, SiteLayout
 from bftrainer.cluster.pools.slurm.pool import SlurmPool
 from bftrainer.cluster.pools.slurm.read import Jobs, Pilot, SlurmNode, WaitingJob
+from bftrainer.cluster.pools.slurm.runner import SlurmCommandError
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings
 from support.clocks import Clock
 from support.cluster.fake_pool_host import FakePoolHost
@@ -95,8 +95,9 @@ class Scene:
         self.slurm = TinySlurm(clock, self.host, kinds, took_s)
         self.pool = SlurmPool(SlurmSettings(partition="scav", **settings), folder)
         self.pool._slurm = self.slurm  # type: ignore[assignment]
-        self.pool._layout = SiteLayout(frozenset({"main", "scav"}), kinds)
         self.pool._host_link.open(self.host)  # type: ignore[arg-type]
+        self.pool._begin(self.host, self.slurm)  # type: ignore[arg-type]
+        self.pool._act_on.layout = SiteLayout(frozenset({"main", "scav"}), kinds)
 
     async def rounds(self, seconds: float) -> None:
         end = self.clock.now + seconds
@@ -112,7 +113,8 @@ class Scene:
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scene]:
     def build(kinds: dict[str, NodeKind], took_s: float = 0.05, **settings: Any) -> Scene:
         clock = Clock(1000.0)
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock, time=clock))
+        for module in (pool, actions):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock, time=clock))
         return Scene(tmp_path, clock, kinds, took_s, **settings)
 
     return build

@@ -16,14 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bftrainer.cluster.pools.registry import make_pool
-from bftrainer.cluster.pools.slurm.commands import (
-    Slurm,
-    SlurmCommandError,
-    command_environment,
-    pilot_script,
-    submission,
-    write_files,
-)
+from bftrainer.cluster.pools.slurm.commands import Slurm
 from bftrainer.cluster.pools.slurm.decide import (
     LONGEST_PAUSE_S,
     SHORT_AFTER_S,
@@ -43,7 +36,9 @@ from bftrainer.cluster.pools.slurm.hardware import (
     read_layout,
 )
 from bftrainer.cluster.pools.slurm.read import Jobs, Pilot, WaitingJob, new_separator, read_nodes
+from bftrainer.cluster.pools.slurm.runner import SlurmCommandError
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings, read_duration
+from bftrainer.cluster.pools.slurm.submit.job import command_environment, pilot_script, submission, write_files
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.slurm.gres import read_gres
 from bftrainer.traces.recorder.states import read_sinfo

@@ -16,8 +16,8 @@ import pytest
 SECONDS: dict[str, float] = json.loads((Path(__file__).resolve().parents[1] / "durations.json").read_text())
 """How long tests took that took long. `make durations` writes it."""
 TOGETHER = {
-    *("test_browser.py", "test_hand_over.py", "test_page.py", "test_paper.py", "test_site.py"),
-    *("test_slurm_hosts.py", "test_slurm_pool.py", "test_synth.py", "test_tls.py", "test_warm.py"),
+    *("test_browser.py", "test_hand_over.py", "test_owners_apart.py", "test_page.py", "test_paper.py"),
+    *("test_site.py", "test_slurm_hosts.py", "test_slurm_pool.py", "test_synth.py", "test_tls.py", "test_warm.py"),
 }
 """Modules whose fixtures take long to make: one process of a run makes them, not each."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from types import MappingProxyType
 from typing import Protocol
@@ -179,11 +179,67 @@ class Compact:
         return [by_leaf[leaf].pop() for leaf, count in chosen for _ in range(count)]
 
 
+@dataclass(frozen=True, slots=True)
+class Homes:
+    """Whose agents run on which nodes, where each agent serves one owner only."""
+
+    of_nodes: Mapping[Node, str] = field(default_factory=lambda: MappingProxyType({}))
+    """The owner of each node's agent. A node without one is at home with every owner."""
+    of_trainers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """The owner of each trainer."""
+
+    def take(
+        self, policy: Placement, growers: Mapping[str, Grower], free: Sequence[Node]
+    ) -> Iterable[tuple[str, Sequence[Node]]]:
+        """Yield the nodes of `free` that each grower takes: first those of its owner, then as few others as possible.
+
+        With any choice of counts, an owner's trainers together take as many foreign nodes as they need beyond the free
+        nodes of their owner, and no more: the number of nodes that change their owner is the least possible.
+        """
+        if not self.of_nodes:
+            yield from zip(growers, policy.take(tuple(growers.values()), free), strict=True)
+            return
+        left, taken = list(free), {name: list[Node]() for name in growers}
+        for owner in dict.fromkeys(self.of_trainers.get(name, "") for name in growers):
+            mine = [name for name in growers if self.of_trainers.get(name, "") == owner]
+            self._give(policy, growers, mine, [node for node in left if self.of_nodes.get(node) == owner], left, taken)
+        for name in growers:
+            self._give(policy, growers, [name], [node for node in left if node not in self.of_nodes], left, taken)
+        # What is left belongs to other owners, and is more than their trainers need: their growers have chosen.
+        self._give(policy, growers, list(growers), list(left), left, taken)
+        yield from taken.items()
+
+    @staticmethod
+    def _give(
+        policy: Placement,
+        growers: Mapping[str, Grower],
+        names: Sequence[str],
+        offered: Sequence[Node],
+        left: list[Node],
+        taken: Mapping[str, list[Node]],
+    ) -> None:
+        """Let some growers take what they still need of the `offered` nodes, as far as these go."""
+        room, wanting = len(offered), dict[str, Grower]()
+        for name in names:
+            needs = min(growers[name].needs - len(taken[name]), room)
+            if needs:
+                wanting[name] = Grower((*growers[name].held, *taken[name]), needs)
+                room -= needs
+        for name, nodes in zip(wanting, policy.take(tuple(wanting.values()), offered), strict=True) if wanting else ():
+            taken[name].extend(nodes)
+            gone = set(nodes)
+            left[:] = [node for node in left if node not in gone]
+
+
+NO_HOMES = Homes()
+
+
 def place(
     pool: Pool,
     assigned: Mapping[str, Sequence[Node]],
     counts: Mapping[str, int],
     policy: Placement = Stable(),  # noqa: B008 - a frozen value without fields
+    homes: Homes = NO_HOMES,
 ) -> Placed:
     """Choose nodes for every trainer in `counts`; earlier growers choose first.
 
@@ -211,7 +267,7 @@ def place(
     if growers:
         free = _oldest_first([*released, *(pool.since.keys() - owned)], pool)
         left = set(free)
-        for trainer, taken in zip(growers, policy.take(tuple(growers.values()), free), strict=True):
+        for trainer, taken in homes.take(policy, growers, free):
             if not len(taken) == len(left.intersection(taken)) == growers[trainer].needs:
                 raise ValueError(
                     f"placement {policy.name!r} must give {trainer!r} {growers[trainer].needs} free nodes, "

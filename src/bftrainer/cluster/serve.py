@@ -208,6 +208,7 @@ def _build(config: Config, prepared: _Prepared, store: Store, *, dry_run: bool) 
         default_down_s=config.trainers.default_down_s,
         max_weight=config.policy.max_weight,
         dry_run=dry_run,
+        own_users=config.users.own,
         job=JobSettings(
             leave_grace_s=config.agents.leave_grace_s,
             finish_grace_s=config.trainers.finish_grace_s,
@@ -224,6 +225,8 @@ def _build(config: Config, prepared: _Prepared, store: Store, *, dry_run: bool) 
 
     agents = {variables.URL: prepared.url, variables.SECRET: prepared.secret, variables.STATE_ID: state_id}
     agents |= {tls.CA: prepared.authority_of_agents} if prepared.authority else {}
+    if config.users.own:
+        del agents[variables.SECRET]  # each agent gets a secret of its own
     return Controller(cluster, pool, config, logbook, agents)
 
 

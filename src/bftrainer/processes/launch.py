@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from signal import SIGKILL
-from typing import Protocol
+from typing import Any, Protocol
 
 from bftrainer.errors import InputError
 from bftrainer.processes import strays
@@ -45,6 +45,15 @@ class Command:
     """The CPU cores that the process may run on, as far as they exist; empty: those of the caller."""
     preload: tuple[str, ...] = ()
     """Modules that the script imports, so that a warm parent may import them ahead; see `ahead`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunAs:
+    """The account that a process runs under from its first instruction on. Only root can start one for another."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
 
 
 class Process(Protocol):
@@ -80,13 +89,14 @@ class ColdLauncher:
     The thread that calls `start` must live as long as its processes: they die with that thread.
     """
 
-    def __init__(self, python: str = sys.executable) -> None:
+    def __init__(self, python: str = sys.executable, run_as: RunAs | None = None) -> None:
         self._python = python
+        self._run_as = run_as
         self._running: set[ColdProcess] = set()
 
     async def start(self, command: Command) -> Process:
         """See `ProcessLauncher`."""
-        process = spawn(command, self._python)
+        process = spawn(command, self._python, run_as=self._run_as)
         self._running.add(process)
         process.exited.add_done_callback(lambda _: self._running.discard(process))
         return process
@@ -148,8 +158,13 @@ class ColdProcess:
             self.exited.set_result(status)
 
 
-def spawn(command: Command, python: str = sys.executable, keep: tuple[int, ...] = ()) -> ColdProcess:
+def spawn(
+    command: Command, python: str = sys.executable, keep: tuple[int, ...] = (), run_as: RunAs | None = None
+) -> ColdProcess:
     """Start a child of the running loop's thread. It inherits the descriptors in `keep`."""
+    account: dict[str, Any] = {}
+    if run_as is not None:
+        account = {"user": run_as.uid, "group": run_as.gid, "extra_groups": list(run_as.groups), "umask": 0o022}
     argv = [python, *command.argv] if command.python else _resolved(command)
     output = open_output(command)
     mark = strays.new_mark()
@@ -163,6 +178,7 @@ def spawn(command: Command, python: str = sys.executable, keep: tuple[int, ...] 
             stderr=output,
             start_new_session=True,
             pass_fds=keep,
+            **account,
         )
     except (OSError, ValueError) as problem:
         raise InputError(f"cannot start {' '.join(command.argv)} in {command.cwd}: {problem}") from None

@@ -20,7 +20,7 @@ from signal import SIGKILL
 from typing import Any, cast
 
 from bftrainer.errors import BFTrainerError
-from bftrainer.processes.launch import ColdProcess, Command, Process, open_output, spawn
+from bftrainer.processes.launch import ColdProcess, Command, Process, RunAs, open_output, spawn
 
 READY_S = 120.0
 """Seconds that the imports may take before workers are started without them."""
@@ -74,12 +74,15 @@ class WarmParent:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def spawned(cls, command: Command, python: str, preload: tuple[str, ...]) -> WarmParent:
+    async def spawned(
+        cls, command: Command, python: str, preload: tuple[str, ...], run_as: RunAs | None = None
+    ) -> WarmParent:
         """Start a warm parent and wait until it has done its imports."""
         ours, theirs = socket.socketpair()
         with theirs:
             argv = (python, "-c", _MAIN, str(theirs.fileno()), *preload)
-            process = spawn(Command(argv, command.env, command.cwd, None, python=False), python, (theirs.fileno(),))
+            whole = Command(argv, command.env, command.cwd, None, python=False)
+            process = spawn(whole, python, (theirs.fileno(),), run_as)
         return await cls.ready(process, ours)
 
     @classmethod

@@ -22,6 +22,8 @@ from bftrainer.errors import BFTrainerError
 from bftrainer.processes import variables
 from bftrainer.processes.launch import dying_with
 
+MOST_INPUT = 1 << 15
+"""The most bytes of stdin: a pipe holds them, so nobody has to wait for the command to read."""
 MOST_BYTES = 1 << 24
 """The most output that is accepted, unless the caller says otherwise."""
 _MOST_ERRORS = 1 << 16
@@ -103,12 +105,20 @@ def run(
 
 
 async def run_async(
-    argv: Sequence[str], timeout_s: float, *, env: Mapping[str, str] | None = None, most: int = MOST_BYTES
+    argv: Sequence[str],
+    timeout_s: float,
+    *,
+    env: Mapping[str, str] | None = None,
+    most: int = MOST_BYTES,
+    stdin: bytes = b"",
 ) -> CommandResult:
-    """Run a command and return its result, as `run` does. The command dies with this process."""
+    """Run a command and return its result, as `run` does. The command dies with this process.
+
+    It reads `stdin`, at most `MOST_INPUT` bytes.
+    """
     if shutil.which(argv[0]) is None:
         raise CommandNotStartedError(argv[0], "there is no such program")
-    command = _BoundedCommand(dying_with(os.getpid(), argv), env, most)
+    command = _BoundedCommand(dying_with(os.getpid(), argv), env, most, stdin)
     loop = asyncio.get_running_loop()
     over, exited = loop.create_future(), asyncio.Event()
 
@@ -146,11 +156,12 @@ async def run_async(
 class _BoundedCommand:
     """A command, the descriptors that tell of it, and its output so far."""
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None, most: int) -> None:
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None, most: int, stdin: bytes = b"") -> None:
+        given = _filled_pipe(stdin) if stdin else None
         try:
             self._process = subprocess.Popen(  # noqa: S603 - no shell; the callers choose what is run
                 list(argv),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL if given is None else given,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
@@ -158,6 +169,9 @@ class _BoundedCommand:
             )
         except (OSError, ValueError) as problem:
             raise CommandNotStartedError(argv[0], getattr(problem, "strerror", None) or str(problem)) from None
+        finally:
+            if given is not None:
+                os.close(given)
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self._out, self._err = self._process.stdout.fileno(), self._process.stderr.fileno()
@@ -227,6 +241,18 @@ class _BoundedCommand:
             if pipe is not None:
                 pipe.close()
         os.close(self._exit)
+
+
+def _filled_pipe(content: bytes) -> int:
+    """Return the reading end of a pipe that has this content and nothing more."""
+    if len(content) > MOST_INPUT:
+        raise CommandOutputError(f"it would read more than {MOST_INPUT >> 10} KiB")
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, content)
+    finally:
+        os.close(writer)
+    return reader
 
 
 def _exit_notice(pid: int) -> tuple[int, threading.Thread | None]:

@@ -24,6 +24,8 @@ TOKEN = "BFTRAINER_TOKEN"  # noqa: S105 - the same
 """Environment of commands: a user's token. Processes that a controller starts never see the controller's own."""
 NODE = "BFTRAINER_NODE"
 """Environment of agents and workers: the name of the node they are on."""
+OWNER = "BFTRAINER_OWNER"
+"""Environment of an agent: the owner whose trainers it starts, and no others; empty: those of all owners."""
 SLOTS = "BFTRAINER_SLOTS"
 """Environment of an agent: how many ranks a worker has on its node by default, as the pool says."""
 CALL_BACK = "BFTRAINER_CALL_BACK"

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bftrainer.processes.ahead.branches import Branches
-from bftrainer.processes.launch import ColdLauncher, Command, Process
+from bftrainer.processes.launch import ColdLauncher, Command, Process, RunAs
 from bftrainer.processes.parent import NotWarmError, WarmParent, adopt, what_loading_reads
 
 PARENTS = 4
@@ -32,13 +32,17 @@ class WarmLauncher:
 
     Everything else, or if that fails everything, starts as in `ColdLauncher`.
 
-    The parent is started with the first command, or by `prepare`. `preload` names the modules that it imports.
+    The parent is started with the first command, or by `prepare`. `preload` names the modules that it imports. The
+    parents and all that they fork run under the account `run_as`, from their first instruction on.
     """
 
-    def __init__(self, python: str = sys.executable, preload: tuple[str, ...] = PRELOAD) -> None:
+    def __init__(
+        self, python: str = sys.executable, preload: tuple[str, ...] = PRELOAD, run_as: RunAs | None = None
+    ) -> None:
         self._python = python
         self._preload = preload
-        self._cold = ColdLauncher(python)
+        self._run_as = run_as
+        self._cold = ColdLauncher(python, run_as)
         self._parents: dict[tuple[str, ...], asyncio.Task[WarmParent]] = {}
         self._branches = Branches(self._parent)
 
@@ -90,7 +94,7 @@ class WarmLauncher:
                 return await WarmParent.ready(adopt(pid), connection)
             except NotWarmError as problem:
                 _log.warning("a new warm parent replaces the inherited one: %s", problem)
-        return await WarmParent.spawned(command, self._python, self._preload)
+        return await WarmParent.spawned(command, self._python, self._preload, self._run_as)
 
     async def _parent(self, command: Command) -> WarmParent:
         """Return the warm parent for a command, once it is ready."""
@@ -102,7 +106,9 @@ class WarmLauncher:
         if key not in self._parents:
             if len(self._parents) >= PARENTS:
                 raise NotWarmError(f"there are {PARENTS} with other settings")
-            self._parents[key] = asyncio.create_task(WarmParent.spawned(command, self._python, self._preload))
+            self._parents[key] = asyncio.create_task(
+                WarmParent.spawned(command, self._python, self._preload, self._run_as)
+            )
         return await asyncio.shield(self._parents[key])
 
 

@@ -14,6 +14,7 @@ from bftrainer.errors import InputError
 from bftrainer.slurm.charging import charging
 from bftrainer.slurm.findings import Harvest, Level, SiteFinding, listed, preempts_by, slurm_conf, time_of
 from bftrainer.slurm.gpus import PilotRequest, gpu_findings
+from bftrainer.slurm.owners import PilotOwnersSetup, owners_findings
 from bftrainer.slurm.preemption import ending, taking_back
 from bftrainer.slurm.site import Partition, Qos, Site, seconds
 from bftrainer.util.suggest import unknown
@@ -69,10 +70,11 @@ def examine(
     refusal: str | None = None,
     limit_s: float = PILOT_S,
     request: PilotRequest | None = None,
+    owners: PilotOwnersSetup | None = None,
 ) -> list[SiteFinding]:
     """Return all findings. `refusal` is why Slurm refused a trial pilot, empty if it did not.
 
-    `limit_s` is the time limit of pilots, `request` what they ask for of GPUs.
+    `limit_s` is the time limit of pilots, `request` what they ask for of GPUs, `owners` whose account they run under.
     """
     findings = [*taking_back(site, harvest), *ending(site, harvest)]
     if harvest.partition is None:
@@ -84,6 +86,8 @@ def examine(
         ]
         findings += [*_pilot(refusal), *charging(site, harvest)]
         findings.append(_reservations(limit_s))
+    if owners is not None:
+        findings += owners_findings(site, owners)
     findings += [*_scheduling(site), *_scripts(site), *_surroundings(site)]
     findings += [SiteFinding("asked", "warning", f"no answer: {line}", "this was not checked")
                  for line in site.unanswered]  # fmt: skip

@@ -44,6 +44,7 @@ class FakePoolHost:
         self.used: frozenset[str] = frozenset()
         self.most: int | None = None
         """How many nodes the pool could have."""
+        self.own_users = False
         self.looks = 0
         """How often the pool asked who is here."""
         self._server: Server | None = None

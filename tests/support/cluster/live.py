@@ -24,8 +24,11 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 class Live:
     """A controller and its state folder."""
 
-    def __init__(self, folder: Path, *options: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, *options: str, env: Mapping[str, str] | None = None, python: str = sys.executable
+    ) -> None:
         self.folder = folder
+        self._python = python
         self.options = options
         self.log = folder.parent / f"{folder.name}-serve.log"
         self._env = {**os.environ, "BFTRAINER_STATE": str(folder), **(env or {})}
@@ -50,7 +53,7 @@ class Live:
         """Begin a controller's life, and wait until it answers. It predicts nothing, unless `options` say otherwise."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "bftrainer", "serve", "--port", "0", "--set", "eta.cpu_share=0", *self.options],
+                [self._python, "-m", "bftrainer", "serve", "--port", "0", "--set", "eta.cpu_share=0", *self.options],
                 env=self._env,
                 stdout=log,
                 stderr=log,

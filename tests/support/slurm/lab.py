@@ -110,6 +110,12 @@ class Lab:
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         subprocess.run(argv, env=env, check=True, timeout=60, **quiet)
 
+    def open_to_users(self) -> None:
+        """Let all users of this machine use the cluster: they may read its configuration and reach munge."""
+        for folder in (self.folder, self.folder / "run"):
+            folder.chmod(0o755)
+        self.conf.chmod(0o644)
+
     def clear(self) -> None:
         """End all jobs, and wait until all nodes are idle."""
         if jobs := list(self.jobs()):

@@ -19,6 +19,7 @@ from bftrainer.util.files import replace_file
 if TYPE_CHECKING:
     from bftrainer.slurm.findings import SiteFinding
     from bftrainer.slurm.gpus import PilotRequest
+    from bftrainer.slurm.owners import PilotOwnersSetup
 
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 _ORDER = ("error", "warning", "ok")
@@ -46,7 +47,7 @@ def check(
     from bftrainer.slurm.site import seconds
     from bftrainer.slurm.user import account_for
 
-    folder, given, request = _configured(state)
+    folder, given, request, owners = _configured(state)
     site = gather(folder)
     harvest = choose(site, partition or given.get("partition", ""), qos or given.get("qos", ""))
     refusal = None
@@ -55,7 +56,7 @@ def check(
         account = given.get("account") or account_for(site, harvest.partition, harvest.qos)
         refusal = try_pilot(harvest.partition.name, wanted, account, gpus=request.words(site, harvest.partition))
     limit_s = seconds(given["time_limit"]) if "time_limit" in given else PILOT_S
-    findings = examine(site, harvest, refusal, limit_s, request)
+    findings = examine(site, harvest, refusal, limit_s, request, owners)
     errors, warnings = (sum(finding.level == level for finding in findings) for level in ("error", "warning"))
     lines = slurm_conf(findings)
     if as_json:
@@ -99,7 +100,7 @@ def setup_user(
     from bftrainer.slurm.gpus import PilotRequest
     from bftrainer.slurm.user import places, render
 
-    folder, _, _ = _configured(state)
+    folder, *_ = _configured(state)
     if output is not None and output.exists():
         raise InputError(f"{output}: already exists; name a new file with -o")
     site = gather(folder)
@@ -123,17 +124,35 @@ def setup_user(
     say(f"{output}: written; start with `bftrainer serve --config {output}`")
 
 
-def _configured(state: Path | None) -> tuple[Path, dict[str, str], PilotRequest]:
-    """The state folder, and the configuration's settings for pilots and their GPUs, if its pool is Slurm's."""
+def _configured(state: Path | None) -> tuple[Path, dict[str, str], PilotRequest, PilotOwnersSetup]:
+    """The state folder, and the configuration's settings for pilots, their GPUs and owners, if its pool is Slurm's."""
     from bftrainer.cluster.config.load import load_config
     from bftrainer.slurm.gpus import PilotRequest
+    from bftrainer.slurm.owners import PilotOwnersSetup
 
     config = load_config(overrides={"server.state": state})
     given = config.pool.settings if config.pool.kind == "slurm" else {}
     options = given.get("options", ())
     words = shlex.split(options) if isinstance(options, str) else [str(word) for word in options]
     named = {key: str(given[key]) for key in ("partition", "qos", "account", "time_limit") if given.get(key)}
-    return config.state, named, PilotRequest(str(given.get("gpus", "all")), tuple(words))
+    run_as, prefix = given.get("submit") == "run-as", bool(given.get("submit_as"))
+    owners = PilotOwnersSetup(config.users.own, run_as, prefix, _owners_in(config.state))
+    return config.state, named, PilotRequest(str(given.get("gpus", "all")), tuple(words)), owners
+
+
+def _owners_in(state: Path) -> int:
+    """Return how many owners have trainers in a state folder; 0 if that cannot be told."""
+    from bftrainer.cluster.config.load import DATABASE_FILE
+
+    try:
+        from bftrainer.cluster.store.store import Store
+
+        if not (state / DATABASE_FILE).exists():
+            return 0
+        with Store.open(state / DATABASE_FILE, read_only=True) as store:
+            return len({row.owner for row in store.trainers(brief=True)})
+    except (BFTrainerError, ImportError, OSError):
+        return 0
 
 
 def _show(findings: list[SiteFinding], lines: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 from pathlib import Path
 from typing import Annotated
 
@@ -47,8 +48,10 @@ def serve_command(
     """
     with live_packages():
         from bftrainer.cluster.config.load import load_config
+        from bftrainer.cluster.owners.modes import mode_in_words
         from bftrainer.cluster.serve import Running, serve
         from bftrainer.cluster.store.event_logging import to_stderr
+        from bftrainer.cluster.store.store import FILE, Store
     overrides: dict[str, object] = {
         "server.state": state,
         "server.host": host,
@@ -67,6 +70,10 @@ def serve_command(
     def up(running: Running) -> None:
         what = "dry run: nothing is started" if dry_run else f"pool {running.pool}"
         say(f"bftrainer serves at {running.url} ({what}; state in {running.state})")
+        with Store.open(running.state / FILE, read_only=True) as store:
+            owners = {token.owner for token in store.tokens.all() if token.revoked is None and token.role != "monitor"}
+            owners |= {row.owner for row in store.trainers(unfinished=True)}
+        say(mode_in_words(found.users.mode, owners, getpass.getuser()))
 
     asyncio.run(serve(found, dry_run=dry_run, drain=drain, up=up))
 

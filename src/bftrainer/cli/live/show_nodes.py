@@ -17,13 +17,14 @@ _STYLES = {"free": "dim", "assigned": "green", "leaving": "yellow"}
 
 
 def nodes_table(rows: Sequence[NodeView], now: float) -> RenderableType:
-    """A table with one line per node. GPUs and ranks have columns where some node has them."""
+    """A table with one line per node. GPUs, ranks and owners have columns where some node has them."""
     if not rows:
         return Text("the pool has no nodes", style="dim")
     with_gpus = any(row.get("gpus") for row in rows)
     with_use = any(use_text(row.get("gpus") or ()) for row in rows)
     with_ranks = any(len(row.get("ranks") or ()) > 1 or row.get("slots", 1) > 1 for row in rows) or with_gpus
-    titles = ["node", "host", "state", "trainer", "worker"]
+    keys = ["node", "host", "state", "trainer", "worker"] + ["serves"] * any(row.get("serves") for row in rows)
+    titles = list(keys)
     titles += ["GPUs"] * with_gpus + ["ranks"] * with_ranks + ["GPU use"] * with_use
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for title in titles:
@@ -32,7 +33,7 @@ def nodes_table(rows: Sequence[NodeView], now: float) -> RenderableType:
         table.add_column(title, no_wrap=True, justify="right")
     for row in rows:
         gpus, ranks = row.get("gpus") or (), row.get("ranks") or ()
-        texts = [Text(printable(row.get(key) or "")) for key in ("node", "host", "state", "trainer", "worker")]
+        texts = [Text(printable(row.get(key) or "")) for key in keys]
         texts[2].stylize(_STYLES.get(row.get("state", ""), ""))
         texts += [Text(gpus_text(gpus))] * with_gpus + [Text(ranks_text(ranks))] * with_ranks
         texts += [Text(use_text(gpus))] * with_use

@@ -27,8 +27,10 @@ from bftrainer.cluster.agent.folder import private_folder
 from bftrainer.cluster.agent.hardware import NodeHardware, find_hardware
 from bftrainer.cluster.agent.link import ControllerLink
 from bftrainer.cluster.agent.options import AgentOptions, ResolvedAgent, read_environment, resolve
+from bftrainer.cluster.agent.own_starts import OwnStarts
 from bftrainer.cluster.agent.signals import Signals, exit_soon
 from bftrainer.cluster.agent.workers import AgentWorkers
+from bftrainer.cluster.owners.folders import own_home
 from bftrainer.cluster.wire.messages import (
     BEAT_S,
     Bye,
@@ -122,6 +124,7 @@ class Agent:
                 self._tell,
                 preload=self._preload,
                 inherited=self._inherited,
+                own=self._own_starts(),
             )
             async with self._workers:
                 self._hardware = await asyncio.to_thread(find_hardware, self._environment, self._settings.slots)
@@ -149,6 +152,11 @@ class Agent:
         for failure in failures:
             if failure is not None:
                 raise failure
+
+    def _own_starts(self) -> OwnStarts | None:
+        """Return the rules of the owner of this agent; None if it has none."""
+        owner, state_id = self._settings.owner, self._environment.get(variables.STATE_ID, "")
+        return OwnStarts(owner, own_home(), state_id) if owner else None
 
     def _given_to_all(self) -> Mapping[str, str]:
         given = {variables.NODE: self._settings.node, protocol.HOST: self._settings.host}

@@ -193,6 +193,7 @@ class ControllerLink:
                     self._call_back.reached()
                     self._call_back = None
                 self.give_up_s = float(message.give_up_s)
+                self._secret = message.secret or self._secret
             if isinstance(message, FromController):
                 self._obey(message)
         except (ProtocolError, TypeError, ValueError, AttributeError, LookupError) as problem:

@@ -51,6 +51,8 @@ class ResolvedAgent:
     """A file of certificates to verify the controller with; empty: the system's."""
     slots: int = 0
     """How many ranks a worker has here by default; 0: one per GPU, or one if there is none."""
+    owner: str = ""
+    """The owner whose signed trainers this agent starts, and no others; empty: those of all owners."""
 
     @property
     def on_loopback(self) -> bool:
@@ -86,7 +88,8 @@ def resolve(options: AgentOptions, environment: MutableMapping[str, str]) -> Res
     folder = options.folder.absolute() if options.folder is not None else None
     if folder is not None:
         _make_private(folder)
-    return ResolvedAgent(url, node, host, secret, folder, _authority(options, environment), slots)
+    owner = environment.pop(variables.OWNER, "")
+    return ResolvedAgent(url, node, host, secret, folder, _authority(options, environment), slots, owner)
 
 
 def read_environment(lines: Iterable[str], environment: MutableMapping[str, str]) -> None:

@@ -21,9 +21,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from bftrainer.cluster.agent.compile_caches import add_caches, machine_kind
 from bftrainer.cluster.agent.hardware import NodeHardware
 from bftrainer.cluster.agent.log_tails import LogTails
+from bftrainer.cluster.agent.own_starts import OwnStarts
 from bftrainer.cluster.agent.worker_table import MOST_TRACEBACK, WorkerTable
 from bftrainer.cluster.wire.messages import FromAgent, Heard, Prepare, RankStatus, Start
 from bftrainer.elastic import protocol
@@ -40,7 +43,7 @@ from bftrainer.elastic.manager.processes import (
 )
 from bftrainer.elastic.manager.worker_process import WorkerProcess
 from bftrainer.elastic.protocol import Done, Failed, FromWorker, Hello, Left, Report, Taken
-from bftrainer.errors import InputError
+from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes import start_up, variables
 from bftrainer.processes.gpus import DEVICE_VARIABLES
 from bftrainer.processes.launch import Command, Process
@@ -74,7 +77,7 @@ class AgentWorkers:
 
     Workers connect to the socket `channel` and print to files in `folder`. The environment of a worker's process is
     `environment`, overridden by the variables of its rank and of its start order, overridden by `always`. `inherited`
-    is the warm parent that this process has forked, if there is one.
+    is the warm parent that this process has forked, if there is one. `own`: the rules of the agent's owner.
     """
 
     def __init__(
@@ -87,7 +90,9 @@ class AgentWorkers:
         *,
         preload: tuple[str, ...],
         inherited: tuple[int, socket.socket] | None = None,
+        own: OwnStarts | None = None,
     ) -> None:
+        self._own_starts = own
         self.table = WorkerTable()
         self.logs = LogTails()
         self.processes = WorkerProcesses(channel, self._happened)
@@ -141,6 +146,11 @@ class AgentWorkers:
 
     def import_ahead(self, message: Prepare) -> None:
         """Import what a script imports that may be started here later. The start itself does not depend on it."""
+        try:
+            message = message if self._own_starts is None else self._own_starts.checked(message)
+        except (BFTrainerError, ValidationError) as problem:  # its start would be refused, too
+            _log.info("nothing is imported ahead: %s", one_line(problem))
+            return
         place = self._hardware.places(max(1, message.ranks), self._environment)[0]
         start = Start("ahead", "", message.argv, message.env, message.cwd, ranks=message.ranks, preload=message.preload)
         start = replace(start, background=bool(self.processes.running))  # whoever trains here comes first
@@ -189,6 +199,8 @@ class AgentWorkers:
     async def _launch(self, message: Start, rank: int, place: RankPlace) -> Process:
         if not _NAME.fullmatch(message.worker):
             raise InputError(f"the name of a worker must match {_NAME.pattern}, but got {message.worker!r}")
+        if self._own_starts is not None:
+            message = self._own_starts.checked(message)
         name = log_name(message.worker, rank)
         log = self._folder / f"{name}.log"
         command = self._command(message, place, log)

@@ -32,6 +32,7 @@ from bftrainer.cluster.config.rules import (
     some_path,
     some_text,
 )
+from bftrainer.cluster.config.users import UsersSettings
 from bftrainer.cluster.wire.messages import BEAT_S, GIVE_UP_S
 from bftrainer.elastic.defaults import FINISH_GRACE_S, LEAVE_GRACE_S, MOST_BROKEN_GROUPS, SILENCE_S
 
@@ -326,6 +327,7 @@ class Config:
     trainers: TrainerSettings = field(default_factory=TrainerSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     eta: EtaSettings = field(default_factory=EtaSettings)
+    users: UsersSettings = field(default_factory=UsersSettings)
     pool: PoolSettings = field(default_factory=PoolSettings)
     file: Path | None = None
     """The file it was read from."""
@@ -342,7 +344,8 @@ DEFAULTS = Config()
 """The configuration where nothing is set."""
 SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
     {"server": Server, "api": Api, "log": LogSettings, "policy": PolicySettings, "agents": AgentSettings}
-    | {"trainers": TrainerSettings, "retention": RetentionSettings, "eta": EtaSettings, "pool": PoolSettings}
+    | {"trainers": TrainerSettings, "retention": RetentionSettings, "eta": EtaSettings, "users": UsersSettings}
+    | {"pool": PoolSettings}
 )
 
 

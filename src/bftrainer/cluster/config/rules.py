@@ -64,6 +64,13 @@ def file_or_nothing(value: object) -> str:
     return "" if value == "" else str(some_path(value))
 
 
+def texts(value: object) -> tuple[str, ...]:
+    """Return a list of texts, each in one line. Raises ValueError."""
+    if not isinstance(value, list | tuple):
+        raise ValueError
+    return tuple(some_text(each) for each in value)
+
+
 def name_or_nothing(value: object) -> str:
     """Return a text in one line, or nothing. Raises ValueError."""
     return "" if value == "" else some_text(value)

@@ -1,7 +1,6 @@
-"""Active trainers and node states are records kept by the reconciler.
+"""Active trainers are records kept by the reconciler.
 
 An `ActiveTrainer` is a trainer that is not finished; it also saves its own state, progress and rescales to the store.
-A `NodeState` is a node that is connected or awaited.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from typing import Any, Literal, Self, cast
 
 from bftrainer.cluster.config.keys import DEFAULTS
 from bftrainer.cluster.controller.metric_history import MetricHistory
-from bftrainer.cluster.controller.node_ranks import default_ranks
 from bftrainer.cluster.jobs.base import JobRecord, TrainerJob
 from bftrainer.cluster.jobs.beliefs import Beliefs, belief_key
 from bftrainer.cluster.jobs.elastic import ElasticJob
@@ -20,13 +18,12 @@ from bftrainer.cluster.jobs.learning import Learned, Prior
 from bftrainer.cluster.jobs.opaque import OpaqueJob
 from bftrainer.cluster.jobs.progress import TrainerProgress
 from bftrainer.cluster.jobs.worker import JobSettings
-from bftrainer.cluster.launchers.base import HEAD, Launch, Launcher
+from bftrainer.cluster.launchers.base import Launch, Launcher
 from bftrainer.cluster.spec.states import FINISHED, TrainerState
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store import events
-from bftrainer.cluster.store.rows import NodeRow, TrainerRow, WorkerRow
+from bftrainer.cluster.store.rows import TrainerRow, WorkerRow
 from bftrainer.cluster.store.store import Store
-from bftrainer.cluster.wire.messages import Gpu, GpuUse, Join
 from bftrainer.cluster.wire.worker_messages import LEAST, MOST
 from bftrainer.core.curve import Curve
 from bftrainer.core.node_time import GpuCounts, NodeTime
@@ -34,10 +31,6 @@ from bftrainer.core.trainer import Trainer
 from bftrainer.elastic.metrics import Position
 from bftrainer.elastic.protocol import CANNOT_STAND_IN, Generation
 
-RESTORED_GRACE_S = 2.0
-"""The time that a leaving node still has after a restart of the controller, which may have taken long."""
-GPU_USE_S = 120.0
-"""How long, in seconds, the reading of a node's GPUs is shown after it was sent."""
 PROGRESS_EVERY_S = 2.0
 """How often, in seconds, a trainer's progress is stored while nothing else happens."""
 
@@ -59,6 +52,8 @@ class ControllerSettings:
     """The largest weight of a trainer whose owner has no maximum of their own."""
     dry_run: bool = False
     """Make decisions, but start nothing."""
+    own_users: bool = False
+    """Trainers run as their owners: only signed ones can be started."""
     job: JobSettings = field(default_factory=JobSettings)
 
 
@@ -67,100 +62,6 @@ class Disconnected:
     """The connection of an agent has ended without a `Going`. The agent may come back."""
 
     reason: str
-
-
-@dataclass(slots=True)
-class NodeState:
-    """A node whose agent is connected, or is awaited: its connection broke, or the controller was restarted."""
-
-    name: str
-    host: str
-    agent: str
-    pid: int
-    joined: float
-    heard: float
-    here: bool = True
-    """Whether its agent is connected; otherwise it is awaited."""
-    cut: bool = False
-    """Whether its agent is awaited because its connection broke, and not because the controller was restarted."""
-    leave_by: float | None = None
-    trainer: str | None = None
-    """The trainer that the node is assigned to, by the last decision."""
-    worker: str | None = None
-    """The worker that runs there. Always None on the head, where any number of workers may run."""
-    gpus: tuple[Gpu, ...] = ()
-    slots: int = 0
-    """How many ranks its pool said that it has; 0: nothing."""
-    knows_ranks: bool = False
-    """Whether its agent's workers can be in a generation with workers that have several ranks."""
-    gpu_count: int = 0
-    """How many GPUs it has. After a restart of the controller this is known before its agent is back."""
-    gpu_use: tuple[GpuUse, ...] = ()
-    """The newest reading that its agent sent."""
-    gpu_use_at: float = 0.0
-
-    @classmethod
-    def from_row(cls, row: NodeRow, now: float) -> Self:
-        """Return a node that an earlier controller stored. Its agent is awaited."""
-        leave_by = now + RESTORED_GRACE_S if row.leaving is not None else None
-        node = cls(row.node, row.host, row.agent, row.pid, row.joined, now, here=False, leave_by=leave_by)
-        node.gpu_count, node.slots = row.gpus, row.slots
-        return node
-
-    @classmethod
-    def from_join(cls, join: Join, now: float) -> Self:
-        """Return a node whose agent connected for the first time."""
-        node = cls(join.node, join.host, join.agent, join.pid, now, now, gpus=join.gpus, slots=join.slots)
-        node.gpu_count, node.knows_ranks = len(join.gpus), join.knows_ranks
-        return node
-
-    def save_joined(self, store: Store) -> None:
-        """Store the node, and log that it joined."""
-        name, host, agent, gpus = self.name, self.host, self.agent, self.gpu_count
-        store.put_node(name, host=host, agent=agent, pid=self.pid, joined=self.joined, gpus=gpus, slots=self.slots)
-        is_head = name == HEAD
-        event = events.HeadJoined(name, host, agent) if is_head else events.NodeJoined(name, host, agent, gpus)
-        store.log(self.joined, event)
-
-    @property
-    def ranks(self) -> int:
-        """How many ranks a worker has there by default."""
-        return default_ranks(self.gpus or range(self.gpu_count), self.slots)
-
-    @property
-    def is_free(self) -> bool:
-        """Whether a worker can be started there."""
-        return self.here and self.leave_by is None and self.worker is None
-
-    @property
-    def in_pool(self) -> bool:
-        """Whether the node can be assigned to a trainer."""
-        return self.leave_by is None and self.name != HEAD
-
-    def beat(self, now: float, gpus: tuple[GpuUse, ...] = ()) -> None:
-        """Record that its agent is alive. `gpus` is a new reading of its GPUs, if there is one."""
-        self.heard = now
-        if gpus:
-            self.gpu_use, self.gpu_use_at = gpus, now
-
-    def rejoined(self, join: Join, now: float) -> bool:
-        """Record that its agent is back. Returns whether its number of ranks is another than was known."""
-        before = self.ranks
-        self.here, self.cut, self.heard, self.host = True, False, now, join.host
-        self.gpus, self.slots, self.knows_ranks = join.gpus, join.slots, join.knows_ranks
-        return self.ranks != before
-
-    def gpu_uses(self, now: float) -> dict[str, GpuUse]:
-        """Return how much of each GPU is in use, by its id. GPUs without a fresh reading are left out."""
-        return {use.id: use for use in self.gpu_use} if now - self.gpu_use_at <= GPU_USE_S else {}
-
-    def shift(self, seconds: float, now: float) -> None:
-        """Move all times by `seconds`: the clock was set, or stood still."""
-        if seconds > 0:
-            self.heard = min(self.heard + seconds, now)
-        elif self.heard > now:  # it was heard before the clock was set back
-            self.heard += seconds
-        self.leave_by = None if self.leave_by is None else self.leave_by + seconds
 
 
 @dataclass(slots=True)
@@ -187,6 +88,8 @@ class ActiveTrainer:
     started: float | None = None
     stale: bool = True
     """Whether something changed that the scheduler was not told yet."""
+    hand_over_s: float = 0.0
+    """How much longer its next node takes to start because that node must change its owner, as the scheduler knows."""
     stored: Any = None
     stored_at: float = 0.0
     given: tuple[str, ...] | None = None
@@ -309,7 +212,8 @@ class ActiveTrainer:
     def falls_back(self) -> bool:
         """Whether the ddp launcher cannot run its script, so that it must go on with another one."""
         refused = CANNOT_STAND_IN in (self.job.error or "")
-        return self.spec.launcher == "ddp" and self.job.outcome == "failed" and refused
+        may = self.spec.launcher == "ddp" and not self.spec.signature  # its owner has signed for this launcher alone
+        return may and self.job.outcome == "failed" and refused
 
     @property
     def present_state(self) -> TrainerState:

@@ -18,10 +18,12 @@ from bftrainer.cluster.config.keys import AgentSettings, TrainerSettings
 from bftrainer.cluster.controller.active import Disconnected
 from bftrainer.cluster.controller.connection import Connection, Connections
 from bftrainer.cluster.controller.event_runner import EventRunner
+from bftrainer.cluster.controller.nodes.invitations import Invitations
 from bftrainer.cluster.controller.output.budget import OutputBudget
 from bftrainer.cluster.controller.output.logbook import Logbooks
 from bftrainer.cluster.controller.output.writer import OutputWriter
 from bftrainer.cluster.launchers import HEAD
+from bftrainer.cluster.owners.join_secrets import JoinRight
 from bftrainer.cluster.wire import codec
 from bftrainer.cluster.wire.messages import (
     Beat,
@@ -64,6 +66,8 @@ class AgentHub:
         self._connections = connections
         self._logbooks = logbooks
         self._settings = settings
+        self.invitations: Invitations | None = None
+        """Where agents have owners: which of them may join."""
         budget = OutputBudget(trainers.max_log_kb_per_s * 1000, trainers.max_log_lines_per_s)
         self.output = OutputWriter(budget, self._logged)
         self._inbox: deque[tuple[Connection, FromAgent | Disconnected]] = deque()
@@ -90,8 +94,10 @@ class AgentHub:
 
     # Connections.
 
-    async def serve(self, frames: AsyncIterator[str], send: Callable[[str], Awaitable[None]]) -> None:
-        """Serve one agent's connection, from its first frame to its end."""
+    async def serve(
+        self, frames: AsyncIterator[str], send: Callable[[str], Awaitable[None]], right: JoinRight | None = None
+    ) -> None:
+        """Serve one agent's connection, from its first frame to its end. `right`: what its secret is good for."""
         connection: Connection | None = None
         sending: asyncio.Task[None] | None = None
         end: Going | Disconnected = Disconnected("connection closed")
@@ -101,7 +107,11 @@ class AgentHub:
                 if connection is None:
                     if not isinstance(message, Join):
                         raise ProtocolError("the first frame must be a join")
-                    connection = self._joined(message)
+                    if refusal := self._refusal(message, right):
+                        _log.warning("agent %s of %s is refused: %s", message.agent, message.node, refusal)
+                        await send(codec.encode(Bye(refusal)))
+                        return
+                    connection = self._joined(message, right)
                     sending = asyncio.create_task(connection.pump(send))
                 elif isinstance(message, Going):
                     end = Going(message.reason or "taken")
@@ -148,6 +158,8 @@ class AgentHub:
         if self._closing or self._runner.failed.done():
             return
         self._handle_node(node)
+        if self._runner.cluster.hand_overs.vacated(node):
+            return
         connection = self._connections.pop(node, None)
         if connection is not None:
             connection.close()
@@ -163,19 +175,29 @@ class AgentHub:
         for connection in list(self._connections.values()):
             connection.close()
 
-    def _joined(self, join: Join) -> Connection:
+    def _refusal(self, join: Join, right: JoinRight | None) -> str:
+        """Return why an agent may not join; empty if it may. Where agents have no owners, its secret was enough."""
+        if self.invitations is None:
+            return ""
+        return "it has no right to join" if right is None else self.invitations.refusal(right, join)
+
+    def _joined(self, join: Join, right: JoinRight | None) -> Connection:
         connection = Connection(join.node, join.agent)
         agents = self._settings
         # How much of the workers' output is stored is not looked up here: a file system could keep the agent waiting.
         times = (agents.beat_s, agents.worker_silence_s, agents.give_up_s)
-        connection.send(Welcome(*times, last_save_s=agents.last_save_s))
+        secret, owner = "", ""
+        if self.invitations is not None and right is not None:
+            with self._runner.event():
+                secret, owner = self.invitations.joined(right, join, time.time()), right.owner
+        connection.send(Welcome(*times, last_save_s=agents.last_save_s, secret=secret))
         self._handle_node(join.node)
         former = self._connections.get(join.node)
         if former is not None:
             former.close()
         self._connections[join.node] = connection
         with self._runner.event() as effects:
-            effects.add(self._runner.cluster.joined(join, time.time()))
+            effects.add(self._runner.cluster.joined(join, time.time(), owner))
         return connection
 
     def _parted(self, connection: Connection, end: Going | Disconnected) -> None:
@@ -204,7 +226,18 @@ class AgentHub:
             return True
         now, node = time.time(), connection.node
         self._runner.cluster.beat(node, now)
+        if not self._may_print(log.worker, node):
+            self._logged(node, log.worker, log.offset + log.size)  # dropped
+            return True
         return self.output.take(node, log, self._logbooks.of(ids.trainer_of(log.worker)), now)
+
+    def _may_print(self, worker: str, name: str) -> bool:
+        """Whether output that a node sends can be a worker's: where agents have owners, of the owner's trainers."""
+        node, trainer = self._runner.cluster.nodes.get(name), ids.trainer_of(worker)
+        if node is None or not node.owner:
+            return True
+        known = self._runner.cluster.trainers.get(trainer) or self._runner.cluster.store.trainer(trainer)
+        return known is not None and known.owner == node.owner
 
     def _logged(self, node: str, worker: str, offset: int) -> None:
         self._connections.send(node, Logged(worker, offset))
@@ -264,7 +297,7 @@ class AgentHub:
         with self._runner.event() as effects:
             for name, reports in taken.items():
                 try:
-                    effects.add(self._runner.cluster.reports(reports, time.time()))
+                    effects.add(self._runner.cluster.reports(reports, time.time(), name))
                 except ProtocolError as problem:
                     _log.warning("agent of %s: %s", name, problem)
                     self.cut_off([name])

@@ -20,6 +20,7 @@ from bftrainer.cluster.controller.agents import AgentHub
 from bftrainer.cluster.controller.connection import Connections
 from bftrainer.cluster.controller.event_runner import EventRunner
 from bftrainer.cluster.controller.head_agent import HeadAgent
+from bftrainer.cluster.controller.nodes.invitations import Invitations
 from bftrainer.cluster.controller.output.logbook import Logbook, Logbooks
 from bftrainer.cluster.controller.pool_host import ControllerPoolHost
 from bftrainer.cluster.controller.reconciler import Reconciler
@@ -27,7 +28,9 @@ from bftrainer.cluster.controller.restore import restore
 from bftrainer.cluster.controller.start_up.preparing import Preparer
 from bftrainer.cluster.controller.tick_clock import LATE_S, TickClock
 from bftrainer.cluster.eta.service import EtaService
-from bftrainer.cluster.pools.base import Pool
+from bftrainer.cluster.owners.join_secrets import JoinSecrets
+from bftrainer.cluster.owners.modes import MODE_KEY
+from bftrainer.cluster.pools.base import HandsOver, Pool
 from bftrainer.cluster.retention.housekeeper import Housekeeper
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store import events
@@ -76,7 +79,12 @@ class Controller:
         """Called after every decision with the seconds since the first event that led to it."""
         self.housekeeper = Housekeeper(cluster.store, config, cluster.planner.limits, cluster.trainers)
         self.eta = EtaService(cluster.store.path, config, cluster)
-        self._pool_host = ControllerPoolHost(self._runner, self.agents, agents)
+        accounts = config.users.as_accounts() if config.users.own else None
+        if accounts is not None:
+            invitations = self.agents.invitations = Invitations(cluster.store, JoinSecrets.at(config.state))
+            cluster.hand_overs.more_come = lambda now: bool(invitations.pending(now))
+        self._pool_host = ControllerPoolHost(self._runner, self.agents, agents, accounts)
+        self._runner.hand_over = self._hand_over
         self._head = HeadAgent(config.state, agents)
         self._preparer = Preparer(cluster.jobs.preloads)
         self._head_thread = SerialThread("head agent")
@@ -92,6 +100,7 @@ class Controller:
         with self._runner.event() as effects:
             effects.add(restore(self.cluster, time.time()))
             self.cluster.store.log(time.time(), events.ServeStarted(self.config.pool.kind))
+            self.cluster.store.keep(MODE_KEY, self.config.users.mode)
         loops = (
             self.agents.keep_handling,
             self._keep_deciding,
@@ -159,6 +168,7 @@ class Controller:
             self.housekeeper.tick(time.time())
             await self.agents.handle_reports()
             self.decisions.tick()
+            self._pool_host.see_reach(self.pool)
             before = set(self.cluster.nodes)
             with self._runner.event() as effects:
                 effects.add(self.cluster.tick(time.time()))
@@ -183,6 +193,13 @@ class Controller:
                 self._runner.fail(problem)
 
         self._head_thread.do(partial(self._head.keep, wanted=wanted, here=self.agents.has_head), kept)
+
+    def _hand_over(self, node: str, owner: str) -> None:
+        """Tell the pool that a node goes to another owner. A pool that cannot do that loses it, and starts again."""
+        if isinstance(self.pool, HandsOver):
+            self.pool.hand_over(node, owner)
+        else:
+            self._pool_host.not_coming(node, f"it goes to {owner}")
 
     # Requests of the API.
 

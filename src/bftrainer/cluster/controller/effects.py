@@ -26,6 +26,9 @@ class Effects:
     files: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
     """Trainers and work on their files, which must be done before their workers are started."""
 
+    hand_over: list[tuple[str, str]] = field(default_factory=list)
+    """Nodes and the owners whose agents the pool is to start there, in place of another owner's."""
+
     def tell(self, node: str, message: FromController) -> None:
         """Add a message for the agent of a node."""
         self.messages.append((node, message))
@@ -35,5 +38,6 @@ class Effects:
         self.messages += other.messages
         self.over += other.over
         self.files += other.files
+        self.hand_over += other.hand_over
         if self.decide != "now":
             self.decide = other.decide or self.decide

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bftrainer.cluster.controller.connection import Connections
@@ -35,6 +35,8 @@ class EventRunner:
         """Set when the controller cannot continue."""
         self.files = FileGate(connections, self._files_failed)
         self._logbooks = logbooks
+        self.hand_over: Callable[[str, str], None] = lambda node, owner: None
+        """Tells the pool to start an agent of another owner on a node."""
 
     @contextlib.contextmanager
     def event(self) -> Iterator[Effects]:
@@ -63,6 +65,8 @@ class EventRunner:
             # In a thread, not on the event loop: the folder may be on a file system that hangs.
             folder = self._logbooks.of(trainer).path.parent / "snapshots"
             threading.Thread(target=self._tidy, args=(trainer, folder), name=f"sweep {trainer}", daemon=True).start()
+        for node, owner in effects.hand_over:
+            self.hand_over(node, owner)
         self.decisions.request(effects.decide)
 
     def _files_failed(self, trainer: str, problem: BaseException) -> None:

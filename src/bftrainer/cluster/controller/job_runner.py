@@ -11,13 +11,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from bftrainer.cluster.controller.active import ActiveTrainer, ControllerSettings, NodeState, make_job
+from bftrainer.cluster.controller.active import ActiveTrainer, ControllerSettings, make_job
 from bftrainer.cluster.controller.effects import Effects
+from bftrainer.cluster.controller.nodes.state import NodeState
 from bftrainer.cluster.controller.start_up.preloads import Preloads
 from bftrainer.cluster.jobs.base import Intent, JobRecord, StartWorker, StopWorker, TellWorker
 from bftrainer.cluster.jobs.learning import stay_of
 from bftrainer.cluster.jobs.worker import Worker
 from bftrainer.cluster.launchers.base import HEAD, Launcher, WorkerSlot
+from bftrainer.cluster.owners.signatures import REFUSED
 from bftrainer.cluster.store import events
 from bftrainer.cluster.store.store import Store
 from bftrainer.cluster.wire.messages import Ended, Forget, FromController, Say, Started, Stop, WorkerStatus
@@ -82,6 +84,8 @@ class JobRunner:
         """Handle the end of a worker."""
         worker = live.job.workers[message.worker]
         live.job.ended(worker.id, message.status, message.tail, message.error, now, spoke=message.spoke)
+        if message.error.startswith(REFUSED):
+            live.job.fail(message.error)
         node = self._nodes.get(worker.node)
         if node is not None and node.worker == worker.id:
             node.worker = None
@@ -103,7 +107,7 @@ class JobRunner:
         """Act on the events of a trainer: carry out its job's intents, then store the changes."""
         self.give(live, effects)
         if not self._settings.dry_run:
-            free = {name for name in (HEAD, *live.job.nodes) if name in self._nodes and self._nodes[name].is_free}
+            free = {name for name in (HEAD, *live.job.nodes) if self._is_free_for(live, name)}
             if live.launcher.traits.needs_new_agents or (live.launcher.traits.speaks and self._has_several_ranks(live)):
                 free -= set(self._older(live))
             self._refuse_older(live)
@@ -112,6 +116,11 @@ class JobRunner:
         live.take_news(self._store, now)
         live.count(now)
         live.save(self._store, now, at_once=True)
+
+    def _is_free_for(self, live: ActiveTrainer, name: str) -> bool:
+        """Whether a worker of a trainer can be started on a node: its agent serves the trainer's owner."""
+        node = self._nodes.get(name)
+        return node is not None and node.is_free and node.serves(live.owner)
 
     def fell_back(self, live: ActiveTrainer, launchers: Mapping[str, Launcher], now: float) -> bool:
         """Give a trainer whose script the ddp launcher cannot run torchrun instead. Return whether it had to be.
@@ -182,6 +191,8 @@ class JobRunner:
                 ranks = 1 if alone else live.spec.ranks_on(node.ranks)
                 slot = WorkerSlot(worker, name, node.host, intent.head, intent.background, intent.settled, ranks)
                 start = live.launcher.start(live.launch, slot)
+                if live.spec.signature:
+                    start = replace(start, spec=live.spec.as_json())
                 speaks = live.launcher.traits.speaks
                 return replace(start, preload=self.preloads.of(live.spec)) if speaks else start
             case StopWorker(worker, _, grace_s):

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,15 @@ MOST_TRAINERS = 1_000_000
 MOST_NAME = 200
 
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerReach:
+    """On how many nodes agents can be started for an owner, and why on no more."""
+
+    nodes: int
+    why: str = ""
+    """Empty: the limits of the owner's account."""
 
 
 class QuotaError(InputError):
@@ -87,6 +97,8 @@ class OwnerLimits:
         self._usual_max_weight = max_weight
         self._rows: Mapping[str, OwnerRow] = MappingProxyType({})
         self._admins: frozenset[str] = frozenset()
+        self.reach: Mapping[str, OwnerReach] = MappingProxyType({})
+        """What the pool says of owners for whom it cannot start agents on any number of nodes."""
         self.disk_used: Mapping[str, int] = MappingProxyType({})
         """Bytes of all files of each owner's trainers, as the housekeeper measured them last."""
         self.default_disk: int | None = None
@@ -130,6 +142,8 @@ class OwnerLimits:
             with suppress(InputError):  # a wrong row, edited by hand, must not stop training
                 if quota := quota_of(row):
                     quotas[owner] = quota
+        for owner, reach in self.reach.items():
+            quotas[owner] = quotas.get(owner, Quota()).at_most(reach.nodes)
         return MappingProxyType(quotas)
 
     def disk_allowed(self, owner: str) -> int | None:

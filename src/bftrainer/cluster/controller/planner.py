@@ -14,13 +14,16 @@ from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any
 
-from bftrainer.cluster.controller.active import PROGRESS_EVERY_S, ActiveTrainer, NodeState
+from bftrainer.cluster.controller.active import PROGRESS_EVERY_S, ActiveTrainer
+from bftrainer.cluster.controller.nodes.hand_over import HandOvers
+from bftrainer.cluster.controller.nodes.state import NodeState
 from bftrainer.cluster.controller.owners import OwnerLimits
 from bftrainer.cluster.jobs.beliefs import Beliefs
 from bftrainer.cluster.store import events
 from bftrainer.cluster.store.event_columns import columns_of
 from bftrainer.cluster.store.scheduling_events import decision_event, learned_event
 from bftrainer.cluster.store.store import Store
+from bftrainer.cluster.wire.worker_messages import MOST
 from bftrainer.core.node_time import GpuCounts, NodeTime
 from bftrainer.core.pool import Event, Node, Pool
 from bftrainer.core.trainer import Trainer
@@ -42,6 +45,12 @@ class Planner:
         """The state after the last decision."""
         self._demand: tuple[State, Policy, int | None, int] | None = None
         """The last state, policy and size of the pool for which the demand was counted, and the demand."""
+        self._harvest: tuple[State, tuple[Node, ...], Mapping[Node, str], Mapping[Node, str]] | None = None
+        """The last question of `owners_for`, and the answer."""
+        self._idle_owners: tuple[Mapping[Node, str], Mapping[str, Any], frozenset[str], frozenset[str]] | None = None
+        """Whose nodes are idle and who has nodes, with the parts of the state of which that was said."""
+        self.hand_overs: HandOvers | None = None
+        """Knows how long a node takes to change its owner. Set by the reconciler."""
         self.gpus = GpuCounts()
         """How many GPUs each node of the pool has."""
         self.pool_time = NodeTime()
@@ -95,6 +104,32 @@ class Planner:
         self.pool_time.count(now, len(self.state.pool), self.gpus.total)
         return list(lost)
 
+    def owned(self, nodes: Iterable[NodeState]) -> None:
+        """Handle nodes that serve another owner than before, or have joined for one."""
+        for node in nodes:
+            if node.owner and node.in_pool:
+                self.state = self.state.owned(node.name, node.heir or node.owner)
+
+    def owners_for(self, nodes: Sequence[Node], invited: Mapping[Node, str], now: float) -> Mapping[Node, str]:
+        """Return whose trainers would get nodes that have no agent yet, if all of them joined now.
+
+        `invited` are nodes whose agents are on their way, and for whom. Nodes that nobody could use are left out.
+        """
+        coming = {node: owner for node, owner in invited.items() if node not in self.state.pool and node not in nodes}
+        new = [node for node in nodes if node not in self.state.pool]
+        state = self.state
+        if not new or not (state.admitted or state.waiting):
+            return {}
+        if self._harvest is None or self._harvest[:3] != (state, tuple(new), coming):
+            joined, _ = state.pool_changed(Event(max(now, state.seen.last), joined=(*coming, *new)))
+            for node, owner in coming.items():
+                joined = joined.owned(node, owner)
+            plan = self.scheduler.decide(joined)
+            owner_of = {trainer.name: trainer.owner for trainer in plan.considered}
+            given = {node: owner_of[name] for name, held in plan.placed.nodes.items() for node in held}
+            self._harvest = (state, tuple(new), coming, {node: given[node] for node in new if node in given})
+        return self._harvest[3]
+
     def see_gpus(self, node: NodeState, gpus: int, now: float) -> None:
         """Take the number of GPUs that the agent of a known node reports, and log it if it is another than before."""
         if node.gpu_count == gpus:
@@ -127,7 +162,8 @@ class Planner:
             if live.known is None:
                 continue
             is_told = not live.stale and live.known.weight == self._weight(live)
-            if not is_told or (live.id in soon and live.learned.has_news(live.known)):
+            is_told = is_told and live.hand_over_s == self._hand_over_s(live.owner)
+            if not is_told or (live.id in soon and live.learned.has_news(live.known, live.hand_over_s)):
                 self.state = self.state.relearned(self._describe(live, usual_rate, now))
         began = clock.perf_counter()
         plan = self.scheduler.decide(self.state)
@@ -185,10 +221,28 @@ class Planner:
                 self._limited_weights[live.id] = weight
                 self._store.keep("limited_weights", self._limited_weights)
             known = replace(known, weight=weight)
+        live.hand_over_s = self._hand_over_s(live.owner)
+        if live.hand_over_s:
+            known = replace(known, start_s=min(known.start_s + live.hand_over_s, MOST))
         live.known = known
         live.stale = False
         self._store.log(now, learned_event(known))
         return known
+
+    def _hand_over_s(self, owner: str) -> float:
+        """Return what an owner's trainers wait for a further node because it serves another owner now.
+
+        Nothing while a node of the owner is idle, or where all nodes are the owner's.
+        """
+        homes, assigned = self.state.homes, self.state.assigned
+        if not homes or self.hand_overs is None:
+            return 0.0
+        known = self._idle_owners
+        if known is None or known[0] is not homes or known[1] is not assigned:
+            taken = {node for nodes in assigned.values() for node in nodes}
+            idle = frozenset(home for node, home in homes.items() if node not in taken)
+            known = self._idle_owners = (homes, assigned, idle, frozenset(homes.values()))
+        return 0.0 if owner in known[2] or known[3] == {owner} else self.hand_overs.cost_s
 
     def _weight(self, live: ActiveTrainer) -> float:
         """Return the weight with which a trainer counts."""

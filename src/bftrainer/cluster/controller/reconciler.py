@@ -6,13 +6,16 @@ carries out the `Effects` that each one returns. It uses no clock and no socket,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bftrainer.cluster.controller.active import ActiveTrainer, ControllerSettings, Disconnected, NodeState
+from bftrainer.cluster.controller.active import ActiveTrainer, ControllerSettings, Disconnected
 from bftrainer.cluster.controller.effects import Effects
 from bftrainer.cluster.controller.job_runner import JobRunner
+from bftrainer.cluster.controller.nodes.hand_over import HandOvers
+from bftrainer.cluster.controller.nodes.reattach import clear, reattach
+from bftrainer.cluster.controller.nodes.state import NodeState
 from bftrainer.cluster.controller.planner import Planner
 from bftrainer.cluster.launchers.base import HEAD, Launcher
 from bftrainer.cluster.spec.names import free_name
@@ -29,11 +32,8 @@ from bftrainer.cluster.wire.messages import (
     Heard,
     Join,
     Started,
-    Stop,
-    WorkerStatus,
 )
 from bftrainer.core.pool import Event
-from bftrainer.elastic import protocol
 from bftrainer.scheduler import Scheduler
 from bftrainer.util import ids
 
@@ -51,14 +51,23 @@ class Reconciler:
         self.nodes: dict[str, NodeState] = {}
         self.trainers: dict[str, ActiveTrainer] = {}
         self.jobs = JobRunner(store, self.nodes, settings)
+        self.hand_overs = self.planner.hand_overs = HandOvers(store, self.nodes)
         self.paused = False
 
     # Nodes.
 
-    def joined(self, join: Join, now: float) -> Effects:
-        """Handle an agent that connected."""
+    def joined(self, join: Join, now: float, owner: str = "") -> Effects:
+        """Handle an agent that connected. It is good for trainers of `owner`; empty: of all owners."""
         effects, name = Effects(), join.node
         node = self.nodes.get(name)
+        if self.hand_overs.succeeds(join, owner, now) and node is not None:
+            clear(name, join.workers, effects)
+            self.planner.see_gpus(node, len(join.gpus), now)
+            for live in self._concerned(node):
+                live.given = None  # its launcher gets the address of the new agent
+            self._reconcile([live.id for live in self._concerned(node)], now, effects)
+            effects.decide = "now"
+            return effects
         if node is not None and node.agent != join.agent:
             effects.add(self.lost(name, "its agent restarted", now))
             node = None
@@ -67,22 +76,25 @@ class Reconciler:
             if node.rejoined(join, now):
                 for live in self._concerned(node):
                     live.given = None  # its launcher gets the node again, with the number of ranks
-            touched = self._reattach(node, join.workers, now, effects)
+            node.owner = owner or node.owner
+            around = (self._concerned, self._trainer_of, self.jobs)
+            touched = reattach(node, join.workers, *around, now, effects)
             if node.leave_by is not None:
                 touched += self._leave(node, node.leave_by)
             self._reconcile(touched, now, effects)
             self._dismiss_if_empty(node, now, effects)
             return effects
-        self._clear(name, join.workers, effects)
+        clear(name, join.workers, effects)
         if self.paused and name != HEAD:
             effects.tell(name, Bye("harvesting is paused"))
             return effects
-        node = self.nodes[name] = NodeState.from_join(join, now)
+        node = self.nodes[name] = NodeState.from_join(join, now, owner)
         node.save_joined(self.store)
         if name == HEAD:
             self._reconcile((live.id for live in self._on_head()), now, effects)
         else:
             self._pool_changed(Event(now, joined=(name,)), now, effects, gpus=node.gpu_count)
+            self.planner.owned((node,))
         return effects
 
     def available(self, name: str, now: float) -> Effects:
@@ -102,7 +114,7 @@ class Reconciler:
         node = self.nodes.get(name)
         if node is None or node.leave_by is not None:
             return effects
-        node.leave_by = now + grace_s
+        node.leave_by, node.heir = now + grace_s, ""
         self.store.update_node(name, leaving=now)
         self.store.log(now, events.NodeLeaving(name, grace_s))
         touched = self._pool_changed(Event(now, left=(name,)), now, effects)
@@ -113,7 +125,7 @@ class Reconciler:
     def _disconnected(self, name: str, reason: str, now: float, effects: Effects) -> list[str]:
         """Await an agent whose connection broke, unless peers of its worker lost it too. Returns the trainers."""
         node = self.nodes.get(name)
-        if node is None:
+        if node is None or self.hand_overs.vacated(name):
             return []
         if not self.settings.reconnect_s or any(live.job.is_missed(name) for live in self._concerned(node)):
             return self._lost(name, reason, now, effects)
@@ -164,32 +176,10 @@ class Reconciler:
         effects.decide = "now"
         return lost
 
-    def _reattach(self, node: NodeState, statuses: Sequence[WorkerStatus], now: float, effects: Effects) -> list[str]:
-        """Take up the workers that an agent reports when it comes back. Returns the trainers that it concerned."""
-        touched = [live.id for live in self._concerned(node)]
-        told = {status.worker for status in statuses}
-        for status in statuses:
-            live = self._trainer_of(status.worker)
-            if live is None:
-                self._clear(node.name, (status,), effects)
-                continue
-            touched.append(live.id)
-            self.jobs.reattach(live, status, now, effects)
-        for live in self._concerned(node):
-            waiting = live.job.worker_on(node.name)
-            if waiting is not None and waiting.id not in told:
-                # The order to start this worker did not reach the agent.
-                self.jobs.ended(live, Ended(waiting.id, protocol.RESTART), now, effects)
-        return touched
-
-    def _clear(self, name: str, statuses: Iterable[WorkerStatus], effects: Effects) -> None:
-        """End workers on a node that belong to no known trainer."""
-        for status in statuses:
-            effects.tell(name, Forget(status.worker) if status.status is not None else Stop(status.worker))
-
     def _dismiss_if_empty(self, node: NodeState, now: float, effects: Effects) -> None:
         if node.leave_by is not None and (node.worker is None or now >= node.leave_by):
             effects.tell(node.name, Bye("the node is wanted elsewhere"))
+        self.hand_overs.proceed(node, now, effects)
 
     # Workers.
 
@@ -203,22 +193,22 @@ class Reconciler:
         for name, message in said:
             match message:
                 case Heard(worker, words):
-                    if live := self._trainer_of(worker):
+                    if live := self._trainer_of(worker, name):
                         self.jobs.heard(live, worker, words, now)
                         touched.append(live.id)
                         if words.get("type") == "broken":
                             touched += self._missed(live, now, effects)
                 case Started(worker):
-                    if live := self._trainer_of(worker):
+                    if live := self._trainer_of(worker, name):
                         self.jobs.started(live, message, now)
                         touched.append(live.id)
                 case Ended(worker):
-                    if live := self._trainer_of(worker):
+                    if live := self._trainer_of(worker, name):
                         self.jobs.ended(live, message, now, effects)
                         touched.append(live.id)
                     effects.tell(name, Forget(worker))
                     touched += self._freed(name, now, effects)
-                case Going(reason):
+                case Going(reason) if not self.hand_overs.vacated(name):
                     touched += self._lost(name, reason, now, effects)
                 case Disconnected(reason):
                     touched += self._disconnected(name, reason, now, effects)
@@ -227,12 +217,12 @@ class Reconciler:
         self._reconcile(touched, now, effects)
         return effects
 
-    def reports(self, reports: Mapping[str, Mapping[str, Any]], now: float) -> Effects:
+    def reports(self, reports: Mapping[str, Mapping[str, Any]], now: float, node: str = "") -> Effects:
         """Handle the reports of a node's workers since the last heartbeat."""
         effects = Effects()
         failed: list[str] = []
         for worker, report in reports.items():
-            live = self._trainer_of(worker)
+            live = self._trainer_of(worker, node)
             if live is not None and not self.jobs.reported(live, worker, report, now, effects):
                 failed.append(live.id)
         self._reconcile(failed, now, effects)
@@ -300,10 +290,15 @@ class Reconciler:
         """Whether a head agent must run."""
         return not self.settings.dry_run and any(live.job.nodes or live.job.workers for live in self._on_head())
 
-    def _trainer_of(self, worker: str) -> ActiveTrainer | None:
-        """Return the trainer of a worker; None if it has no such worker."""
-        live = self.trainers.get(ids.trainer_of(worker))
-        return None if live is None or worker not in live.job.workers else live
+    def _trainer_of(self, worker: str, name: str) -> ActiveTrainer | None:
+        """Return the trainer of a worker that the agent of a node speaks of; None if it has no such worker.
+
+        An agent that has an owner can speak of the workers on its own node only.
+        """
+        live, node = self.trainers.get(ids.trainer_of(worker)), self.nodes.get(name)
+        if live is None or worker not in live.job.workers:
+            return None
+        return live if node is None or not node.owner or live.job.workers[worker].node == name else None
 
     # Harvesting.
 
@@ -336,6 +331,7 @@ class Reconciler:
             node.trainer = holders.get(node.name)
         if self.settings.dry_run:
             return effects
+        self.planner.owned([self.nodes[name] for name in self.hand_overs.decided(self.trainers, now, effects)])
         touched = []
         for name, live in self.trainers.items():
             nodes = assigned.get(name, ())
@@ -355,11 +351,15 @@ class Reconciler:
         for node in list(self.nodes.values()):
             if self.settings.dry_run:
                 continue
+            if node.dismissed is not None and node.in_pool:
+                continue
             awaited_s = self.settings.reconnect_s if node.cut else self.settings.reattach_s
             if now - node.heard > (self.settings.silence_s if node.here else awaited_s):
                 effects.add(self.lost(node.name, "silent" if node.here else "did not come back", now))
             else:
                 self._dismiss_if_empty(node, now, effects)
+        for name in self.hand_overs.overdue(now):
+            effects.add(self.lost(name, "the agent of its next owner did not come", now))
         for live in list(self.trainers.values()):
             due = live.job.due
             if due is not None and now >= due:

@@ -6,8 +6,9 @@ ran there. The scheduler's state is that of the last decision.
 
 from __future__ import annotations
 
-from bftrainer.cluster.controller.active import ActiveTrainer, NodeState
+from bftrainer.cluster.controller.active import ActiveTrainer
 from bftrainer.cluster.controller.effects import Effects
+from bftrainer.cluster.controller.nodes.state import NodeState
 from bftrainer.cluster.controller.reconciler import Reconciler
 from bftrainer.cluster.launchers.base import HEAD
 from bftrainer.cluster.spec.trainer import TrainerSpec
@@ -20,6 +21,10 @@ from bftrainer.elastic.metrics import Position
 _LOST_VALUES = (
     "the values of its environment variables are not in {folder}, as after the restore of a back-up, which has only "
     "their names: submit it again"
+)
+_UNSIGNED = (
+    "it was submitted before users.mode was set to own: its owner has not signed it, and no agent starts it; submit it "
+    "again"
 )
 
 
@@ -71,9 +76,13 @@ def restore(cluster: Reconciler, now: float) -> Effects:
             nodes[node].trainer = name
         cluster.jobs.give(live, effects)
     cluster.planner.restore(pool, list(cluster.trainers.values()), now)
+    cluster.planner.owned(nodes.values())
     store.log(now, events.ServeRestored(len(unfinished), len(nodes)))
     for name in without_values:
         effects.add(cluster.fail(name, _LOST_VALUES.format(folder=store.environments.folder), now))
+    for name, live in list(cluster.trainers.items()) if cluster.settings.own_users else ():
+        if not live.spec.signature:
+            effects.add(cluster.fail(name, _UNSIGNED, now))
     store.environments.keep_only(cluster.trainers)
     return effects
 

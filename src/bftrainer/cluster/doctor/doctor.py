@@ -24,6 +24,8 @@ from bftrainer.cluster.doctor.invariants import (
     trainers_agree,
     workers_agree,
 )
+from bftrainer.cluster.owners.join_secrets import KEY_FILE
+from bftrainer.cluster.owners.modes import MODE_KEY, misfit
 from bftrainer.cluster.pools.slurm import callbacks
 from bftrainer.cluster.store import migrations
 from bftrainer.cluster.store.environments import FOLDER as ENVIRONMENTS
@@ -40,7 +42,7 @@ from bftrainer.util.locks import is_locked
 
 ENOUGH_BYTES = 1_000_000_000
 
-_SECRETS = (CLIENT_FILE, SECRET_FILE, *authority.KEYS)
+_SECRETS = (CLIENT_FILE, SECRET_FILE, KEY_FILE, *authority.KEYS)
 _PROC = Path("/proc")
 _OUTPUT = re.compile(r"/(t[0-9]+-[0-9]+)\.log(?: \(deleted\))?")
 
@@ -123,6 +125,7 @@ def _database(store: Store, alive: bool) -> Iterator[DoctorFinding]:
             lambda: history(store.all_events(EVENT_KINDS), trainers, trimmed=span.trimmed > 0),
         )
         yield from summed("the values of all environments are here", _values(store, trainers))
+        yield from summed("the mode of users fits the owners", _users(store, trainers))
         if original is None:
             yield from checked("the last controller ended in order, or runs", lambda: _ending(store, alive, running))
             yield from _call_backs(store)
@@ -141,6 +144,12 @@ def _database(store: Store, alive: bool) -> Iterator[DoctorFinding]:
             "processes were not looked at: no controller of this version has run here, so this folder may be a copy",
             "start `bftrainer serve` on it, unless it is one",
         )
+
+
+def _users(store: Store, trainers: Sequence[TrainerRow]) -> Iterator[DoctorFinding]:
+    owners = {trainer.owner for trainer in trainers if not trainer.finished}
+    if why := misfit(str(store.kept(MODE_KEY) or "shared"), owners):
+        yield DoctorFinding("warning", why, 'set users.mode to "own" (docs/security.md), or trust all of them')
 
 
 def _values(store: Store, trainers: Sequence[TrainerRow]) -> Iterator[DoctorFinding]:

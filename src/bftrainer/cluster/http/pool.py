@@ -28,6 +28,8 @@ async def nodes(api: Api, caller: Caller) -> dict[str, Any]:
         if caller.role != "admin" and row["owner"] != caller.owner:
             row["trainer"] = row["owner"] = row["worker"] = None  # other owners must not see who uses the node
             row["ranks"] = []
+        if caller.role != "admin" and row.get("serves") != caller.owner:
+            row.pop("serves", None)
     return {"nodes": rows}
 
 

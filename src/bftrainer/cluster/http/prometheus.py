@@ -17,8 +17,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
 from bftrainer import __version__
-from bftrainer.cluster.controller.active import ActiveTrainer, NodeState
+from bftrainer.cluster.controller.active import ActiveTrainer
 from bftrainer.cluster.controller.controller import Controller
+from bftrainer.cluster.controller.nodes.state import NodeState
 from bftrainer.cluster.http import views
 from bftrainer.cluster.launchers.base import HEAD
 from bftrainer.cluster.pools.slurm.figures import SlurmFigures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import time
 from dataclasses import replace
@@ -16,6 +17,7 @@ from bftrainer.cluster.controller.active import ActiveTrainer
 from bftrainer.cluster.history.best import GroupTrial, best_trials
 from bftrainer.cluster.history.history import Viewer
 from bftrainer.cluster.http.auth import Api, Caller, find_trainer, visible_owner
+from bftrainer.cluster.owners import signatures
 from bftrainer.cluster.wire.api import BestView, ResultsView
 from bftrainer.cluster.wire.direction import Direction
 from bftrainer.elastic import protocol
@@ -34,11 +36,13 @@ LISTING_S = 10.0
 async def results(api: Api, caller: Caller, ref: str) -> ResultsView:
     """The last metrics of a trainer, and the files in its output folder."""
     row = find_trainer(api, ref, caller)
-    folder = api.output_folder(row.id, row.spec.get("env", {}).get(protocol.OUTPUT, ""))
+    folder = api.output_folder(row.id, row.owner, row.spec.get("env", {}).get(protocol.OUTPUT, ""))
     view = api.status.trainer(row)
     files: list[ListedFile] = []
     exists, complete, problem = True, True, ""
     try:
+        if row.spec.get(signatures.FIELD):
+            raise OSError(errno.EACCES, f"the files are those of {row.owner}, and the controller does not read them")
         files, complete = await api.files.run(partial(list_files, Path(folder), MOST_FILES), LISTING_S)
     except TimeoutError:
         exists, problem = False, "its file system does not answer: try again later"
@@ -82,7 +86,7 @@ async def best(
         raise HTTPException(404, f"there is no group {group!r}: `bftrainer status` lists all groups")
     now = time.time()
     trials = [_newest(trial, api.cluster.trainers.get(trial.id), now) for trial in stored]
-    folders = {trial.id: api.output_folder(trial.id, trial.output) for trial in trials}
+    folders = {trial.id: api.output_folder(trial.id, trial.owner, trial.output) for trial in trials}
     return best_trials(group, trials, by, direction, limit, now, folders)
 
 

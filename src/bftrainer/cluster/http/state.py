@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from bftrainer.cluster.controller.controller import Controller
@@ -13,9 +14,12 @@ from bftrainer.cluster.http.prometheus import PrometheusMetrics
 from bftrainer.cluster.http.readiness import Readiness
 from bftrainer.cluster.http.status import StatusReader
 from bftrainer.cluster.launchers.base import StateLayout
+from bftrainer.cluster.owners.folders import OwnFolders
 from bftrainer.cluster.report.daily import DailyEfficiency
 from bftrainer.cluster.spec.access import AccessCheck
+from bftrainer.cluster.store.state_folder import STATE_ID_KEY
 from bftrainer.cluster.store.store import Store
+from bftrainer.errors import InputError
 from bftrainer.util.daemon_threads import DaemonThreads
 
 MOST_READS = 32
@@ -55,9 +59,16 @@ class ApiState:
         async with self._readers:
             return await asyncio.to_thread(answer)
 
-    def output_folder(self, trainer: str, chosen: str = "") -> str:
+    def output_folder(self, trainer: str, owner: str, chosen: str = "") -> str:
         """Return the folder that a trainer's script writes to: the one that its user chose, or else its own."""
-        return chosen or str(StateLayout(self.controller.config.state, "").output(trainer))
+        users = self.controller.config.users
+        if chosen or not users.own:
+            return chosen or str(StateLayout(self.controller.config.state, "").output(trainer))
+        try:
+            home = users.as_accounts().of(owner).home
+        except InputError:  # its account was removed
+            home = Path("~")
+        return str(OwnFolders(home).output(str(self.store.kept(STATE_ID_KEY)), trainer))
 
     @property
     def ending(self) -> bool:

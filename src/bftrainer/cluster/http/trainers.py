@@ -14,8 +14,10 @@ from bftrainer.cluster.http import views
 from bftrainer.cluster.http.auth import Api, Caller, find_trainer, visible_owner
 from bftrainer.cluster.http.status import RECENT_S
 from bftrainer.cluster.http.wait_reason import WaitReasons
+from bftrainer.cluster.owners.accounts import Accounts
+from bftrainer.cluster.owners.signatures import NOT_SIGNED, OWN_LAUNCHERS
 from bftrainer.cluster.spec.states import FINISHED
-from bftrainer.cluster.spec.trainer import node_range, parse_spec
+from bftrainer.cluster.spec.trainer import TrainerSpec, node_range, parse_spec
 from bftrainer.cluster.store.json_columns import encoded
 from bftrainer.cluster.store.store import Store
 from bftrainer.cluster.wire.api import EtaAnswer, TrainerDetail, TrainerView
@@ -59,7 +61,11 @@ async def submit(api: Api, caller: Caller, given: Annotated[Any, Body()]) -> Tra
     if api.controller.draining:
         raise HTTPException(409, "the controller is ending and accepts no more trainers: submit again later")
     spec = parse_spec(given)
-    await api.access.check(spec)
+    if api.controller.config.users.own:
+        check_own(spec, caller.owner, api.controller.config.users.as_accounts())
+    else:
+        spec = spec.model_copy(update={"signature": ""})
+        await api.access.check(spec)
     environments = api.store.environments
     staged = await asyncio.to_thread(environments.stage, spec.env) if spec.env else None
     try:
@@ -74,6 +80,22 @@ async def submit(api: Api, caller: Caller, given: Annotated[Any, Body()]) -> Tra
     return api.status.trainer(row)
 
 
+def check_own(spec: TrainerSpec, owner: str, accounts: Accounts) -> None:
+    """Refuse a trainer that cannot run as its owner."""
+    accounts.of(owner)
+    if spec.launcher not in OWN_LAUNCHERS:
+        raise InputError(
+            f"launcher {spec.launcher} needs a program on the controller's machine, and here trainers run as their "
+            f"owners, on nodes only (users.mode is own): use {' or '.join(OWN_LAUNCHERS)}"
+        )
+    if not spec.signature:
+        raise HTTPException(
+            NOT_SIGNED,
+            "trainers run as their owners here (users.mode is own), and agents start only what their owner has signed: "
+            "submit it with `bftrainer submit` or bftrainer.client of this version",
+        )
+
+
 @router.get("/v1/trainers/{ref}", response_model=dict[str, Any])
 async def trainer(api: Api, caller: Caller, ref: str) -> TrainerDetail:
     """One trainer in detail."""
@@ -84,7 +106,7 @@ async def trainer(api: Api, caller: Caller, ref: str) -> TrainerDetail:
     except TimeoutError:
         log_tail = ["(the log cannot be read now: its file system does not answer)"]
     live = api.cluster.trainers.get(row.id)
-    output = api.output_folder(row.id, row.spec.get("env", {}).get(protocol.OUTPUT, ""))
+    output = api.output_folder(row.id, row.owner, row.spec.get("env", {}).get(protocol.OUTPUT, ""))
     waits, nodes = WaitReasons(api.cluster).of(live), api.cluster.nodes
     return views.trainer_in_detail(row, live, time.time(), log_tail, waits, output, nodes, api.status.eta(row))
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from bftrainer.cluster.controller.active import ActiveTrainer, NodeState
+from bftrainer.cluster.controller.active import ActiveTrainer
+from bftrainer.cluster.controller.nodes.state import NodeState
 from bftrainer.cluster.controller.reconciler import Reconciler
 from bftrainer.cluster.http.learning.curve_views import curve_of
 from bftrainer.cluster.jobs.learning import Learned, Prior
@@ -144,7 +145,7 @@ def node(view: NodeState, cluster: Reconciler, now: float) -> NodeView:
     live, worker = cluster.on(view.name)
     running = live.job.worker_on(view.name) if live is not None and view.name != HEAD else None
     uses = view.gpu_uses(now)
-    return {
+    shown: NodeView = {
         "node": view.name,
         "host": view.host,
         "state": "leaving" if view.leave_by is not None else "awaited" if not view.here else _use(view, live),
@@ -158,16 +159,21 @@ def node(view: NodeState, cluster: Reconciler, now: float) -> NodeView:
         "slots": view.ranks,
         "ranks": _rank_views(running.ranks) if running is not None else [],
     }
+    if view.owner:
+        shown["serves"] = view.owner
+    return shown
 
 
 def pool(cluster: Reconciler) -> dict[str, Any]:
     """Return the size of the pool and the number of its nodes in use, and the same of GPUs."""
     state, gpus = cluster.planner.state, cluster.planner.gpus
+    own = {"owners": cluster.hand_overs.describe()} if state.homes else {}
     return {
         "size": len(state.pool),
         "used": sum(len(nodes) for nodes in state.assigned.values()),
         "gpus": gpus.total,
         "used_gpus": sum(gpus.of(nodes) for nodes in state.assigned.values()),
+        **own,
     }
 
 

@@ -33,6 +33,8 @@ class WaitReasons:
             return ""
         if self._cluster.paused:
             return "harvesting is paused"
+        if (reach := self._cluster.planner.limits.reach.get(live.owner)) is not None and reach.why:
+            return reach.why
         if not pool:
             return "the pool has no nodes"
         least = live.spec.min_nodes

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bftrainer.cluster.config.keys import UNMEASURED_S
+from bftrainer.cluster.wire.worker_messages import MOST
 from bftrainer.core.curve import Curve
 from bftrainer.core.trainer import Trainer
 from bftrainer.learning.costs import NO_PARTS, Kind, MeasuredCosts
@@ -126,12 +127,15 @@ class Learned:
         """Return the mean and the spread of what is believed; None if nothing is known."""
         return self.trial.estimate(least, most) if self.script.rates.is_known else None
 
-    def has_news(self, told: Trainer) -> bool:
-        """Whether the scheduler's description of the trainer is outdated by what trials of its script have learned."""
+    def has_news(self, told: Trainer, hand_over_s: float = 0.0) -> bool:
+        """Whether the scheduler's description of the trainer is outdated by what trials of its script have learned.
+
+        `hand_over_s` is the part of its start time that comes from handing nodes over.
+        """
         if self._compared == self.script.state:
             return False
         self._compared = self.script.state
-        if (self.up_s, self.down_s, self.start_s) != (told.up_s, told.down_s, told.start_s):
+        if (self.up_s, self.down_s, min(self.start_s + hand_over_s, MOST)) != (told.up_s, told.down_s, told.start_s):
             return True
         curve = self.curve(told.min_nodes, told.max_nodes, 1.0)
         if not self.script.rates.is_known or curve.nodes != told.curve.nodes:

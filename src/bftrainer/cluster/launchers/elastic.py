@@ -35,7 +35,8 @@ class ElasticLauncher:
 
     def given(self, launch: Launch, hosts: Sequence[tuple[str, int]]) -> None:
         """See `base.Launcher`. The roster tells the workers about their peers."""
-        self._home.prepare(launch.id)
+        if not launch.spec.signature:  # else its folders are its owner's, and agents make them
+            self._home.prepare(launch.id)
 
     def said(self, tail: str) -> str:
         """See `base.Launcher`."""

@@ -7,9 +7,10 @@ to the `PoolHost`, the controller's interface for pools. Every pool passes `test
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any, Protocol
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
+from bftrainer.cluster.owners.accounts import Accounts
 from bftrainer.cluster.pools.keeper import fingerprint
 from bftrainer.errors import BFTrainerError
 
@@ -36,6 +37,40 @@ class PoolHost(Protocol):
     @property
     def used(self) -> frozenset[str]:
         """The nodes that trainers have."""
+
+    @property
+    def own_users(self) -> bool:
+        """Whether agents belong to owners (`users.mode = "own"`).
+
+        Each agent is then started for one owner, whom `owners_for` names, as the owner's account, with the variables of
+        `invitation`. Otherwise there are no owners, and `agent_environment` is for all agents.
+        """
+
+    @property
+    def accounts(self) -> Accounts:
+        """The Unix accounts of owners."""
+
+    @property
+    def owners(self) -> Mapping[str, str]:
+        """The owner of each node whose agent is connected or awaited."""
+
+    def owners_for(self, nodes: Sequence[str]) -> Mapping[str, str]:
+        """Return for which owners agents are to be started on nodes that have none.
+
+        The scheduler is asked whose trainers would get the nodes if all of them joined, together with those invited
+        already. A node that a decision gives to another owner (`Pool.hand_over`) stays theirs. A node that nobody could
+        use is left out: ask again later.
+        """
+
+    def invitation(self, node: str, owner: str, *, within_s: float | None = None) -> Mapping[str, str]:
+        """Return the variables with which one agent may join: for this owner, on this node, until `within_s` from now.
+
+        They take the place of `agent_environment`. Invitations of the node that were made before are good no more,
+        also for an agent that has joined with one and connects again: call it only when the agent is to be started.
+        """
+
+    def not_coming(self, node: str, reason: str) -> None:
+        """Report that the agent of the last invitation of a node will not come: its start failed, or it was stopped."""
 
     def could_have(self, nodes: int) -> None:
         """Report how many nodes the pool has at most. Trainers that need more do not count in `demand`."""
@@ -92,6 +127,33 @@ class Pool(Protocol):
 
     def describe(self) -> Mapping[str, Any]:
         """Return facts for `status`: at least `kind`, and what a person would want to know."""
+
+
+@runtime_checkable
+class HandsOver(Protocol):
+    """What a pool has besides if nodes can go from one owner to another without leaving the pool.
+
+    Without it such a node leaves the pool, and `PoolHost.owners_for` says for whom it is harvested again.
+    """
+
+    def hand_over(self, node: str, owner: str) -> None:
+        """Start an agent of another owner on a node. Returns at once.
+
+        The controller has dismissed the former owner's agent. Once that is gone, or was killed by the pool, the pool
+        starts the new one, with an `invitation`. The node stays in the pool meanwhile; it is lost if the new agent has
+        not joined in time.
+        """
+
+
+@runtime_checkable
+class KnowsOwners(Protocol):
+    """What a pool has besides if it cannot start agents for every owner at every time."""
+
+    def why_not(self, owner: str) -> str:
+        """Return why no agent can be started for an owner now, as a sentence for them; empty if one can be."""
+
+    def most_nodes(self, owner: str) -> int | None:
+        """Return how many nodes an owner can have at most, such as by the limits of their account; None: not known."""
 
 
 class PoolHostLink:

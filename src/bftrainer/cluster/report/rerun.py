@@ -21,6 +21,7 @@ from bftrainer.cluster.store.events import (
     NodeJoined,
     NodeLeaving,
     NodeLeft,
+    NodeOwned,
     Rescaled,
     StateChanged,
     TrainerLearned,
@@ -36,7 +37,7 @@ from bftrainer.core.trainer import Trainer
 from bftrainer.errors import InputError
 from bftrainer.scheduler import Policy, Scheduler, State
 
-KINDS = kinds_of(*POOL_EVENTS, TrainerLearned, StateChanged, Decided)
+KINDS = kinds_of(*POOL_EVENTS, NodeOwned, TrainerLearned, StateChanged, Decided)
 """The events that decisions depend on, and the decisions."""
 
 
@@ -68,6 +69,8 @@ def check(rows: Iterable[EventRow], policy: Policy) -> Checked:
                 state, _ = state.pool_changed(Event(at.time, joined=(node,)))
             case NodeLeaving(node=node) | NodeLeft(node=node) if at.lost:
                 state, _ = state.pool_changed(Event(at.time, left=(node,)))
+            case NodeOwned(node=node, owner=owner):
+                state = state.owned(node, owner)
             case TrainerLearned() as learned:
                 trainer = learned_trainer(learned)
                 state = state.relearned(trainer) if trainer.name in known else state.submitted(trainer)

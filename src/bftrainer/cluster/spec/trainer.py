@@ -109,6 +109,8 @@ class TrainerSpec(BaseModel):
     """The interpreter; empty: `submitted_python`, else the one that the agents run under, as for `AGENTS_OWN`."""
     submitted_python: str = Field("", max_length=4096)
     """The interpreter of the submitting environment. Commands and clients set it."""
+    signature: str = Field("", max_length=100)
+    """That its owner wants it to run (`owners.signatures`); empty where trainers do not run as their owners."""
     launcher: Launcher = "elastic"
     curve: CurvePoints | None = None
     """The user's estimate of its speed, a prior that measurements override."""
@@ -324,18 +326,11 @@ class TrainerSpec(BaseModel):
         values = self.model_dump(mode="json")
         if self.python == AGENTS_OWN:
             values["python"] = ""
-        if not self.submitted_python:
-            del values["submitted_python"]  # controllers of version 0.1.0 do not know it
         if self.ranks_per_node == "gpu":
-            del values["ranks_per_node"]  # likewise
-        if not self.log_all_ranks:
-            del values["log_all_ranks"]
-        if self.ranks is None:
-            del values["ranks"]
-        if not self.preload:
-            del values["preload"]
-        if self.deadline is None:
-            del values["deadline"]
+            del values["ranks_per_node"]  # controllers of version 0.1.0 do not know it
+        for name in ("submitted_python", "signature", "log_all_ranks", "ranks", "preload", "deadline"):  # likewise
+            if not getattr(self, name):
+                del values[name]
         return values
 
 

@@ -35,6 +35,26 @@ class NodeJoined(TypedEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class NodeOwned(TypedEvent):
+    """From now on the node serves the trainers of an owner: it joined, or a decision gave it to them."""
+
+    kind = "node.owned"
+    node: str
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHandedOver(TypedEvent):
+    """The agent of another owner has taken the place of the former one, `took_s` after that one was dismissed."""
+
+    kind = "node.handed_over"
+    node: str
+    before: str
+    owner: str
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class NodeGpusChanged(TypedEvent):
     """The agent of a node in the pool connected again, and the node has another number of GPUs than before."""
 

@@ -234,10 +234,14 @@ _BELIEFS = (
     """,
 )
 
+# For which owner a node's agent runs; empty: for all.
+_NODE_OWNERS = ("ALTER TABLE nodes ADD COLUMN owner TEXT NOT NULL DEFAULT ''",)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     *(_FIRST, _OWNERS, _POINTS, _PLACES, _WEIGHTS, _EXPIRY, _RETENTION, _GPUS),
     _EXTREMES,
     _PRELOADS,
     _BELIEFS,
+    _NODE_OWNERS,
 )
 """The statements that lead from version N to N + 1, in order. Each entry is one transaction."""

@@ -81,6 +81,7 @@ class NodeRow:
     """Set once it is known that the node will be taken."""
     gpus: int = 0
     slots: int = 0
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -293,15 +293,24 @@ class Store:
         return [WorkerRow(row[0], f"t{row[1]}", *row[2:]) for row in rows]
 
     def put_node(
-        self, node: str, *, host: str, agent: str, pid: int, joined: float, gpus: int = 0, slots: int = 0
+        self,
+        node: str,
+        *,
+        host: str,
+        agent: str,
+        pid: int,
+        joined: float,
+        gpus: int = 0,
+        slots: int = 0,
+        owner: str = "",
     ) -> None:
         """Add a node that has joined, for the first time or again."""
         self._db.run(
-            "INSERT INTO nodes (node, host, agent, pid, joined, gpus, slots) VALUES (?, ?, ?, ?, ?, ?, ?) "
+            "INSERT INTO nodes (node, host, agent, pid, joined, gpus, slots, owner) VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
             "ON CONFLICT (node) DO UPDATE SET host = excluded.host, "
             "agent = excluded.agent, pid = excluded.pid, joined = excluded.joined, gpus = excluded.gpus, "
-            "slots = excluded.slots, left = NULL, leaving = NULL",
-            (text(node), text(host), text(agent), pid, joined, gpus, slots),
+            "slots = excluded.slots, owner = excluded.owner, left = NULL, leaving = NULL",
+            (text(node), text(host), text(agent), pid, joined, gpus, slots, text(owner)),
         )
 
     def update_node(self, node: str, **columns: Any) -> None:

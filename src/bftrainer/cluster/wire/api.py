@@ -279,6 +279,8 @@ class NodeView(TypedDict):
     """How many ranks a worker has there, unless its trainer says otherwise."""
     ranks: list[RankView]
     """The processes of the worker there."""
+    serves: NotRequired[str]
+    """The owner whose trainers it runs, where trainers run as their owners."""
 
 
 class EventView(TypedDict):

@@ -23,7 +23,7 @@ _NAMES: Mapping[type[Any], tuple[str, tuple[str, ...]]] = {
 _PARTS: Mapping[type[Any], tuple[str, ...]] = {
     kind: tuple(field.name for field in fields(kind)) for kind in (WorkerStatus, RankStatus, Gpu, GpuUse)
 }
-_OF_SEVERAL = frozenset({"gpus", "slots", "ranks", "log_all_ranks", "knows_ranks", "preload"})
+_OF_SEVERAL = frozenset({"gpus", "slots", "ranks", "log_all_ranks", "knows_ranks", "preload", "secret", "spec"})
 """Fields that are left out while they are empty: version 0.1.0 does not have them."""
 _ADAPTERS: Mapping[str, TypeAdapter[Message]] = {name: TypeAdapter(kind) for name, kind in _KINDS.items()}
 

@@ -216,6 +216,8 @@ class Welcome:
     """How many bytes of each worker's output the controller has."""
     last_save_s: float = 0.0
     """When the node is taken, how long workers have to save state that only they may have."""
+    secret: Text = ""
+    """Where agents have owners: the secret with which this agent, and no other, connects from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +246,8 @@ class Start:
     """The output of all ranks is sent, not only that of the first one on the node."""
     preload: Modules = ()
     """Modules that the script imports, in order: the agent may have imported them ahead. Older agents do not."""
+    spec: OptionalObject = None
+    """Where agents have owners: the whole specification, with the signature of the owner (`owners.signatures`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +264,8 @@ class Prepare:
     python: Text = ""
     submitted_python: Text = ""
     ranks: RankCount = 0
+    spec: OptionalObject = None
+    """As in `Start`."""
 
 
 @dataclass(frozen=True, slots=True)

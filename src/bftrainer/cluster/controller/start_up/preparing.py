@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from bftrainer.cluster.controller.active import ActiveTrainer, NodeState
+from bftrainer.cluster.controller.active import ActiveTrainer
 from bftrainer.cluster.controller.effects import Effects
+from bftrainer.cluster.controller.nodes.state import NodeState
 from bftrainer.cluster.controller.start_up.preloads import Preloads
 from bftrainer.cluster.launchers.base import HEAD, WorkerSlot
 from bftrainer.cluster.store.scripts.preloads import Script
@@ -39,7 +40,7 @@ class Preparer:
                 continue
             told = self._told.setdefault(agent, {})
             for live, key in wanted:
-                if key not in told:
+                if key not in told and node.serves(live.owner):
                     told[key] = None
                     effects.tell(node.name, self._message(live, node, key[1]))
             for old in list(told)[: -2 * MOST_AHEAD]:
@@ -62,4 +63,5 @@ class Preparer:
         slot = WorkerSlot(f"{live.id}-0", node.name, node.host, ranks=live.spec.ranks_on(node.ranks))
         start = live.launcher.start(live.launch, slot)
         where = (start.cwd, start.python, start.submitted_python)
-        return Prepare(start.argv, modules, start.env, *where, ranks=start.ranks)
+        spec = live.spec.as_json() if live.spec.signature else None
+        return Prepare(start.argv, modules, start.env, *where, ranks=start.ranks, spec=spec)

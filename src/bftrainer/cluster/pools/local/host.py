@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from bftrainer.errors import BFTrainerError
 from bftrainer.processes import variables
-from bftrainer.processes.launch import Command, Process
+from bftrainer.processes.launch import Command, Process, RunAs
 from bftrainer.processes.warm import PRELOAD as WORKERS_PRELOAD
 from bftrainer.processes.warm import WarmLauncher
 from bftrainer.util.files import replace_file
@@ -68,7 +68,9 @@ class _Host:
     def __init__(self, folder: Path, orphan_s: float, preload: tuple[str, ...]) -> None:
         self._folder = folder
         self._orphan_s = orphan_s
-        self._launcher = WarmLauncher(preload=preload)
+        self._preload = preload
+        self._launchers: dict[RunAs | None, WarmLauncher] = {}
+        """One per account: what one has forked for an owner stays in its memory, and is no other owner's to see."""
         self._agents: dict[str, _HostedAgent] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._orphaned: asyncio.TimerHandle | None = None
@@ -86,7 +88,7 @@ class _Host:
         server.close()
         _remove_address(self._folder)
         await self._end_all()
-        await self._launcher.close()
+        await asyncio.gather(*(launcher.close() for launcher in self._launchers.values()))
 
     def _wait_for_controller(self) -> None:
         self._orphaned = asyncio.get_running_loop().call_later(self._orphan_s, self._over.set)
@@ -114,8 +116,9 @@ class _Host:
             case {"start": str(node), "argv": list(argv), "env": dict(env)}:
                 if node not in self._agents:
                     agent = self._agents[node] = _HostedAgent()
-                    command = Command(tuple(argv), env, str(self._folder), None)
-                    agent.running = asyncio.create_task(self._run(node, agent, command))
+                    run_as, home = _account(message.get("account"))
+                    command = Command(tuple(argv), env, home or str(self._folder), None)
+                    agent.running = asyncio.create_task(self._run(node, agent, command, run_as))
             case {"stop": str(node)}:
                 self._signal(node, signal.SIGTERM)
             case {"kill": str(node)}:
@@ -137,10 +140,12 @@ class _Host:
         elif agent is not None and agent.process is not None:
             agent.process.signal(signum)
 
-    async def _run(self, node: str, agent: _HostedAgent, command: Command) -> None:
+    async def _run(self, node: str, agent: _HostedAgent, command: Command, run_as: RunAs | None) -> None:
         status, error = 127, ""
         try:
-            agent.process = await self._launcher.start(command)
+            if run_as not in self._launchers:
+                self._launchers[run_as] = WarmLauncher(preload=self._preload, run_as=run_as)
+            agent.process = await self._launchers[run_as].start(command)
             self._tell(started=node, pid=agent.process.pid)
             if agent.signum:
                 agent.process.signal(agent.signum)
@@ -165,6 +170,14 @@ class _Host:
                 agent.process.kill_group()
         if running:
             await asyncio.wait(running, timeout=END_S)
+
+
+def _account(given: Any) -> tuple[RunAs | None, str]:
+    """Return the account that an agent is to run under, and its home; none for this process's own."""
+    match given:
+        case {"uid": int(uid), "gid": int(gid), "groups": list(groups), "home": str(home)}:
+            return RunAs(uid, gid, tuple(groups)), home
+    return None, ""
 
 
 def main() -> None:

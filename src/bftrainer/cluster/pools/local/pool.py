@@ -21,6 +21,7 @@ from bftrainer.cluster.pools.base import PoolHost, PoolHostLink
 from bftrainer.cluster.pools.keeper import Keeper, Timeouts, fingerprint
 from bftrainer.cluster.pools.local.churn import Action, make_schedule
 from bftrainer.cluster.pools.local.host import PRELOAD, HostLink
+from bftrainer.cluster.pools.local.own_nodes import OwnNodes
 from bftrainer.elastic import protocol
 from bftrainer.errors import InputError
 from bftrainer.processes import variables
@@ -119,6 +120,8 @@ class LocalPool:
         self._gpus: tuple[GpuDevice, ...] = ()
         self._done_s = 0.0
         """Time of the schedule up to which it was carried out."""
+        self._own: OwnNodes | None = None
+        """Where agents have owners: for whom they are started."""
         self._zero = 0.0
         """Time at which the schedule began, by `clock`."""
 
@@ -129,6 +132,7 @@ class LocalPool:
     async def open(self, host: PoolHost) -> None:
         """See `base.Pool`."""
         self._host_link.open(host)
+        self._own = OwnNodes(host) if host.own_users else None
         self._gpus = await asyncio.to_thread(find_gpus, os.environ)
         self._find_origin()
         self._done_s = self._now_s()
@@ -241,26 +245,47 @@ class LocalPool:
             self._host_link.offer(self._wanted, "it left")
         if self._link is None:
             return math.inf
-        wanted = [node for node in self._schedule.nodes if node in self._wanted]
-        orders = self._keeper.settle(time.monotonic(), wanted, self._to.nodes, may_start=not self._paused)
+        now, wanted = time.monotonic(), [node for node in self._schedule.nodes if node in self._wanted]
+        held: frozenset[str] = frozenset()
+        if self._own is not None:
+            self._own.look([node for node in wanted if node not in self._keeper.running])
+            held = frozenset(node for node in wanted if not self._own.may_start(node))
+            for node in self._own.overdue(now, self._keeper.running):
+                self._link.send(kill=node)
+        orders = self._keeper.settle(now, wanted, self._to.nodes, may_start=not self._paused, held=held)
         for node in orders.leave:
             self._to.leaving(node, self.settings.grace_s)
         for node, why in orders.kill:
             self._to.note("killed", node=node, why=why)
             self._link.send(kill=node)
         for node in orders.start:
-            self._link.send(start=node, argv=self._agent, env=self._environment(node))
+            if self._own is None:
+                self._link.send(start=node, argv=self._agent, env=self._environment(node))
+            else:
+                account, env = self._own.start(node, self._settings_of(node))
+                self._link.send(start=node, argv=self._agent, env=env, account=account)
         return orders.again_at
+
+    def hand_over(self, node: str, owner: str) -> None:
+        """See `base.HandsOver`. The new agent is started as soon as the former one has ended."""
+        if self._own is not None:
+            self._own.hand_over(node, time.monotonic())
+        self._wake.set()
 
     def _environment(self, node: str) -> dict[str, str]:
         env = {**variables.inherited(os.environ), **self._to.agent_environment, variables.NODE: node}
+        return env | self._settings_of(node)
+
+    def _settings_of(self, node: str) -> dict[str, str]:
+        """Return the variables by which a virtual node is a part of this machine."""
+        env = dict[str, str]()
         if self.settings.threads:
             env |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self.settings.threads))
         if self.settings.pace:
             env[protocol.PACE] = self.settings.pace
         # The virtual nodes share this machine's GPUs: each counts its part as its own.
         nodes = self._schedule.nodes
-        return env | device_variables(own_gpus(nodes.index(node), len(nodes), self._gpus), env)
+        return env | device_variables(own_gpus(nodes.index(node), len(nodes), self._gpus), {**os.environ, **env})
 
     # The host.
 
@@ -296,7 +321,8 @@ class LocalPool:
 
     def _ended(self, node: str, status: int, error: str) -> None:
         how = error or (f"its agent ended with status {status}" if status >= 0 else f"signal {-status} ended its agent")
-        failed = self._keeper.ended(node, time.monotonic(), expected=self._paused)
+        passed_on = self._own is not None and self._own.ended(node)
+        failed = self._keeper.ended(node, time.monotonic(), expected=self._paused or passed_on)
         self._wake.set()
         self._to.gone(node, how)
         if failed:

@@ -27,10 +27,12 @@ async def ask(argv: Sequence[str], timeout_s: float) -> dict[str, int]:
     return read_nodes(await run(argv, timeout_s))
 
 
-async def run(argv: Sequence[str], timeout_s: float, env: Mapping[str, str] | None = None) -> bytes:
+async def run(
+    argv: Sequence[str], timeout_s: float, env: Mapping[str, str] | None = None, *, stdin: bytes = b""
+) -> bytes:
     """Return the output of a program, which is killed if it does not end in time."""
     try:
-        result = await run_async(argv, timeout_s, env=env)
+        result = await run_async(argv, timeout_s, env=env, stdin=stdin)
     except CommandError as problem:
         raise DiscoveryError(str(problem)) from None
     if result.status != 0:

@@ -6,13 +6,14 @@ They decide on what `read.py` has read, and have no clock of their own; `pool.py
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from bftrainer.cluster.pools.slurm.figures import CancelReason, EndReason
 from bftrainer.cluster.pools.slurm.hardware import NodeKind, SiteLayout, has_features
 from bftrainer.cluster.pools.slurm.read import Pilot, SlurmNode
+from bftrainer.cluster.pools.slurm.runner import is_refusal
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings
 from bftrainer.util.backoff import Backoff
 
@@ -24,10 +25,9 @@ SHORT_AFTER_S = 15.0
 """Seconds of waiting after which a pilot is taken not to fit before a job that Slurm plans on its node."""
 SHORT_FOR_S = 900.0
 """Seconds for which the pilots of such a node are short."""
+NO_SUCCESSORS: Mapping[str, str] = MappingProxyType({})
 _REFUSALS = 3
 """If this many nodes refuse, and none accepts in between, the cause may not be the nodes."""
-_NO_ANSWER = re.compile("did not end within|Unable to contact|Socket timed out|Connection refused")
-"""Failures of sbatch that are no refusal: Slurm did not answer."""
 
 
 def usable(nodes: Mapping[str, SlurmNode], settings: SlurmSettings) -> dict[str, SlurmNode]:
@@ -68,15 +68,20 @@ class Sorted:
     ended: Mapping[int, Pilot]
 
 
-def sort_pilots(pilots: Iterable[Pilot], mark: str) -> Sorted:
+def sort_pilots(pilots: Iterable[Pilot], mark: str, successors: Mapping[str, str] = NO_SUCCESSORS) -> Sorted:
     """Keep one pilot per node, among those whose agents connect to this controller.
 
-    Running pilots come before waiting ones.
+    `successors` has the ids of pilots to which nodes were handed over. They come first, and running pilots come before
+    waiting ones.
     """
     kept: dict[str, Pilot] = {}
     cancel: list[Cancellation] = []
     ended: dict[int, Pilot] = {}
-    for pilot in sorted(pilots, key=lambda pilot: (pilot.state != "running", pilot.job)):
+
+    def rank(pilot: Pilot) -> tuple[bool, bool, int]:
+        return successors.get(pilot.node, pilot.id) != pilot.id, pilot.state != "running", pilot.job
+
+    for pilot in sorted(pilots, key=rank):
         if pilot.state in ("ending", "ended"):
             ended[pilot.job] = pilot
         elif pilot.mark and pilot.mark != mark:
@@ -84,7 +89,11 @@ def sort_pilots(pilots: Iterable[Pilot], mark: str) -> Sorted:
         elif pilot.state == "frozen":
             cancel.append(Cancellation(pilot, "suspended", "it is suspended, and would keep its node's memory"))
         elif pilot.node in kept:
-            cancel.append(Cancellation(pilot, "another pilot", f"job {kept[pilot.node].job} is on its node already"))
+            other = kept[pilot.node]
+            if successors.get(pilot.node) == other.id:
+                cancel.append(Cancellation(pilot, "handed over", f"its node goes to {other.owner}"))
+            else:
+                cancel.append(Cancellation(pilot, "another pilot", f"job {other.job} is on its node already"))
         else:
             kept[pilot.node] = pilot
     return Sorted(kept, tuple(cancel), ended)
@@ -94,11 +103,6 @@ def choose(free: Sequence[str], leave: Collection[str], least_free: int) -> tupl
     """Return the free nodes to use, in order: none in `leave`, and only so many that `least_free` stay free."""
     left = [node for node in free if node not in leave]
     return tuple(left[: max(0, len(left) - max(0, least_free - (len(free) - len(left))))])
-
-
-def is_refusal(problem: str) -> bool:
-    """Return whether a failed submission was refused: Slurm has answered, and there is certainly no pilot."""
-    return "it failed with exit status" in problem and _NO_ANSWER.search(problem) is None
 
 
 class Refusals:

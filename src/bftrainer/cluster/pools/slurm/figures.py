@@ -18,6 +18,8 @@ CancelReason = Literal[
     "paused",
     "cut off",
     "another pilot",
+    "handed over",
+    "account limit",
     "other address",
     "suspended",
     "overdue",

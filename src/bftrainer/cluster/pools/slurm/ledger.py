@@ -16,6 +16,7 @@ from bftrainer.cluster.pools.slurm.decide import Cancellation, Sorted
 from bftrainer.cluster.pools.slurm.figures import PilotCounters
 from bftrainer.cluster.pools.slurm.read import Pilot, SlurmNode
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings
+from bftrainer.cluster.pools.slurm.submit.limits import OF_ACCOUNT
 
 
 class PilotLedger:
@@ -29,6 +30,10 @@ class PilotLedger:
         self._settings = settings
         self._keeper = keeper
         self._host_link = host_link
+        self.successors: dict[str, str] = {}
+        """The ids of pilots to which nodes were handed over, while the former ones may not have ended."""
+        self._handing: dict[str, float] = {}
+        """Until when such a node may be occupied by its former pilot."""
         self._doubts: dict[str, float] = {}
         """Nodes whose pilots may have been submitted: until this time a missing pilot does not count as ended."""
         self._given: set[int] = set()
@@ -60,6 +65,7 @@ class PilotLedger:
                     continue
                 self._ended(node, pilots.ended, now, paused=paused)
             self._doubts.pop(node, None)
+        self._forget_handed_over(pilots, now)
         for node, pilot in pilots.kept.items():
             before = self.pilots.get(node)
             if before is not None and before.job != pilot.job:  # it ended and was replaced between two rounds
@@ -79,6 +85,13 @@ class PilotLedger:
         self._told = {each.pilot.job for each in cancel}
         return cancel
 
+    def _forget_handed_over(self, pilots: Sorted, now: float) -> None:
+        """Forget hand-overs that are done: the successor runs, or has ended, or the time is up."""
+        for node, until in list(self._handing.items()):
+            pilot = pilots.kept.get(node)
+            if now >= until or node not in self._keeper.running or (pilot is not None and pilot.state == "running"):
+                del self._handing[node], self.successors[node]
+
     def _ended(self, node: str, ended: Mapping[int, Pilot], now: float, *, paused: bool) -> None:
         """Handle the end of the pilot of a node."""
         before = self.pilots.get(node)
@@ -89,7 +102,10 @@ class PilotLedger:
         failed = self._keeper.ended(node, now, expected=paused or reason != "failed")
         if before is not None:  # else it was never submitted
             self.counters.ended["not wanted" if reason == "failed" and not failed else reason] += 1
-            self._host_link.host.gone(node, how)
+            host = self._host_link.host
+            if before.owner and node not in host.nodes:
+                host.not_coming(node, how)
+            host.gone(node, how)
             if failed:
                 self._host_link.host.note("pilot_ended", node=node, job=before.job, how=how)
 
@@ -101,6 +117,10 @@ class PilotLedger:
             return Cancellation(pilot, "paused", "the pool is paused")
         if cut_off:
             return Cancellation(pilot, "cut off", "pilots cannot reach the controller")
+        if pilot.owner and OF_ACCOUNT.search(pilot.reason):
+            return Cancellation(pilot, "account limit", f"the limits of its account hold it back ({pilot.reason})")
+        if pilot.node in self._handing:
+            return None
         if node is None or not node.free(planned=True):
             return Cancellation(pilot, "node taken", "its node is taken")
         if self.short.waits(pilot, now):
@@ -123,11 +143,18 @@ class PilotLedger:
             self._doubts.pop(node, None)
             self._keeper.ended(node, now)
 
-    def submitted(self, node: str, pilot: Pilot) -> None:
-        """Record a pilot that was submitted."""
+    def submitted(self, node: str, pilot: Pilot, listed_by: float = -math.inf) -> None:
+        """Record a pilot that was submitted. Lists of jobs that Slurm was asked for before may lack it."""
         self.counters.submitted += 1
-        self._doubts[node] = -math.inf
+        self._doubts[node] = listed_by
         self.pilots[node] = pilot
+
+    def handed_over(self, node: str, pilot: Pilot, now: float, until: float) -> None:
+        """Record the pilot that takes the place of another one, whose job may last until then."""
+        self._keeper.ended(node, now, expected=True)
+        self._keeper.found(node, now)
+        self.submitted(node, pilot, until)
+        self._handing[node], self.successors[node] = until, pilot.id
 
     def not_submitted(self, nodes: Sequence[str], now: float) -> None:
         """Take nodes back whose pilots were ordered and not submitted."""

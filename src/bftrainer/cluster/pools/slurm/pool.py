@@ -11,25 +11,34 @@ import asyncio
 import logging
 import math
 import secrets
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bftrainer.cluster.pools.base import PoolHost, PoolHostLink
 from bftrainer.cluster.pools.keeper import Keeper, Orders, Timeouts
 from bftrainer.cluster.pools.slurm import callbacks, decide
-from bftrainer.cluster.pools.slurm.commands import Slurm, SlurmCommandError, require_programs, write_files
-from bftrainer.cluster.pools.slurm.decide import Cancellation
+from bftrainer.cluster.pools.slurm.actions import PilotActions
+from bftrainer.cluster.pools.slurm.commands import Slurm, require_programs
 from bftrainer.cluster.pools.slurm.demand import HarvestTarget
 from bftrainer.cluster.pools.slurm.figures import SlurmFigures
-from bftrainer.cluster.pools.slurm.hardware import SiteLayout
 from bftrainer.cluster.pools.slurm.ledger import PilotLedger
-from bftrainer.cluster.pools.slurm.read import Jobs, Pilot, SlurmNode
+from bftrainer.cluster.pools.slurm.naming import PilotComment
+from bftrainer.cluster.pools.slurm.owned import HandOver, PilotOwners
+from bftrainer.cluster.pools.slurm.read import Jobs, SlurmNode
+from bftrainer.cluster.pools.slurm.runner import SlurmCommandError
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings, read_duration
+from bftrainer.cluster.pools.slurm.submit.base import Submitters
+from bftrainer.cluster.pools.slurm.submit.job import write_files
+from bftrainer.cluster.pools.slurm.submit.lenders import Lenders
+from bftrainer.cluster.pools.slurm.submit.limits import LimitsReader
+from bftrainer.cluster.pools.slurm.submit.run_as import RunAsOwners
 from bftrainer.cluster.pools.slurm.timer import RoundTimer
+from bftrainer.cluster.pools.slurm.view import PoolView
 from bftrainer.cluster.pools.slurm.yielding import YieldPlan, YieldRule, sort_nodes
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes import variables
@@ -42,26 +51,6 @@ _DRAIN_S = 30.0
 _STATE_ID = "slurm.id"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _View:
-    """The nodes as of the last round. `free` and `may_stay` have only nodes that the settings allow."""
-
-    nodes: Mapping[str, SlurmNode]
-    """All nodes of the partition."""
-    usable: int
-    """Number of nodes that the settings allow."""
-    free: tuple[str, ...]
-    """Nodes that a pilot could start on now."""
-    may_stay: tuple[str, ...]
-    """Nodes that were not asked to become empty."""
-
-    @staticmethod
-    def of(nodes: Mapping[str, SlurmNode], settings: SlurmSettings) -> _View:
-        usable = decide.usable(nodes, settings)
-        free = tuple(name for name, node in usable.items() if node.free(settings.planned))
-        return _View(nodes, len(usable), free, tuple(name for name, node in usable.items() if node.may_stay))
 
 
 class SlurmPool:
@@ -86,17 +75,20 @@ class SlurmPool:
         self._host_link = PoolHostLink()
         self._ledger = PilotLedger(settings, self._keeper, self._host_link)
         self._yield_rule = YieldRule(settings.watch_partition)
-        self._refusals = decide.Refusals()
         self._target = HarvestTarget(settings)
         self._timer = RoundTimer(settings)
         self._slurm: Slurm | None = None
+        self._owners: PilotOwners | None = None
+        self._actions: PilotActions | None = None
+        self.lenders: Lenders | None = None
+        """The lenders of users, where these submit the pilots."""
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._paused = False
         self._ending = False
         # Last known state.
-        self._view = _View({}, 0, (), ())
-        self._layout = SiteLayout()
+        self._view = PoolView({}, 0, (), ())
+        self._owned: Mapping[str, str] = {}  # nodes that may be tried now, and the owners of their pilots
         self._layout_at = -math.inf
         self._left_to_others = 0
         """Number of idle nodes that are left to waiting jobs."""
@@ -113,6 +105,12 @@ class SlurmPool:
             raise BFTrainerError("the pool is not open")
         return self._slurm
 
+    @property
+    def _act_on(self) -> PilotActions:
+        if self._actions is None:
+            raise BFTrainerError("the pool is not open")
+        return self._actions
+
     async def open(self, host: PoolHost) -> None:
         """See `base.Pool`."""
         require_programs()
@@ -121,11 +119,49 @@ class SlurmPool:
         if not state_id:
             state_id = secrets.token_hex(8)
             host.remember(_STATE_ID, state_id)
-        self._slurm = Slurm(self.settings, self._folder, state_id, self._host_link.agents_mark)
+        owner_of = self._owner_of if host.own_users else None
+        self._slurm = Slurm(self.settings, self._folder, state_id, self._host_link.agents_mark, owner_of)
+        self._begin(host, self._slurm)
         await self._check_partitions()
-        if not host.observing:
+        if not host.observing and not host.own_users:
             write_files(self.settings, self._folder, host.agent_environment)
         self._task = asyncio.create_task(self._run())
+
+    def _begin(self, host: PoolHost, slurm: Slurm) -> None:
+        """Make what submits and cancels pilots."""
+        if host.own_users:
+            limits = LimitsReader(slurm.runner, self.settings.account)
+            self._owners = PilotOwners(host, self._submitters(host, slurm), limits)
+        self._actions = PilotActions(self.settings, slurm, self._ledger, host, self._owners, self._is_halted)
+
+    def _is_halted(self) -> bool:
+        return self._ending or self._paused
+
+    def _submitters(self, host: PoolHost, slurm: Slurm) -> Submitters:
+        settings = self.settings
+        if settings.submit == "run-as":
+            python = (settings.python or sys.executable, *settings.agent)
+            return RunAsOwners(host.accounts, slurm.name, settings.submit_as, python, slurm.runner)
+        self.lenders = Lenders(slurm.name, host.accounts, settings.command_timeout_s)
+        self.lenders.changed = self._wake.set
+        return self.lenders
+
+    def _owner_of(self, uid: str, comment: PilotComment) -> str | None:
+        return None if self._owners is None else self._owners.owner_of(uid, comment)
+
+    def hand_over(self, node: str, owner: str) -> None:
+        """See `base.HandsOver`."""
+        if self._owners is not None:
+            self._owners.handing.append(HandOver(node, owner))
+            self._wake.set()
+
+    def why_not(self, owner: str) -> str:
+        """See `base.KnowsOwners`."""
+        return "" if self._owners is None else self._owners.why_not(owner, time.monotonic())
+
+    def most_nodes(self, owner: str) -> int | None:
+        """See `base.KnowsOwners`."""
+        return None if self._owners is None else self._owners.most(owner)
 
     async def pause(self) -> None:
         """See `base.Pool`."""
@@ -136,7 +172,7 @@ class SlurmPool:
         """See `base.Pool`."""
         self._paused = False
         self._keeper.forgive()
-        self._refusals.forget()
+        self._act_on.forget()
         self._calls.forget()
         self._wake.set()
 
@@ -150,12 +186,14 @@ class SlurmPool:
             await asyncio.wait((task,), timeout=2 * self.settings.command_timeout_s)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+            await self._act_on.close(self.settings.command_timeout_s)
             if drain and not self._to.observing:
                 await self._drain()
 
     def describe(self) -> Mapping[str, Any]:
         """See `base.Pool`."""
         states = [pilot.state for pilot in self._ledger.pilots.values()]
+        refused = self._actions.problem if self._actions is not None else ""
         return {
             "kind": "slurm",
             "partition": self.settings.partition,
@@ -165,11 +203,12 @@ class SlurmPool:
             "pilots": states.count("running"),
             "pending": states.count("waiting"),
             "wanted": self._wanted,
-            "refusing": len(self._refusals.nodes),
+            "refusing": self._actions.refusing if self._actions is not None else 0,
             "interval_s": self.settings.interval_s,
             "job_name": self._slurm.name if self._slurm is not None else "",
-            "problem": self._problem or self._calls.problem or ("" if states else self._refusals.problem),
+            "problem": self._problem or self._calls.problem or ("" if states else refused),
             "warning": self._calls.warning,
+            **(self._owners.submitters.describe() if self._owners is not None else {}),
         }
 
     def figures(self) -> SlurmFigures:
@@ -186,10 +225,10 @@ class SlurmPool:
     async def _check_partitions(self) -> None:
         """Raise an error at once for a partition that does not exist. A Slurm that does not answer may answer later."""
         with suppress(SlurmCommandError):
-            self._layout, self._layout_at = await self._at.layout(), time.monotonic()
+            self._act_on.layout, self._layout_at = await self._at.layout(), time.monotonic()
             for name in (self.settings.partition, *self.settings.watch_partition):
-                if name not in self._layout.partitions:
-                    known = ", ".join(sorted(self._layout.partitions))
+                if name not in self._act_on.layout.partitions:
+                    known = ", ".join(sorted(self._act_on.layout.partitions))
                     raise InputError(f"there is no partition {name!r} in Slurm, only {known}")
 
     # Rounds.
@@ -231,13 +270,18 @@ class SlurmPool:
         """Ask Slurm, decide and act. Returns whether to look again soon, and when at the latest."""
         # Nodes before jobs: a pilot listed as waiting after its node was taken is not the job that took it.
         self._ledger.counters.rounds += 1
+        while self._owners is not None and self._owners.handing and not self._paused:
+            await self._act_on.hand_over(self._owners.handing.popleft())
         nodes = await self._at.nodes()
         if self._to.observing:
-            self._view = _View.of(nodes, self.settings)
+            self._view = PoolView.of(nodes, self.settings)
             offered = decide.choose(self._view.free, (), self.settings.reserve)
             self._timer.answered(time.monotonic(), offered, hungry=True)
             self._host_link.offer(offered, "it is not idle any more")
             return False, math.inf
+        if self._owners is not None:
+            await asyncio.to_thread(self._owners.look_up, time.monotonic())
+            await self._owners.read_limits(time.monotonic())
         jobs = await self._at.jobs()
         asked_until = time.monotonic()
         self._view, pilots, states = await asyncio.to_thread(self._sort, nodes, jobs)
@@ -246,7 +290,10 @@ class SlurmPool:
         now = time.monotonic()
         cut_off = self._calls.pausing(now)
         cancel = self._ledger.reconcile(jobs.pilots, pilots, nodes, now, paused=self._paused, cut_off=cut_off)
-        await self._cancel(cancel)
+        if self._owners is not None:
+            self._owners.held_back(jobs.pilots, now)
+            self._owners.retire(pilot.id for pilot in jobs.pilots if pilot.state == "ended")
+        await self._act_on.cancel(cancel)
         plan = YieldPlan()
         if not self._paused:
             plan = await self._yield(jobs)
@@ -259,11 +306,11 @@ class SlurmPool:
         self._timer.answered(asked_until, seen, hungry=self._wanted > len(states))
         return plan.again, await self._act(self._settle(chosen, may_start=not self._paused))
 
-    def _sort(self, nodes: Mapping[str, SlurmNode], jobs: Jobs) -> tuple[_View, decide.Sorted, dict[str, str]]:
+    def _sort(self, nodes: Mapping[str, SlurmNode], jobs: Jobs) -> tuple[PoolView, decide.Sorted, dict[str, str]]:
         """Return the nodes, the pilots and the state of each node's pilot. Runs in a thread."""
-        pilots = decide.sort_pilots(jobs.pilots, self._at.mark)
+        pilots = decide.sort_pilots(jobs.pilots, self._at.mark, self._ledger.successors)
         states: dict[str, str] = {node: pilot.state for node, pilot in pilots.kept.items()}
-        return _View.of(nodes, self.settings), pilots, states
+        return PoolView.of(nodes, self.settings), pilots, states
 
     def _answered(self) -> None:
         if self._timer.failures:
@@ -287,35 +334,35 @@ class SlurmPool:
         if jobs.waiting:
             await self._read_layout()
         now = time.monotonic()
-        self._layout = replace(self._layout, reservations=self._at.reservations())
+        self._act_on.layout = replace(self._act_on.layout, reservations=self._at.reservations())
         soon_s = read_duration(self.settings.time_min or self.settings.time_limit)
-        view, pilots, layout, used = self._view, dict(ledger.pilots), self._layout, self._to.used
+        view, pilots, layout, used = self._view, dict(ledger.pilots), self._act_on.layout, self._to.used
 
         def decide_on_it() -> YieldPlan:
             nodes = sort_nodes(view.nodes, free, pilots, jobs.pilots, used)
             return self._yield_rule.plan(now, time.time(), jobs.waiting, nodes, layout, soon_s)
 
         plan = await asyncio.to_thread(decide_on_it)
-        await self._cancel(ledger.give_up(plan.give, now))
+        await self._act_on.cancel(ledger.give_up(plan.give, now))
         self._left_to_others = len(plan.leave)
         return plan
 
     async def _read_layout(self, needed: Sequence[str] = ()) -> None:
         """Read the kinds of nodes, if that was long ago or the kind of a node in `needed` is not known."""
         now = time.monotonic()
-        if now - self._layout_at > _LAYOUT_S or any(node not in self._layout.kinds for node in needed):
-            self._layout, self._layout_at = await self._at.layout(), now
+        if now - self._layout_at > _LAYOUT_S or any(node not in self._act_on.layout.kinds for node in needed):
+            self._act_on.layout, self._layout_at = await self._at.layout(), now
 
     async def _give_back(self) -> None:
         """Give back pilots that no trainer can use."""
         staying = self._ledger.staying(self._keeper.unwanted)
         surplus = self._target.surplus(time.monotonic(), self._to.demand, staying, self._to.used)
-        await self._cancel(self._ledger.give_back(surplus))
+        await self._act_on.cancel(self._ledger.give_back(surplus))
 
     def _settle(self, chosen: Sequence[str], *, may_start: bool) -> Orders:
         now = time.monotonic()
-        self._refusals.keep(self._view.nodes)
-        chosen = self._refusals.order(chosen, self._layout, now)
+        self._owned = self._act_on.order(chosen, self._view.nodes, now)
+        chosen = tuple(self._owned)
         starting = frozenset(chosen)
         pending = sum(pilot.state == "waiting" for pilot in self._ledger.pilots.values())
         room = min(self.settings.max_pending - pending, math.ceil(self.settings.submit_rate * self.settings.interval_s))
@@ -332,60 +379,19 @@ class SlurmPool:
 
     # Actions.
 
-    async def _cancel(self, cancellations: Sequence[Cancellation]) -> None:
-        self._ledger.cancelling(cancellations)
-        pilots = [each.pilot for each in cancellations]
-        waiting = [pilot.job for pilot in pilots if pilot.state == "waiting"]
-        others = [pilot.job for pilot in pilots if pilot.state != "waiting"]
-        if waiting:
-            await self._at.cancel(waiting, only_waiting=True)
-        if others:
-            await self._at.cancel(others)
-
     async def _act(self, orders: Orders) -> float:
         for node in orders.leave:
             self._to.leaving(node, self.settings.grace_s)
         kill = self._ledger.overdue(orders.kill)
-        await self._submit_all(orders.start)
-        await self._cancel(kill)
+        await self._act_on.submit_all({node: self._owned[node] for node in orders.start}, self._view.nodes)
+        await self._act_on.cancel(kill)
         return orders.again_at
-
-    async def _submit_all(self, nodes: Sequence[str]) -> None:
-        """Submit the pilots of nodes. After a refusal the more promising nodes come first."""
-        left = list(nodes)
-        while left:
-            if self._ending or self._paused:
-                break
-            node = left.pop(0)
-            if not await self._submit(node, left):
-                allowed = self._refusals.order(left, self._layout, time.monotonic())
-                self._ledger.not_submitted([other for other in left if other not in allowed], time.monotonic())
-                left = list(allowed)
-        self._ledger.not_submitted(left, time.monotonic())
-
-    async def _submit(self, node: str, others: Sequence[str]) -> bool:
-        """Submit the pilot of a node. Returns whether it was accepted."""
-        now = time.monotonic()
-        short = self._ledger.short.is_short(node, now) or not self._view.nodes[node].free()  # planned for another job
-        kind = self._layout.kinds.get(node)
-        self._ledger.submitting(node, now + 4 * self.settings.command_timeout_s)
-        try:
-            job = await self._at.submit(node, short=short, gpus=kind.gpus if kind is not None else "")
-        except SlurmCommandError as problem:
-            now, text = time.monotonic(), str(problem)
-            self._ledger.refused(node, now, 0.0 if decide.is_refusal(text) else 2 * self.settings.command_timeout_s)
-            if self._refusals.refused(node, text, now, others, self._layout):
-                self._to.note("submit_failed", node=node, error=text)
-            return False
-        self._refusals.accepted(node, self._layout)
-        self._ledger.submitted(node, Pilot(job, node, "waiting", mark=self._at.mark))
-        return True
 
     # Closing.
 
     async def _drain(self) -> None:
         """Cancel all pilots, and wait until none is left."""
-        jobs, problem = await self._at.drain(_DRAIN_S)
+        jobs, problem = await self._at.drain(_DRAIN_S, self._act_on.cancel_quietly)
         if problem:
             _log.warning("pilots %s are left (%s); end them with scancel --name=%s", jobs, problem, self._at.name)
             self._to.note("not_drained", jobs=jobs, error=problem, name=self._at.name)

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from bftrainer.cluster.pools.keeper import NODE_NAME
 from bftrainer.cluster.pools.slurm.hardware import JobRequest
+from bftrainer.cluster.pools.slurm.naming import PREFIX, PilotComment, read_comment
 from bftrainer.cluster.pools.slurm.settings import read_duration
 from bftrainer.core.hostlist import expand
 from bftrainer.slurm.gres import UNKNOWN, Gres, read_gres
 from bftrainer.traces.recorder.states import is_idle, sinfo_rows
 from bftrainer.util.text import natural
 
-PREFIX = "bftrainer-"
-"""Prefix of the names of all pilots."""
 JOB_FIELDS = (
     *("JobArrayID", "JobID", "UserID", "State", "Partition", "NumNodes", "NumCPUs", "MinCpus", "MinMemory"),
     *("TimeLimit", "MinTime", "TimeLeft", "PriorityLong", "StartTime", "PreemptTime", "Reason", "SchedNodes"),
@@ -31,6 +30,8 @@ JOB_FIELDS = (
 )
 """The columns that squeue prints, in the order of `_JobRow`. The last ones are texts of users."""
 
+OwnerOf = Callable[[str, PilotComment], str | None]
+"""Returns whose pilot a job is, from its user and its comment; None: it is no pilot of ours."""
 Rank = tuple[int, int]
 """A job's place in the queue: its priority, then its age. The larger one goes first."""
 State = Literal["waiting", "running", "frozen", "ending", "ended"]
@@ -127,6 +128,10 @@ class Pilot:
     preempted: bool = False
     how: str = ""
     """Slurm's name of its state."""
+    owner: str = ""
+    """Where pilots have owners: whose it is."""
+    id: str = ""
+    """Where pilots have owners: its id."""
 
     @property
     def on_its_way_out(self) -> bool:
@@ -194,8 +199,11 @@ def job_format(separator: str) -> str:
     return ",".join(f"{name}:{separator}" for name in JOB_FIELDS)
 
 
-def read_jobs(text: str, name: str, user: int, separator: str) -> Jobs:
-    """Parse the output of `squeue -O` with `job_format(separator)`. Jobs of `user` called `name` are our pilots."""
+def read_jobs(text: str, name: str, user: int, separator: str, owner_of: OwnerOf | None = None) -> Jobs:
+    """Parse the output of `squeue -O` with `job_format(separator)`. Jobs of `user` called `name` are our pilots.
+
+    Where pilots have owners, those jobs are pilots for which `owner_of` returns an owner.
+    """
     width = len(JOB_FIELDS)
     cells = text.split(separator)
     rest = cells.pop()
@@ -208,15 +216,26 @@ def read_jobs(text: str, name: str, user: int, separator: str) -> Jobs:
         job = _JobRow._make((cells[at].removeprefix("\n"), *cells[at + 1 : at + width]))
         if not cells[at].startswith("\n") or not _STATE_WORD.fullmatch(job.state):
             raise ValueError(f"no job and state in {' '.join(job)[:80]!r}")
-        if job.name == name and job.user == uid:
-            if (pilot := _pilot(job)) is not None:
+        comment = read_comment(job.comment) if job.name == name else None
+        owner = _owner(job, comment, uid, owner_of) if job.name == name else None
+        if owner is not None:
+            if (pilot := _pilot(job, comment, owner)) is not None:
                 pilots.append(pilot)
         elif job.state == "PENDING" and not job.name.startswith(PREFIX) and _waits_for_nodes(job):
             waiting.append(_waiting(job))
     return Jobs(tuple(pilots), tuple(waiting))
 
 
-def _pilot(job: _JobRow) -> Pilot | None:
+def _owner(job: _JobRow, comment: PilotComment | None, uid: str, owner_of: OwnerOf | None) -> str | None:
+    """Return whose pilot a job is, empty if pilots have no owners; None if it is no pilot of ours."""
+    if owner_of is None:
+        return "" if job.user == uid else None
+    # A pilot is for the node that it asks for. A job with several nodes, or for another one, is no pilot.
+    ours = comment is not None and comment.node in (job.required, job.given)
+    return owner_of(job.user, comment) if ours and comment is not None else None
+
+
+def _pilot(job: _JobRow, comment: PilotComment | None, owner: str) -> Pilot | None:
     """Return a pilot; None if it ended before it was given a node."""
     if not job.job.isdigit():
         raise ValueError(f"no job number in {job.job!r:.80}")
@@ -224,16 +243,17 @@ def _pilot(job: _JobRow) -> Pilot | None:
     if not NODE_NAME.fullmatch(node):
         return None
     left, reason = job.left, job.reason
-    parts = job.comment.split(":")
     return Pilot(
         int(job.job),
         node,
         _STATES.get(job.state, "ended"),
         None if left in _NO_TIME else read_duration(left.lstrip("-")),
         "" if reason in UNKNOWN else reason,
-        parts[3] if len(parts) == 4 and parts[0] == "bftrainer" else "",
+        comment.mark if comment is not None else "",
         job.preempted not in UNKNOWN,
         job.state,
+        owner,
+        comment.id if comment is not None and owner else "",
     )
 
 

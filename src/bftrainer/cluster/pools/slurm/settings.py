@@ -50,6 +50,10 @@ class SlurmSettings:
     grace_s: float = _key(20.0, "how long a worker then has to leave at a step boundary")
     join_s: float = _key(180.0, "a pilot is cancelled if its agent has not joined after this time")
     watch_partition: tuple[str, ...] = _key((), "partitions whose waiting jobs go first; empty: all of them")
+    submit: str = _key("lend", "with users.mode own, who submits pilots: lend: users' lenders; run-as: the controller")
+    submit_as: tuple[str, ...] = _key(
+        (), 'with run-as, the words before sbatch and scancel, such as "sudo -n -u {account}"; empty: runuser'
+    )
     gpus: str = _key("all", "all: a pilot asks for all GPUs of its node, unless options do; none: it uses no GPU")
     options: tuple[str, ...] = _key((), "more options for sbatch, such as --licenses=lustre")
     python: str = _key("", "the Python that runs agents, on the nodes; empty: the one that runs the controller")
@@ -74,6 +78,10 @@ class SlurmSettings:
                 raise InputError(f"`{name}` must be 0 or more, but got {getattr(self, name)}")
         if self.max_pending < 1:
             raise InputError(f"`max_pending` must be 1 or more, but got {self.max_pending}")
+        if self.submit not in ("lend", "run-as"):
+            raise InputError(f"`submit` must be lend or run-as, but got {self.submit!r}")
+        if self.submit_as and not any("{account}" in word for word in self.submit_as):
+            raise InputError(f"`submit_as` must have {{account}} in it, but got {' '.join(self.submit_as)!r}")
         if self.gpus not in ("all", "none"):
             raise InputError(f"`gpus` must be all or none, but got {self.gpus!r}")
         if self.gpus == "none" and names_gpus(self.options):

@@ -1,0 +1,273 @@
+"""What a lender carries out and what it refuses, whatever the controller sends."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bftrainer.cluster.lend.install import unit_text
+from bftrainer.cluster.lend.jobs import LenderJobs
+from bftrainer.cluster.lend.ledger import LentLedger
+from bftrainer.cluster.lend.lender import Lender
+from bftrainer.cluster.lend.pilot_files import PilotFiles
+from bftrainer.cluster.lend.rules import LendRules, RefusedByRules, SubmissionRate, check_submission
+from bftrainer.cluster.pools.slurm.runner import SlurmCommandError
+from bftrainer.cluster.wire.lender_messages import (
+    CancelLent,
+    FromLender,
+    LendPilot,
+    Lent,
+    NotLent,
+    OfferTaken,
+    decode_lending,
+    encode_lending,
+)
+from bftrainer.elastic.protocol import ProtocolError
+from bftrainer.errors import InputError
+
+RULES = LendRules(frozenset({"scavenger"}), most_pilots=3, most_minutes=60)
+SECRET = "bfj1." + "s" * 60
+FINE = LendPilot(1, "0123456789abcdef", "n01", "scavenger", 60, SECRET)
+HOSTILE = (
+    *("--wrap=id", "n01 --wrap=id", "n01\n#SBATCH --wrap", "n01;id", "$(id)", "`id`", "n[01-99]", "n01,n02", "../n01"),
+    *("", " ", "-n01", "n01\x00", "n" * 400, "ñ01", "n01%", "n01/../../x"),
+)
+HARMLESS = {("mark", "-n01"), ("secret", "n" * 400)}
+"""A mark is in the middle of a comment, and a long word is a secret like any other."""
+
+
+class Recorded(LenderJobs):
+    """Runs nothing: it notes the commands, and lists the jobs of a table."""
+
+    def __init__(self, files: PilotFiles) -> None:
+        super().__init__(files, RULES)
+        self.argvs: list[tuple[str, ...]] = []
+        self.cancelled: list[tuple[int, ...]] = []
+        self.table: dict[str, tuple[int, str]] = {}
+        self.problem = ""
+
+    async def submit(self, request: LendPilot, state_id: str) -> int:
+        self.argvs.append(self.words(request, state_id))
+        if self.problem:
+            raise SlurmCommandError(self.problem)
+        self.table[request.pilot] = (len(self.argvs), request.node)
+        return len(self.argvs)
+
+    async def cancel(self, jobs: Any, state_id: str, *, only_waiting: bool = False) -> None:
+        self.cancelled.append(tuple(jobs))
+
+    async def listed(self, state_id: str) -> dict[str, tuple[int, str]]:
+        return dict(self.table)
+
+
+@dataclasses.dataclass
+class Scene:
+    """A lender whose offer was taken."""
+
+    lender: Lender
+    jobs: Recorded
+    folder: Path
+
+    def ask(self, *messages: Any) -> list[FromLender | None]:
+        async def whole() -> list[FromLender | None]:
+            return [await self.lender.answer(message) for message in messages]
+
+        return asyncio.run(whole())
+
+    @property
+    def secrets(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "secrets").iterdir())
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return made(tmp_path / "lent")
+
+
+def made(folder: Path, table: dict[str, tuple[int, str]] | None = None) -> Scene:
+    files = PilotFiles(folder, {"BFTRAINER_URL": "https://c:1"}, "/usr/bin/python3")
+    files.prepare()
+    jobs, ledger = Recorded(files), LentLedger(folder)
+    ledger.load()
+    jobs.table = dict(table or {})
+    scene = Scene(Lender(RULES, files, ledger, jobs), jobs, folder)
+    scene.ask(OfferTaken("abc", "ann"))
+    return scene
+
+
+def test_a_pilot_is_submitted_with_the_lenders_own_script_and_its_secret_in_a_file_that_only_its_user_reads(
+    scene: Scene,
+) -> None:
+    assert scene.ask(FINE) == [Lent(1, 1)]
+    (argv,) = scene.jobs.argvs
+    assert argv[0] == "sbatch"
+    assert argv[-2:] == (str(scene.folder / "pilot.sh"), FINE.pilot)
+    assert {"--nodelist=n01", "--partition=scavenger", "--time=60", "--job-name=bftrainer-abc"} <= set(argv)
+    assert not any(SECRET in word for word in argv)
+    file = scene.folder / "secrets" / FINE.pilot
+    assert file.read_text() == SECRET + "\n"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert SECRET not in (scene.folder / "pilot.sh").read_text()
+    assert SECRET not in (scene.folder / "pilots.json").read_text()
+
+
+@pytest.mark.parametrize(
+    "field", ["pilot", "node", "partition", "account", "qos", "constraint", "gpus", "mark", "secret"]
+)
+@pytest.mark.parametrize("value", HOSTILE)
+def test_no_text_of_a_request_becomes_an_option_or_a_command(scene: Scene, field: str, value: str) -> None:
+    request = dataclasses.replace(FINE, **{field: value})
+    if (value == "" and field in ("account", "qos", "constraint", "gpus", "mark")) or (field, value) in HARMLESS:
+        return
+    (answer,) = scene.ask(request)
+    assert isinstance(answer, NotLent)
+    assert not answer.maybe
+    assert scene.jobs.argvs == []
+    assert scene.secrets == []
+
+
+@given(st.text(max_size=80))
+def test_a_node_that_passes_is_one_word_that_names_one_host(node: str) -> None:
+    try:
+        check_submission(RULES, dataclasses.replace(FINE, node=node), (), 0)
+    except RefusedByRules:
+        return
+    assert node.isascii()
+    assert node[0].isalnum()
+    assert not set(node) & set(" \t\n\r,;[]$`\\'\"/%&|<>*?~#=(){}!")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"minutes": 0}, {"minutes": 61}, {"minutes": 10**12}, {"least_minutes": 61}, {"partition": "main"}],
+    ids=str,
+)
+def test_what_the_user_has_not_allowed_is_refused(scene: Scene, changes: dict[str, Any]) -> None:
+    (answer,) = scene.ask(dataclasses.replace(FINE, **changes))
+    assert isinstance(answer, NotLent)
+    assert scene.jobs.argvs == []
+
+
+def test_a_request_that_is_sent_again_submits_nothing_not_even_after_the_pilot_has_ended(scene: Scene) -> None:
+    scene.ask(FINE)
+    scene.jobs.table.clear()
+    asyncio.run(scene.lender.tend())
+    assert isinstance(scene.ask(FINE)[0], NotLent)
+    assert isinstance(made(scene.folder).ask(FINE)[0], NotLent), "also by the next lender of this folder"
+    assert len(scene.jobs.argvs) == 1
+
+
+def test_no_more_pilots_than_the_user_allows_and_ended_ones_make_room(scene: Scene) -> None:
+    requests = [dataclasses.replace(FINE, request=i, pilot=f"pilot{i:04}", node=f"n{i:02}") for i in range(1, 6)]
+    kinds = [type(answer) for answer in scene.ask(*requests)]
+    assert kinds == [Lent, Lent, Lent, NotLent, NotLent]
+    del scene.jobs.table["pilot0001"]
+    assert isinstance(scene.ask(dataclasses.replace(FINE, pilot="pilot0009"))[0], Lent)
+
+
+def test_submissions_beyond_the_rate_are_refused() -> None:
+    rate = SubmissionRate(60)
+    for _ in range(50):
+        rate.take(0.0)
+    with pytest.raises(RefusedByRules, match="60 pilots a minute"):
+        rate.take(0.5)
+    rate.take(2.0)
+
+
+def test_only_pilots_of_the_ledger_are_cancelled(scene: Scene) -> None:
+    scene.ask(FINE, CancelLent(2, ("another1", "42", "--user=root", FINE.pilot)))
+    assert scene.jobs.cancelled == [(1,)]
+
+
+def test_secrets_of_pilots_that_never_started_are_removed_and_none_is_left_at_the_end(scene: Scene) -> None:
+    other = dataclasses.replace(FINE, request=2, pilot="fedcba9876543210", node="n02")
+    scene.ask(FINE, other)
+    del scene.jobs.table[FINE.pilot]  # somebody has cancelled it
+    asyncio.run(scene.lender.tend())
+    assert scene.secrets == [other.pilot]
+    asyncio.run(scene.lender.withdraw())
+    assert scene.secrets == []
+    assert scene.jobs.cancelled == [(2,)]
+
+
+def test_after_a_refusal_no_secret_stays_and_after_no_answer_it_stays_until_slurm_is_known(scene: Scene) -> None:
+    scene.jobs.problem = "sbatch: it failed with exit status 1: Invalid partition"
+    assert scene.ask(FINE) == [NotLent(1, scene.jobs.problem, False)]
+    assert scene.secrets == []
+    scene.jobs.problem = "sbatch: it did not end within 20 s"
+    again = dataclasses.replace(FINE, pilot="fedcba9876543210")
+    assert scene.ask(again) == [NotLent(1, scene.jobs.problem, True)]
+    assert scene.secrets == [again.pilot], "the job may exist and start"
+
+
+def test_a_lender_that_was_killed_finds_its_pilots_again(scene: Scene) -> None:
+    scene.ask(FINE)
+    after = made(scene.folder, scene.jobs.table)
+    after.ask(CancelLent(1, (FINE.pilot,)))
+    assert after.jobs.cancelled == [(1,)]
+
+
+@given(st.one_of(st.binary(max_size=200), st.text(max_size=200), st.recursive(st.none(), st.lists).map(json.dumps)))
+def test_nonsense_is_a_protocol_error_and_nothing_else(frame: str | bytes) -> None:
+    try:
+        decode_lending(frame)
+    except ProtocolError:
+        return
+
+
+def test_an_error_about_a_frame_does_not_show_its_secret() -> None:
+    frame = json.loads(encode_lending(FINE)) | {"secret": [SECRET]}
+    with pytest.raises(ProtocolError) as error:
+        decode_lending(json.dumps(frame))
+    assert SECRET not in str(error.value)
+    assert SECRET not in repr(FINE)
+
+
+@pytest.mark.parametrize("owner", ["ann; id", "ann\n", "", "x" * 300, "$(id)", "'"])
+def test_an_owner_that_is_no_name_ends_up_in_no_script(tmp_path: Path, owner: str) -> None:
+    scene = made(tmp_path / "lent")
+    before = (scene.folder / "pilot.sh").read_text()
+    with pytest.raises(RefusedByRules):
+        scene.ask(OfferTaken("abc", owner))
+    assert (scene.folder / "pilot.sh").read_text() == before
+
+
+def test_a_folder_of_somebody_else_or_a_link_is_refused_and_an_open_one_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o755)
+    PilotFiles(tmp_path / "open", {}, "python3").prepare()
+    assert stat.S_IMODE((tmp_path / "open").stat().st_mode) == 0o700
+    (tmp_path / "link").symlink_to(tmp_path / "open")
+    with pytest.raises(Exception, match="must be a folder of yours"):
+        PilotFiles(tmp_path / "link", {}, "python3").prepare()
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"partitions": frozenset()},
+        {"partitions": frozenset({"--wrap=id"})},
+        {"most_pilots": 0},
+        {"options": ("-x n1; id\n",)},
+    ],
+    ids=str,
+)
+def test_rules_that_make_no_sense_are_said_at_once(rules: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        LendRules(**{"partitions": frozenset({"scavenger"}), **rules})
+
+
+def test_the_unit_runs_the_command_and_has_no_secret() -> None:
+    text = unit_text(("/opt/py 3/bin/python", "-m", "bftrainer", "lend", "--option", "--comment=50%"), {"PATH": "/bin"})
+    assert 'ExecStart="/opt/py 3/bin/python" "-m" "bftrainer" "lend" "--option" "--comment=50%%"' in text.splitlines()
+    assert "Restart=always" in text
+    assert "RestartPreventExitStatus=2" in text
+    assert "BFTRAINER_TOKEN" not in text

@@ -1,0 +1,107 @@
+"""Join secrets, signatures and accounts: what each is good for, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bftrainer.cluster.config.load import load_config
+from bftrainer.cluster.owners import signatures
+from bftrainer.cluster.owners.accounts import Accounts
+from bftrainer.cluster.owners.join_secrets import KEY_FILE, JoinRight, JoinSecrets, new_pilot
+from bftrainer.cluster.spec.trainer import parse_spec
+from bftrainer.errors import InputError
+
+RIGHT = JoinRight("ann", "node-1", "node-1#1", 1000.0)
+
+
+def test_a_join_secret_gives_the_right_it_was_issued_for_until_it_expires() -> None:
+    joins = JoinSecrets(b"k" * 32)
+    secret = joins.issue(RIGHT)
+    assert joins.verify(secret, 999.0) == RIGHT
+    assert joins.verify(secret, 1000.0) is None
+    assert secret.isascii()
+    assert " " not in secret
+
+
+def test_a_join_secret_of_another_key_or_with_another_owner_is_refused() -> None:
+    joins = JoinSecrets(b"k" * 32)
+    mine, others = joins.issue(RIGHT), joins.issue(replace(RIGHT, owner="bob"))
+    body, mac = mine.removeprefix("bfj1.").split(".")
+    other_body = others.removeprefix("bfj1.").split(".")[0]
+    forged = [f"bfj1.{other_body}.{mac}", f"bfj1.{body}.", f"bfj1.{body}", "bfj1..", "bfj1.é.é", body, "", mine[:-2]]
+    assert [joins.verify(secret, 0.0) for secret in forged] == [None] * len(forged)
+    assert JoinSecrets(b"x" * 32).verify(mine, 0.0) is None
+
+
+def test_the_key_of_join_secrets_is_made_once_and_only_its_account_reads_it(tmp_path: Path) -> None:
+    secret = JoinSecrets.at(tmp_path).issue(RIGHT)
+    assert JoinSecrets.at(tmp_path).verify(secret, 0.0) == RIGHT
+    assert (tmp_path / KEY_FILE).stat().st_mode & 0o777 == 0o600
+    assert new_pilot("n") != new_pilot("n")
+
+
+def test_a_signature_holds_for_what_is_run_and_not_for_what_is_only_shown(tmp_path: Path) -> None:
+    key = signatures.read_key(tmp_path, make=True)
+    assert signatures.key_path(tmp_path).stat().st_mode & 0o777 == 0o600
+    assert signatures.read_key(tmp_path, make=True) == key
+    spec = parse_spec({"script": "/a.py", "args": [1, 0.5], "env": {"A": "ü"}, "nodes": "1-4"}).as_json()
+    signature = signatures.sign(spec, key)
+    again = parse_spec(spec).as_json()
+    signatures.check(again, signature, key)
+    signatures.check({**again, "weight": 2.0, "name": "x"}, signature, key)
+    other_key = b"o" * 32
+    for changed in ({"args": ["2"]}, {"script": "/b.py"}, {"env": {"A": "u"}}, {"cwd": "/x"}, {"python": "/p"}):
+        with pytest.raises(
+            signatures.NotSignedError, match="agent refuses it: its specification is not the one that its owner signed"
+        ):
+            signatures.check({**again, **changed}, signature, key)
+    with pytest.raises(signatures.NotSignedError):
+        signatures.check(again, signature, other_key)
+    with pytest.raises(signatures.NotSignedError, match="its owner has not signed it"):
+        signatures.check(again, "", key)
+
+
+def test_a_key_that_others_can_read_is_not_used(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no key"):
+        signatures.read_key(tmp_path)
+    signatures.read_key(tmp_path, make=True)
+    signatures.key_path(tmp_path).chmod(0o640)
+    with pytest.raises(InputError, match="nobody else may read it"):
+        signatures.read_key(tmp_path)
+    signatures.key_path(tmp_path).chmod(0o600)
+    signatures.key_path(tmp_path).write_text("short")
+    with pytest.raises(InputError, match="64 hexadecimal digits"):
+        signatures.read_key(tmp_path)
+
+
+def test_an_owner_is_the_account_of_that_name_unless_another_is_named() -> None:
+    accounts = Accounts.parse(("ann=nobody",))
+    account = accounts.of("ann")
+    assert (account.name, account.home.is_absolute(), account.gid in account.groups) == ("nobody", True, True)
+    with pytest.raises(InputError, match="owner no-such-owner has no account"):
+        accounts.of("no-such-owner")
+    with pytest.raises(InputError, match="trainers do not run as root"):
+        accounts.of("root")
+    assert Accounts.parse((), ("root",)).of("root").uid == 0
+    with pytest.raises(InputError, match="must be texts such as"):
+        Accounts.parse(("ann",))
+
+
+def test_the_mode_is_shared_unless_the_configuration_says_otherwise(tmp_path: Path) -> None:
+    around = {"HOME": str(tmp_path)}
+    assert load_config(None, around).users.mode == "shared"
+    config = load_config(None, {**around, "BFTRAINER_USERS__MODE": "own"}, {"users.accounts": '["ann=nobody"]'})
+    assert config.users.own
+    assert config.users.as_accounts().of("ann").name == "nobody"
+    with pytest.raises(InputError, match="must be one of shared, own"):
+        load_config(None, {**around, "BFTRAINER_USERS__MODE": "each"})
+
+
+def test_expired_is_judged_by_the_time_given() -> None:
+    joins, now = JoinSecrets(os.urandom(32)), time.time()
+    assert joins.verify(joins.issue(replace(RIGHT, expires=now + 60)), now) is not None
