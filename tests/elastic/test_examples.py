@@ -58,7 +58,7 @@ def test_chars_runs_alone_and_writes_a_line() -> None:
     assert "\nsample: " in said
 
 
-EPOCHS = 24
+EPOCHS = 16
 SIZES = (3, 6, 4, 1, 3, 5, 2, 6, 3, 1)
 """How many nodes there are to be, one after the other and from the beginning again."""
 

@@ -19,7 +19,7 @@ from support.waiting import wait_until
 pytestmark = pytest.mark.slurm
 
 WORKER = Path(__file__).resolve().parents[1] / "elastic" / "chaos_worker.py"
-NODES, SAMPLES, EPOCHS, PACE_S = 4, 600, 24, "3.5"  # four minutes at least, unless it is told to hurry
+NODES, SAMPLES, EPOCHS, PACE_S = 3, 600, 16, "5"  # four minutes at least, unless it is told to hurry
 
 
 def test_a_trainer_outlives_what_happens_to_slurm_to_nodes_and_to_the_controller(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_trainer_outlives_what_happens_to_slurm_to_nodes_and_to_the_controller
         env = {"SLURM_CONF": str(lab.conf), "PATH": f"{programs}:{os.environ['PATH']}"}
         options = ("--pool", "slurm", "--drain", "--set", "trainers.snapshot_every_s=0.5", *settings)
         with Live(tmp_path / "state", *options, env=env) as live:
-            trainer = live.submit(WORKER, str(home), str(EPOCHS), PACE_S, nodes="1-4")
+            trainer = live.submit(WORKER, str(home), str(EPOCHS), PACE_S, nodes="1-3")
 
             def settled() -> None:
                 """Training goes on, and every node has its agent."""
@@ -45,12 +45,12 @@ def test_a_trainer_outlives_what_happens_to_slurm_to_nodes_and_to_the_controller
             lab.restart()
             settled()
 
-            crash(lab, live, "n01", "n02", "n03")
+            crash(lab, live, "n01", "n02")
             settled()
 
             pilots = list(lab.jobs("-p", "scavenger", "-t", "R"))
-            lab.run("scancel", *pilots[:2])
-            wait_until(lambda: not set(pilots[:2]) & set(lab.jobs()), "the end of two pilots", 30)
+            lab.run("scancel", pilots[0])
+            wait_until(lambda: pilots[0] not in lab.jobs(), "the end of a pilot", 30)
             settled()
 
             live.kill()
@@ -66,7 +66,7 @@ def test_a_trainer_outlives_what_happens_to_slurm_to_nodes_and_to_the_controller
             settled()
 
             (home / "hurry").touch()
-            # Four workers of two threads each share two cores with the other tests: two minutes, and more when those
+            # Three workers of two threads each share two cores with the other tests: two minutes, and more when those
             # are busy. It is a limit for a training that hangs, not a promise.
             row = live.until_state(trainer, "done", "failed", "cancelled", timeout_s=400)
             assert row["state"] == "done", (row["reason"], row["traceback"], row["log_tail"])
@@ -104,7 +104,7 @@ def test_trainers_are_placed_near_each_other_by_slurms_own_tree_of_switches(tmp_
 
 
 def crash(lab: Lab, live: Live, *nodes: str) -> None:
-    """Kill the daemon of three nodes, and on all but the first all that runs there, as a crash does. Then boot them."""
+    """Kill the daemons of nodes, and on all but the first all that runs there, as a crash does. Then boot them."""
     agents = {node["node"]: node["agent_pid"] for node in live.nodes()}
     for number, node in enumerate(nodes):
         os.kill(lab.pid(f"slurmd.{node}"), signal.SIGKILL)
@@ -112,6 +112,6 @@ def crash(lab: Lab, live: Live, *nodes: str) -> None:
             step = int(Path(f"/proc/{agents[node]}/stat").read_text().rpartition(")")[2].split()[1])
             os.kill(step, signal.SIGKILL)  # slurmstepd, the parent of the pilot
             os.kill(agents[node], signal.SIGKILL)
-    wait_until(lambda: not {*nodes[1:]} & {node["node"] for node in live.nodes()}, "the loss of two nodes", 30)
+    wait_until(lambda: not {*nodes[1:]} & {node["node"] for node in live.nodes()}, "the loss of a node", 30)
     for node in nodes:
         lab.start_node(node)

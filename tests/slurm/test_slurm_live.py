@@ -29,8 +29,8 @@ from support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = ROOT / "tests" / "elastic" / "chaos_worker.py"
-NODES, JOBS, SPAN_S, LOAD, SEED = 6, 8, 25.0, 0.3, 8
-SAMPLES, EPOCHS, PACE_S = 600, 16, "0.3"
+NODES, JOBS, SPAN_S, LOAD, SEED = 4, 6, 20.0, 0.3, 8
+SAMPLES, EPOCHS, PACE_S = 600, 12, "0.3"
 HORIZON_S = 20.0
 
 
@@ -65,7 +65,7 @@ def test_trainers_finish_on_what_main_jobs_leave_and_nothing_is_left_of_them(
     ):
         for home in homes:
             home.mkdir()
-            live.submit(WORKER, str(home), str(EPOCHS), PACE_S, nodes="1-4", name=home.name)
+            live.submit(WORKER, str(home), str(EPOCHS), PACE_S, nodes="1-3", name=home.name)
         # A pilot that is still starting would be taken back without having been a node.
         wait_until(lambda: len(live.nodes()) == NODES, "an agent on every node", 240)
         begin = benchmark.play(lab, jobs, tmp_path / "jobs", live.nodes)
