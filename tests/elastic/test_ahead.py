@@ -275,10 +275,21 @@ def test_a_worker_survives_its_branch_being_dropped(run: Run, warm: WarmLauncher
 
 
 SETS = "import os\n{before}\nos.environ['OF_SLOW'] = 'mine'\nimport slow\nprint(slow.READ)"
+CLEARS = "import os\nkept = os.environ.copy()\nos.environ.clear()\n{then}\nimport slow\nprint(slow.READ)"
 
 
+@pytest.mark.parametrize(
+    ("text", "asks"),
+    [
+        (SETS.format(before=""), True),
+        (CLEARS.format(then="os.environ.update(kept, OF_SLOW='mine')"), True),
+        (CLEARS.format(then="os.environ['OF_SLOW'] = 'mine'"), True),
+        (CLEARS.format(then="os.environ.clear()\nos.environ.update(kept)"), False),
+    ],
+    ids=["set", "set in a whole", "cleared, then set", "cleared for a moment, as Accelerate does"],
+)
 def test_a_script_that_sets_what_a_module_has_read_asks_to_be_started_without_it(
-    run: Run, warm: WarmLauncher, tmp_path: Path
+    text: str, asks: bool, run: Run, warm: WarmLauncher, tmp_path: Path
 ) -> None:
     channel = tmp_path / "channel"
     listener = socket.socket(socket.AF_UNIX)
@@ -297,7 +308,11 @@ def test_a_script_that_sets_what_a_module_has_read_asks_to_be_started_without_it
         return await listening, await asyncio.wait_for(process.wait(), DEADLINE_S)
 
     worker = {variables.CHANNEL: str(channel), variables.WORKER: "t1-1"}
-    command = script(tmp_path, SETS.format(before=""), "slow", **worker)
+    command = script(tmp_path, text, "slow", **worker)
+    if not asks:
+        listener.close()  # nothing is told before the training
+        assert run(output(warm, command)) == (0, "None\n")
+        return
     (hello, refused), status = run(start(command))
     listener.close()
     assert (hello["type"], hello["worker"], status) == ("hello", "t1-1", 75)

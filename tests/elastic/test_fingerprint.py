@@ -96,6 +96,38 @@ def test_what_a_dataset_keeps_of_what_it_loaded_does_not_count() -> None:
     assert fingerprint(data) == before
 
 
+class Cached(Dataset[Any]):
+    """Keeps what it has loaded in an array that nothing fills at first."""
+
+    def __init__(self, rest: int) -> None:
+        self.kept = np.full((100, 3), rest)
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+
+def test_a_dataset_can_say_that_its_samples_are_the_same_and_its_split_is_compared_all_the_same() -> None:
+    mine, theirs = Cached(1), Cached(2)
+    assert not fingerprint(mine).agrees_with(fingerprint(theirs))
+    told = [Cached(rest) for rest in (1, 2)]
+    for data in told:
+        data.same_on_all_ranks = True  # type: ignore[attr-defined]
+    assert fingerprint(told[0]) == fingerprint(told[1]) == Fingerprint()
+    first, same, other = (
+        random_split(data, [60, 40], generator=drawn(seed))[0]
+        for data, seed in ((told[0], 1), (told[1], 1), (told[1], 2))
+    )
+    assert fingerprint(first).agrees_with(fingerprint(same))
+    assert not fingerprint(first).agrees_with(fingerprint(other))
+
+
+@pytest.mark.parametrize("word", [False, "no", 1])
+def test_only_true_says_that_samples_are_the_same(word: Any) -> None:
+    mine, theirs = Cached(1), Cached(2)
+    mine.same_on_all_ranks = theirs.same_on_all_ranks = word  # type: ignore[attr-defined]
+    assert not fingerprint(mine).agrees_with(fingerprint(theirs))
+
+
 @pytest.mark.parametrize(
     "odd",
     [torch.eye(3).to_sparse(), torch.ones(3, dtype=torch.cfloat), torch.zeros(0), np.zeros((0, 3)), np.array("a"), []],

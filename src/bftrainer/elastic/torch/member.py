@@ -250,8 +250,10 @@ class TrainingMember:
             self._leave(leave.generation)
         self.agreed = self._forming = False
         self._assignment = assignment
-        if self.gradients.is_behind:
-            self.gradients.follow()  # the received state may train other parameters
+        # The received state may train other parameters. But a script that steps several optimizers may have frozen one
+        # network for the pass of another, in the middle of a batch: that one stays trained.
+        if self.gradients.is_behind and not (self._inside and self.state.separate):
+            self.gradients.follow()
         self.gradients.group_is(alone=assignment.world == 1, check=self.peers.check_whole, wait=self.peers.wait)
         pause_s = time.perf_counter() - paused_at
         generation, nodes = assignment.generation, assignment.nodes

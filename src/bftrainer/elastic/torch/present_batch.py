@@ -20,7 +20,8 @@ from bftrainer.elastic.torch.data.batch_plan import Step
 from bftrainer.elastic.torch.gradients.loss_reduction import SumWatch
 from bftrainer.elastic.torch.gradients.optimizers import params_of
 from bftrainer.elastic.torch.gradients.reducer import Reducer
-from bftrainer.elastic.torch.gradients.riders import CHANGED, RIDERS, SETTINGS, LateNumber, StepRiders, StepTotals
+from bftrainer.elastic.torch.gradients.riders import CHANGED, RIDERS, LateNumber, StepRiders, StepTotals
+from bftrainer.elastic.torch.gradients.step_exchange import StepExchange
 from bftrainer.elastic.torch.group.group import GroupBroken
 from bftrainer.elastic.torch.meetings.digest import settings_of
 from bftrainer.elastic.torch.member import TrainingMember
@@ -222,12 +223,13 @@ class PresentBatch:
         loss: Tensor | float | None,
         *,
         place: tuple[int, ...] = (),
+        exchange: StepExchange | None = None,
     ) -> StepTotals | None:
         """Sum the gradients and their riders. Return None if a peer was lost; the group is then re-formed already.
 
         `share` is this rank's part of the batch, by which averages weigh. `loss` is the mean over its `count` samples.
         `place` says where in the script this is, and must be the same on all ranks. With it, a step may need several
-        sums, and the caller commits the buffers with the step.
+        sums, and the caller commits the buffers with the step. `exchange` gets the numbers of all ranks.
         """
         member, buffers = self._member, self._member.buffers
         together = member.world > 1
@@ -235,18 +237,19 @@ class PresentBatch:
             member.pacer.hold(member.nodes)
         knows = member.peers.knows_of_newer
         if not together:
-            return self._sum_up_alone(reducer, count, loss, knows=knows, commits=not place)
-        riders = self._riders.riders(count, loss, knows=knows, device=member.device)
+            return self._sum_up_alone(reducer, count, loss, knows=knows, commits=not place, exchange=exchange)
+        settings = settings_of(member.stepper.optimizers, place)
+        said = settings if member.rank == 0 else 0
+        riders = self._riders.riders(count, loss, knows=knows, device=member.device, settings=said)
         if buffers:
             riders[CHANGED] = buffers.changed()
             riders = torch.cat([riders, buffers.riders(share, member.rank, member.device)])
-        settings = settings_of(member.stepper.optimizers, place)
-        if member.rank == 0:
-            riders[SETTINGS] = settings
-        put_buffers = None
+        put_buffers, along = None, None
+        if exchange is not None:
+            along = torch.tensor(exchange.row, dtype=torch.float64, device=member.peers.wire)
         with self._waiting():
             try:
-                sums = reducer.finish(riders)
+                sums = reducer.finish(riders, along)
                 total = StepTotals.of(sums)
                 member.peers.check_whole()
                 if total.buffers_changed:
@@ -256,6 +259,10 @@ class PresentBatch:
                 return None
         if settings and total.settings != settings:
             raise InputError(_OTHER_WAY if place else _OTHER_SETTINGS)
+        if exchange is not None and along is not None:
+            if not exchange.take(along.tolist(), lambda row: self.sum_numbers(row, count)):
+                return None
+            member.state.exchanged.made(member.progress.step + 1, exchange.numbers)
         member.last_save.at_rest = False
         if buffers:
             if put_buffers is not None:
@@ -266,7 +273,14 @@ class PresentBatch:
         return total
 
     def _sum_up_alone(
-        self, reducer: Reducer, count: int, loss: Tensor | float | None, *, knows: bool, commits: bool
+        self,
+        reducer: Reducer,
+        count: int,
+        loss: Tensor | float | None,
+        *,
+        knows: bool,
+        commits: bool,
+        exchange: StepExchange | None,
     ) -> StepTotals | None:
         """See `sum_up`, without other ranks: there is nothing to send, and nothing to wait for."""
         member = self._member
@@ -278,6 +292,8 @@ class PresentBatch:
             self.lose_step(problem, count)
             return None
         member.last_save.at_rest = False
+        if exchange is not None:
+            member.state.exchanged.made(member.progress.step + 1, exchange.numbers)
         if commits:
             member.buffers.commit(others=True)
         return total
@@ -286,7 +302,7 @@ class PresentBatch:
     def _waiting(self) -> Iterator[None]:
         """Let the peers know where this rank waits, for the message about ranks that never come."""
         self._waits += 1
-        self._member.peers.waits_in = (repr(self._member.progress.key()), self._waits)
+        self._member.peers.waits_in = (self._member.progress.key(), self._waits)
         try:
             yield
         finally:

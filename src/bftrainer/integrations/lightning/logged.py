@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bftrainer.elastic.torch.gradients.step_exchange import Numbers
 from bftrainer.elastic.torch.prepare.handed_batch import HandedBatch
-from bftrainer.integrations.lightning.exchange import Numbers
 
 _KEPT = ("prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx", "metric_attribute")
 """Options of `self.log` that a value is logged with again."""

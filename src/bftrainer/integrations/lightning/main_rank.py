@@ -7,6 +7,8 @@ last step. If the main rank is lost meanwhile, its successor writes that too, an
 from __future__ import annotations
 
 import csv
+import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -54,10 +56,13 @@ class MainRankLoggers:
             if type(logger).__name__ == "CSVLogger":
                 _go_on_with_file(logger)
         unsure, self._unsure = self._unsure, []
+        seen: Counter[tuple[int, int | None, frozenset[str]]] = Counter()
         for logger, write, metrics, step in unsure:
-            if not _is_written(logger, metrics, step):
+            same = id(logger), step, frozenset(metrics)
+            if seen[same] >= _times_written(logger, metrics, step):
                 write(metrics, step)
                 logger.save()
+            seen[same] += 1
 
     def _remember(self, logger: Any) -> None:
         write = logger.log_metrics
@@ -81,19 +86,24 @@ def _go_on_with_file(logger: Any) -> None:
     header, _ = _rows(path)
     path.rename(aside)  # so that the writer finds nothing to delete
     try:
-        writer = logger.experiment
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that files in the folder will be deleted
+            writer = logger.experiment
     finally:
         aside.rename(path)
     writer.metrics_keys = header
 
 
-def _is_written(logger: Any, metrics: Mapping[str, Any], step: int | None) -> bool:
-    """Return whether a CSV file has these values already. Other loggers keep one value per name and step."""
+def _times_written(logger: Any, metrics: Mapping[str, Any], step: int | None) -> int:
+    """Return how many rows of a CSV file have these values: a step of several batches may log them for each batch.
+
+    Other loggers keep one value per name and step, so theirs are written again.
+    """
     if type(logger).__name__ != "CSVLogger" or not Path(logger.log_dir, "metrics.csv").exists():
-        return False
+        return 0
     _, rows = _rows(Path(logger.log_dir, "metrics.csv"))
     names = {*metrics, "step"}
-    return any(row["step"] == str(step) and {name for name in row if row[name]} == names for row in rows)
+    return sum(row["step"] == str(step) and {name for name in row if row[name]} == names for row in rows)
 
 
 def _rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:

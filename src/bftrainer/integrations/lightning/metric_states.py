@@ -16,8 +16,8 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.data import dim_zero_max, dim_zero_min, dim_zero_sum
 
+from bftrainer.elastic.torch.gradients.step_exchange import Numbers
 from bftrainer.errors import InputError
-from bftrainer.integrations.lightning.exchange import Numbers
 
 _PREFIX = "metric "
 """Beginning of the names of metric states among the numbers that ranks exchange."""

@@ -7,6 +7,7 @@ the moment a batch is taken until its step is made, the record is that of before
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,22 +37,28 @@ class FitRecord:
         self._metrics = metrics
         self._loggers = loggers
         self._held: dict[str, Any] | None = None
+        self._last: dict[str, Any] | None = None  # what `state_dict` returned since the last step
 
     def hold(self) -> None:
         """Keep the record as it is, because a batch was taken."""
         self.begun = True
-        self._held = self._present()
+        present = self._last or self._present()
+        self._held = {**present, "begun": True, "versions": self._loggers.versions()}
 
     def release(self) -> None:
         """Follow the Trainer again, because the step was made."""
-        self._held = None
+        self._held = self._last = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the record as plain values. It is taken before each step, so that a lost one can be undone."""
-        return self._held if self._held is not None else self._present()
+        if self._held is not None:
+            return self._held
+        self._last = self._present()
+        return self._last
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the record of another rank, of a snapshot, or of an earlier moment."""
+        self._last = None
         if self._held is not None:
             self._held = dict(state)  # Lightning is in the middle of a batch, which it goes on to compute
             return
@@ -85,7 +92,7 @@ class FitRecord:
         connector = trainer._logger_connector
         return {
             "begun": self.begun,
-            "loops": trainer.fit_loop.state_dict(),
+            "loops": _loop_state(trainer.fit_loop, ""),
             "should_stop": bool(trainer.should_stop),
             "validated": bool(trainer.fit_loop.epoch_loop.val_loop._has_run),
             "first_batch": connector._first_loop_iter,
@@ -105,12 +112,12 @@ class FitRecord:
             state = callback.state_dict()
             if state or known:
                 states[f"{number} {callback.state_key}"] = {"state": state, "known": known}
-        return packed(states, "the state of callbacks")
+        return packed(states, "the state of callbacks") if states else b""
 
     def _load_callbacks(self, raw: bytes) -> None:
         if raw == self._callbacks():
             return
-        states = unpacked(raw)
+        states = unpacked(raw) if raw else {}
         for number, callback in enumerate(self._trainer.callbacks):
             found = states.get(f"{number} {callback.state_key}")
             if found is None:
@@ -127,6 +134,22 @@ def _loops(loop: Any) -> list[Any]:
     """Return a loop of Lightning and the loops within it."""
     inner = [value for value in vars(loop).values() if hasattr(value, "on_iteration_done")]
     return [loop, *(found for one in inner for found in _loops(one))]
+
+
+def _loop_state(loop: Any, prefix: str) -> dict[str, Any]:
+    """Return what `loop.state_dict()` returns. Lightning's own takes a millisecond, and this is done in each step."""
+    state: dict[str, Any] = {f"{prefix}state_dict": loop.on_save_checkpoint()}
+    for name, value in vars(loop).items():
+        if hasattr(value, "on_iteration_done"):
+            state |= _loop_state(value, f"{prefix}{name}.")
+        elif dataclasses.is_dataclass(value) and hasattr(value, "from_state_dict"):
+            state[f"{prefix}{name}"] = _values(value)
+    return state
+
+
+def _values(progress: Any) -> dict[str, Any]:
+    """Return the counts of a progress object, and of those within it."""
+    return {name: _values(value) if hasattr(value, "__dict__") else value for name, value in vars(progress).items()}
 
 
 def _load_loop(loop: Any, state: Mapping[str, Any], prefix: str) -> None:

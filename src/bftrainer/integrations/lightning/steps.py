@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from bftrainer.elastic import Run
+from bftrainer.elastic.torch.gradients.step_exchange import Numbers
 from bftrainer.elastic.torch.prepare.epoch_loader import LoadedBatch
 from bftrainer.elastic.torch.prepare.framework import FrameworkLoop, StepOutcome
 from bftrainer.elastic.torch.prepare.seeds import seed_all
 from bftrainer.errors import BFTrainerError, InputError
-from bftrainer.integrations.lightning.exchange import Numbers, exchanged
 from bftrainer.integrations.lightning.logged import LogCall, StepValues, calls_of_all, loss_of_all
 from bftrainer.integrations.lightning.metric_states import RefusedMetrics, StepMetrics
 
@@ -182,6 +182,7 @@ class FitSteps:
             for number in range(len(self._batches)):
                 result = self._compute(number, make)
         self._on_change()  # another rank may have made the step, and this one may be the main rank now
+        self._numbers = None if self._is_whole else self._loop.exchanged
         loss = loss_of_all(self._numbers, self._given - 1) if self._numbers is not None else None
         if loss is not None and not self._is_whole:
             result.loss = torch.tensor(loss, dtype=result.loss.dtype, device=result.loss.device)
@@ -207,9 +208,8 @@ class FitSteps:
         def noted() -> Any:
             result = self._noted(training_step)
             self._part_is_computed(number, part, result.loss)
-            if ends and not self._is_whole:  # before the last backward pass: whoever makes the step has the values
-                own = self._own_numbers()
-                self._numbers = exchanged(own, self._run.rank, self._run.world, self._loop.sum)
+            if ends and not self._is_whole:  # the last backward pass follows, and sums the gradients
+                self._loop.exchange(self._own_numbers())
             return result
 
         closure._step_fn = noted

@@ -160,19 +160,47 @@ def _recorded(reads: dict[str, tuple[str | None, set[str]]], module: str) -> Ite
 
 def _watch_environment(reads: Mapping[str, tuple[str | None, set[str]]]) -> None:
     kind: Any = type(os.environ)
+    put_away: dict[str, str] | None = None  # by `clear`, until `update` puts it back
+    changes_all = False  # within these two
 
     class Watched(kind):  # type: ignore[misc]
-        """`os.environ`, which does not let a script change what modules have read before it."""
+        """`os.environ`, which does not let a script change what modules have read before it.
+
+        Accelerate clears all of it for a moment, and puts it back. That changes nothing for modules.
+        """
 
         def __setitem__(self, name: str, value: str) -> None:
-            if name in reads and reads[name][0] != value:
+            if not changes_all and name in reads and put_away is not None:
+                os.environ.__class__ = kind
+                os.environ.update(put_away)  # the manager's address is among them
+                _start_again(name, reads[name][1])
+            if not changes_all and name in reads and reads[name][0] != value:
                 _start_again(name, reads[name][1])
             super().__setitem__(name, value)
 
         def __delitem__(self, name: str) -> None:
-            if name in reads and reads[name][0] is not None:
+            if not changes_all and name in reads and reads[name][0] is not None:
                 _start_again(name, reads[name][1])
             super().__delitem__(name)
+
+        def clear(self) -> None:
+            nonlocal put_away, changes_all
+            changes_all = True
+            put_away = self.copy() if put_away is None else put_away
+            super().clear()
+            changes_all = False
+
+        def update(self, *args: Any, **kwargs: Any) -> None:
+            nonlocal put_away, changes_all
+            if put_away is None:
+                super().update(*args, **kwargs)
+                return
+            changes_all = True
+            super().update(*args, **kwargs)
+            before, put_away, changes_all = put_away, None, False
+            for name, (_, modules) in reads.items():
+                if self.get(name) != before.get(name):
+                    _start_again(name, modules)
 
     def unwatch() -> None:
         os.environ.__class__ = kind

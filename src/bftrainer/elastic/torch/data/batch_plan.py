@@ -15,7 +15,7 @@ from numbers import Integral
 import numpy as np
 import numpy.typing as npt
 
-from bftrainer.elastic.torch.data.fingerprint import Fingerprint
+from bftrainer.elastic.torch.data.fingerprint import SAME, Fingerprint
 from bftrainer.elastic.torch.data.sampler_order import SampleOrder
 from bftrainer.errors import InputError
 
@@ -107,7 +107,8 @@ def refuse_different_data(signatures: Sequence[DataSignature]) -> None:
                 f"the ranks train on different data: rank 0 and rank {rank} have {first.length} samples each, but not "
                 "the same ones. Random numbers that split or make the data must be the same on all nodes: call "
                 "torch.manual_seed(0) (or np.random.seed(0), random.seed(0)) before, or give "
-                "generator=torch.Generator().manual_seed(0) to random_split(). Sort lists of files"
+                "generator=torch.Generator().manual_seed(0) to random_split(). Sort lists of files. If the samples are "
+                f"the same, and only what the dataset holds in memory differs, say so: dataset.{SAME} = True"
             )
         raise InputError(
             f"the ranks train on different data: rank 0 has {first}; rank {rank} has {other}. Dataset, batch size, "
@@ -231,12 +232,9 @@ class BatchPlan:
             raise InputError(f"`rank` must be from 0 to below `world`, but got rank {rank} of {world}")
         if not 0 <= cursor <= self.length:
             raise InputError(f"`cursor` must be from 0 to {self.length}, the dataset's length, but got {cursor}")
-        full = self.global_batch_size(world)
-        total = min(full, self.length - cursor)
-        # A short batch that is the whole epoch is taken anyway: on a world that grew beyond the dataset all epochs
-        # would be empty, and training would never advance.
-        if total == 0 or (self.drop_last and total < full and cursor > 0):
+        if self.is_over(cursor, world):
             return None
+        total = min(self.global_batch_size(world), self.length - cursor)
         order = self.order(epoch)
         begin, share = _part(total, rank, world)
         if share == 0:
@@ -251,6 +249,14 @@ class BatchPlan:
             parts = (_part(share, number, count) for number in range(count))
             micros = tuple(Micro(tuple(indices[first : first + n]), n / total, n) for first, n in parts)
         return Step(cursor, cursor + total, micros)
+
+    def is_over(self, cursor: int, world: int) -> bool:
+        """Return whether an epoch has no step at `cursor` any more."""
+        full = self.global_batch_size(world)
+        total = min(full, self.length - cursor)
+        # A short batch that is the whole epoch is taken anyway: on a world that grew beyond the dataset all epochs
+        # would be empty, and training would never advance.
+        return total == 0 or (self.drop_last and total < full and cursor > 0)
 
     def steps_from(self, epoch: int, cursor: int, rank: int, world: int) -> Iterator[Step]:
         """Yield the remaining steps of the epoch, assuming that the world stays the same."""

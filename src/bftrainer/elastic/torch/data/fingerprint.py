@@ -3,12 +3,13 @@
 Data that is split or made with unseeded random numbers has the same length on all nodes, but other samples. The
 fingerprint is made of some of the samples that a dataset holds in memory: the indices of a `Subset`, tensors, arrays,
 and lists of numbers, texts and tensors. No method of a dataset is called, so random transforms do not matter, and data
-in files is not read.
+in files is not read. A dataset with the attribute `same_on_all_ranks = True` is not looked into: its author knows.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
 
+SAME = "same_on_all_ranks"
+"""Attribute by which a dataset says that its samples are the same on all ranks."""
 _VALUES = 256
 """Values that are looked at of each tensor, array, or list of indices."""
 _ITEMS = 64
@@ -86,7 +89,7 @@ def _made_of(dataset: Any) -> Fingerprint:
 
 def _leaves(data: Any, depth: int) -> Iterator[Any]:
     """Yield values and arrays of values that a dataset holds, or some of them. The order is always the same."""
-    if depth == 0:
+    if depth == 0 or inspect.getattr_static(data, SAME, False) is True:
         return
     if isinstance(data, Subset):
         yield from _leaves(data.indices, depth - 1)

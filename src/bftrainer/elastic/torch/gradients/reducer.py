@@ -68,6 +68,7 @@ class Reducer:
         self.arrived = 0
         """Number of gradients that arrived since `forget_passes`."""
         self._rider_count = riders + _OWN
+        self._own_zeros: Tensor | None = None  # the reducer's own riders in most steps
         self._own_riders: Tensor | None = None
         self._allocate()
         self._handles = []
@@ -122,10 +123,11 @@ class Reducer:
             self._exchange(torch.zeros(self._rider_count, dtype=torch.float64, device=self._device))
             self._begin()
 
-    def finish(self, riders: Tensor) -> Tensor:
+    def finish(self, riders: Tensor, along: Tensor | None = None) -> Tensor:
         """Send the remaining buckets, wait for all, put the sums into the gradients and return the sums of the riders.
 
-        Raises `GroupBroken`; then no gradient has been changed.
+        `along` is summed too, in place and in its own precision. Raises `GroupBroken`; then no gradient has been
+        changed.
         """
         self.active = False
         if self._error is not None:
@@ -140,8 +142,8 @@ class Reducer:
         params = self.params
         unused = sum(param.grad is None for param in params)
         late = sum(bucket.late for bucket in self._buckets)
-        own = numbers_on(riders.device, [float(unused), float(late)]).to(riders.dtype)
-        sums = self._exchange(torch.cat([riders, own]))
+        own = self._own(riders, unused, late)
+        sums = self._exchange(torch.cat([riders, own]), along)
         any_unused, any_late = sums[-_OWN:].tolist()
         self.check()
         if any_late:
@@ -162,6 +164,14 @@ class Reducer:
             param.grad = view if somewhere else None
         self._begin()
         return sums[:-_OWN]
+
+    def _own(self, riders: Tensor, unused: int, late: int) -> Tensor:
+        """Return the reducer's own riders as a tensor like `riders`."""
+        if unused or late:
+            return numbers_on(riders.device, [float(unused), float(late)]).to(riders.dtype)
+        if self._own_zeros is None or self._own_zeros.device != riders.device:
+            self._own_zeros = riders.new_zeros(_OWN)
+        return self._own_zeros
 
     def rescale(self, factor: float) -> None:
         """Multiply the present gradients by `factor`."""
@@ -205,7 +215,7 @@ class Reducer:
         for bucket in self._buckets:
             bucket.missing, bucket.work, bucket.late = len(bucket.params), None, False
 
-    def _exchange(self, riders: Tensor) -> Tensor:
+    def _exchange(self, riders: Tensor, along: Tensor | None = None) -> Tensor:
         last = self._buckets[-1] if self._buckets else None
         carried = last is not None and last.riders is not None
         target = last.riders if last is not None and last.riders is not None else self._own_riders
@@ -218,18 +228,16 @@ class Reducer:
             for bucket in self._buckets:
                 if bucket.work is None:
                     bucket.work = self._send(bucket.flat)
-            extra = None if carried else self._send(target)
+            extra = [self._send(tensor) for tensor in (None if carried else target, along) if tensor is not None]
             for bucket in self._buckets:
                 assert bucket.work is not None
                 self.wait(bucket.work)
-            if extra is not None:
-                self.wait(extra)
+            for work in extra:
+                self.wait(work)
         return target.to(riders.dtype)
 
     def _arrived(self, bucket: _Bucket) -> None:
         """Count a gradient that is complete for the running backward pass, and send the buckets that are full."""
-        if not self.active or self.alone:
-            return
         bucket.missing -= 1
         if bucket.work is not None:
             bucket.late = True
@@ -298,11 +306,13 @@ class _Arrival:
         self.version = 0
 
     def __call__(self, param: Tensor) -> None:
+        reducer, grad = self.reducer, param.grad
         self.count += 1
-        self.grad = param.grad
-        self.version = param.grad._version if param.grad is not None else 0
-        self.reducer.arrived += 1
-        self.reducer._arrived(self.bucket)
+        self.grad = grad
+        self.version = grad._version if grad is not None else 0
+        reducer.arrived += 1
+        if reducer.active and not reducer.alone:
+            reducer._arrived(self.bucket)
 
 
 def _buckets(params: Sequence[Tensor]) -> list[_Bucket]:

@@ -19,8 +19,8 @@ from torch import Tensor
 RIDERS = 6
 """Number of values in a `StepTotals`."""
 _LOSS = 2
-CHANGED, SETTINGS = 4, 5
-"""Indices of the flag for changed buffers and of rank 0's settings. `Run` fills in both."""
+CHANGED = 4
+"""Index of the flag for changed buffers, which `PresentBatch` fills in."""
 
 
 class LateNumber:
@@ -115,14 +115,17 @@ class StepRiders:
         weight = float(self._loss_samples + (samples if counts else 0))
         return StepTotals(float(knows), float(samples + self.samples), self._loss + own, weight, 0.0, 0.0)
 
-    def riders(self, samples: int, loss: Tensor | float | None, *, knows: bool, device: torch.device) -> Tensor:
-        """Return the numbers that are sent with the last micro-batch."""
+    def riders(
+        self, samples: int, loss: Tensor | float | None, *, knows: bool, device: torch.device, settings: int = 0
+    ) -> Tensor:
+        """Return the numbers that are sent with the last micro-batch. `settings`: on rank 0, a digest of its own."""
         # The loss of a stand-in counts for nothing, even if it is not a number.
         counts = loss is not None and samples > 0
         total = self._loss + _summed(loss, samples) if loss is not None and counts else self._loss
         known = 0.0 if isinstance(total, Tensor) else total
         weight = self._loss_samples + (samples if counts else 0)
-        riders = numbers_on(device, [float(knows), float(samples + self.samples), known, float(weight), 0.0, 0.0])
+        numbers = [float(knows), float(samples + self.samples), known, float(weight), 0.0, float(settings)]
+        riders = numbers_on(device, numbers)
         if isinstance(total, Tensor):
             riders[_LOSS] += total  # without waiting for the device
         return riders
@@ -130,6 +133,8 @@ class StepRiders:
 
 def numbers_on(device: torch.device, values: Sequence[float]) -> Tensor:
     """Return numbers as a tensor on a device. The host does not wait for what the device is computing."""
+    if device.type == "cpu":
+        return torch.tensor(values, dtype=torch.float64)
     pinned = device.type == "cuda"
     return torch.tensor(values, dtype=torch.float64, pin_memory=pinned).to(device, non_blocking=True)
 

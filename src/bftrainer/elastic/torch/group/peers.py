@@ -37,8 +37,8 @@ class Peers:
 
     def __init__(self, membership: Membership | None, backend: str, device: torch.device) -> None:
         self.membership = membership
-        self.waits_in: tuple[str, int] | None = None
-        """The step in which this worker waits for its peers: its text, and the number of waits so far."""
+        self.waits_in: tuple[tuple[int, ...], int] | None = None
+        """The step in which this worker waits for its peers: its place, and the number of waits so far."""
         self._group = Group(backend, device)
         self._assignment: Assignment | None = None  # that of the present group
         self._device = device
@@ -202,7 +202,7 @@ class Peers:
 
     def _keep_looking(self) -> None:
         """Watch for long waits in a step: tell the peers about them, and check whether NCCL has failed silently."""
-        before: tuple[str, int] | None = None
+        before: tuple[tuple[int, ...], int] | None = None
         told, waits = "", 0
         while not self._closing.wait(_LOOK_S):
             step, meetings = self.waits_in, self._meetings

@@ -8,6 +8,7 @@ rounded, since different kinds of machines may differ in the last digits.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -51,6 +52,11 @@ def _number(value: Any) -> float:
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int | float):
         return float(value) if isinstance(value, bool) else 0.0
+    return _to_six_digits(value)
+
+
+@functools.lru_cache(maxsize=256)  # most settings stay the same from step to step
+def _to_six_digits(value: float) -> float:
     return float(f"{value:.6g}") if math.isfinite(value) else -1.0
 
 

@@ -52,7 +52,7 @@ class EpochLoader:
         if loaded is None:
             return None
         step, micro, data = loaded
-        handed = _handed(self._plan, self._epoch, step, micro, member.rank, member.world)
+        handed = _handed(self._plan, step, micro, member.world)
         self._training.hand(handed)
         self._at = (here[0], *following([handed], 0))
         return LoadedBatch(data, handed)
@@ -71,7 +71,7 @@ def _splits(plan: BatchPlan, world: int) -> bool:
     return plan.max_batch is not None and -(-plan.global_batch_size(world) // world) > plan.max_batch
 
 
-def _handed(plan: BatchPlan, epoch: int, step: Step, micro: int, rank: int, world: int) -> HandedBatch:
+def _handed(plan: BatchPlan, step: Step, micro: int, world: int) -> HandedBatch:
     part = step.micros[micro]
     is_last = micro == len(step.micros) - 1
     return HandedBatch(
@@ -80,6 +80,6 @@ def _handed(plan: BatchPlan, epoch: int, step: Step, micro: int, rank: int, worl
         weight=part.weight,
         samples=part.samples,
         is_last=is_last,
-        ends_epoch=is_last and plan.step_at(epoch, step.stop, rank, world) is None,
+        ends_epoch=is_last and plan.is_over(step.stop, world),
         total=step.stop - step.start,
     )

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
+from bftrainer.elastic.torch.gradients.step_exchange import Numbers, StepExchange
 from bftrainer.elastic.torch.loop import TrainingLoop
 from bftrainer.elastic.torch.meetings.shared_values import packed, unpacked
 from bftrainer.elastic.torch.meetings.together import Note
@@ -142,6 +143,16 @@ class FrameworkLoop:
     def sum(self, numbers: Sequence[float]) -> list[float] | None:
         """Return sums over all ranks, after `take`. None if a peer was lost: ask for the outcome."""
         return self._training.sum_numbers(numbers)
+
+    def exchange(self, numbers: Numbers) -> None:
+        """Have all ranks get some numbers of this rank along with the gradients of the present step."""
+        self._training.exchange = StepExchange(numbers, self._member.rank, self._member.world)
+
+    @property
+    def exchanged(self) -> list[Numbers] | None:
+        """Numbers of all ranks for a step that is made or passed."""
+        step = self._member.progress.step
+        return self._member.state.exchanged.of(step if self._training.is_lost else step + 1)
 
     @contextmanager
     def computing(self, part: LoadedBatch) -> Iterator[None]:

@@ -20,7 +20,7 @@ class PassLoss:
     def __init__(self) -> None:
         self.scaler: Any = None
         """The prepared GradScaler, by whose scale the losses are multiplied."""
-        self._unsent: Tensor | None = None  # the loss of passes that no sum has counted
+        self._unsent: Tensor | float | None = None  # the loss of passes that no sum has counted
         self._own = 0  # this rank's samples of them
         self._total = 0  # the samples of all ranks
         self._loss: float | Tensor = 0.0
@@ -40,11 +40,16 @@ class PassLoss:
         if root is None or root.numel() != 1 or not batch.weight:
             return
         scale = getattr(self.scaler, "_scale", None)
-        value = root.detach().reshape(()).double() * batch.weight
-        value = value / scale.double() if scale is not None and self.scaler.is_enabled() else value
+        value: Tensor | float
+        if scale is not None and self.scaler.is_enabled():
+            value = root.detach().reshape(()).double() * batch.weight / scale.double()
+        elif root.device.type == "cpu":
+            value = root.item() * batch.weight  # the same number, without operations on tensors
+        else:
+            value = root.detach().reshape(()).double() * batch.weight
         self._unsent = value if self._unsent is None else self._unsent + value
 
-    def unsent(self) -> tuple[int, Tensor | None]:
+    def unsent(self) -> tuple[int, Tensor | float | None]:
         """Return the samples of this rank that no sum has counted, and their loss in the form of a mean over them."""
         if self._unsent is None or not self._own:
             return self._own, None

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from bftrainer.elastic.torch.gradients.loss_reduction import SumWatch
 from bftrainer.elastic.torch.gradients.optimizers import params_of
 from bftrainer.elastic.torch.gradients.riders import StepTotals
+from bftrainer.elastic.torch.gradients.step_exchange import StepExchange
 from bftrainer.elastic.torch.group.group import GroupBroken
 from bftrainer.elastic.torch.member import TrainingMember
 from bftrainer.elastic.torch.prepare.handed_batch import HandedBatch
@@ -40,6 +41,8 @@ class PreparedTraining:
         """Number of batches per step, if the script said so."""
         self.refuse_accumulation: Callable[[], NoReturn] = refuse_accumulation
         """Raises the error for a script that adds up gradients when its batches come in parts."""
+        self.exchange: StepExchange | None = None
+        """Numbers that all ranks get along with the gradients of the present step."""
         self._saves = saves
         self.pattern = PassPattern()
         """What was learned of the script's passes. Part of the state, because all ranks must expect the same."""
@@ -327,7 +330,8 @@ class PreparedTraining:
         for number, optimizer in enumerate(optimizers):
             reducer = gradients.part([optimizer]) if several else gradients.whole
             first = number == 0
-            total = self._batch.sum_up(reducer, share, count if first else 0, loss if first else None, place=place)
+            own = (count, loss) if first else (0, None)
+            total = self._batch.sum_up(reducer, share, *own, place=place, exchange=self.exchange)
             if total is None:
                 return self._lose()
             if first:
@@ -349,7 +353,7 @@ class PreparedTraining:
         """Forget the batches that the script has received: they are used, or they come again."""
         self._handed = []
         self._passes = self._parts = 0
-        self._total = None
+        self._total = self.exchange = None
         self._stepped = True
         self._batch.step, self._batch.parts = None, 0
         self.loss.begin()

@@ -18,6 +18,7 @@ from bftrainer.elastic.membership import Assignment
 from bftrainer.elastic.metrics import ReportedMetrics
 from bftrainer.elastic.torch.epoch_mean import EpochMean
 from bftrainer.elastic.torch.gradients.optimizers import Stepper
+from bftrainer.elastic.torch.gradients.step_exchange import StepNumbers
 from bftrainer.elastic.torch.group.peers import Peers
 from bftrainer.elastic.torch.snapshots.portable import check_snapshotable
 from bftrainer.elastic.torch.snapshots.snapshot import Snapshots
@@ -71,6 +72,7 @@ class TrainingState:
         self.mean = EpochMean()
         self.hidden = HiddenState()
         self.outcomes = Outcomes()
+        self.exchanged = StepNumbers()
         self.separate = False
         """Whether the script steps its optimizers one by one."""
         self.loads = 0
@@ -354,6 +356,7 @@ class TrainingState:
             "reported": self._metrics.as_state(),
             "mean": self.mean.as_state(),
             "outcomes": self.outcomes.as_state(),
+            "exchanged": self.exchanged.as_state(),
             "separate": self.separate,
         }
 
@@ -368,6 +371,7 @@ class TrainingState:
         self._metrics.load(state.get("reported", {}))
         self.mean.load(state.get("mean", {}))
         self.outcomes.load(state.get("outcomes", {}))
+        self.exchanged.load(state.get("exchanged", {}))
         self.separate = state.get("separate", False)
         self.loads += 1
         if self._snapshots is not None:

@@ -43,6 +43,8 @@ class Stateful(Protocol):
         ...
 
 
+_ATOMS = frozenset({type(None), bool, int, float, str, bytes})
+"""Types whose values need no copy."""
 _MARK = "\0tensor"
 """First item of a tuple in a skeleton that stands for a tensor."""
 
@@ -119,9 +121,9 @@ class Registry:
                 isinstance(thing, nn.Module) and (not modules or any(id(p) in trained for p in thing.parameters()))
             )
         }
-        states = {name: copy.deepcopy(thing.state_dict()) for name, thing in others.items()}
+        states = {name: _copied(thing.state_dict()) for name, thing in others.items()}
         groups = [
-            [{k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in opt.param_groups]
+            [{k: _copied(v) for k, v in group.items() if k != "params"} for group in opt.param_groups]
             for opt in optimizers
         ]
 
@@ -133,6 +135,18 @@ class Registry:
                     group.update(values)
 
         return put_back
+
+
+def _copied(state: Any) -> Any:
+    """Return a deep copy. For plain values, of which states mostly consist, this takes a fraction of `deepcopy`."""
+    kind = type(state)
+    if kind in _ATOMS:
+        return state
+    if kind is dict:
+        return {key: _copied(value) for key, value in state.items()}
+    if kind is list or kind is tuple:
+        return kind(map(_copied, state))
+    return copy.deepcopy(state)
 
 
 class TransferGroup(Protocol):

@@ -1,7 +1,8 @@
-"""Numbers that ranks exchange in the middle of a step of a Lightning training."""
+"""Numbers that ranks exchange along with the gradients of a step."""
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections.abc import Sequence
@@ -9,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-pytest.importorskip("lightning")
+pytest.importorskip("torch")
 
-from bftrainer.integrations.lightning.exchange import Numbers, exchanged
+from bftrainer.elastic.torch.gradients.step_exchange import Numbers, StepExchange, StepNumbers
 
 
 class Summing:
@@ -45,6 +46,12 @@ def exchange(numbers: list[Numbers], *, breaks: bool = False) -> tuple[list[list
     return found, summing.count
 
 
+def exchanged(numbers: Numbers, rank: int, world: int, summing: Summing) -> list[Numbers] | None:
+    exchange = StepExchange(numbers, rank, world)
+    sums = summing(exchange.row)
+    return exchange.numbers if sums is not None and exchange.take(sums, summing) else None
+
+
 def test_few_numbers_under_the_same_names_take_one_sum() -> None:
     numbers: list[Numbers] = [{"loss": [rank + 0.5, 1.0], "acc": [0.1 * rank, 1.0]} for rank in range(3)]
     found, sums = exchange(numbers)
@@ -66,9 +73,19 @@ def test_ranks_with_other_names_are_understood() -> None:
 
 
 def test_a_rank_alone_needs_no_sum() -> None:
-    assert exchanged({"loss": [1.0]}, 0, 1, lambda row: pytest.fail("summed")) == [{"loss": [1.0]}]
+    assert StepExchange({"loss": [1.0]}, 0, 1).numbers == [{"loss": [1.0]}]
 
 
 def test_a_lost_peer_is_told_to_all() -> None:
     found, _ = exchange([{"loss": [1.0]}, {"loss": [2.0]}], breaks=True)
     assert found == [None, None]
+
+
+def test_a_rank_that_missed_a_step_finds_its_numbers_in_the_state_and_no_others() -> None:
+    mine, theirs = StepNumbers(), StepNumbers()
+    mine.made(7, [{"loss": [1.0]}, {"loss": [2.0]}])
+    theirs.load(json.loads(json.dumps(mine.as_state())))
+    assert theirs.of(7) == [{"loss": [1.0]}, {"loss": [2.0]}]
+    assert theirs.of(8) is None
+    theirs.load({})  # a snapshot of an older version
+    assert theirs.of(7) is None

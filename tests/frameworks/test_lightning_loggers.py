@@ -1,0 +1,47 @@
+"""Loggers of Lightning when another process becomes the main one."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.elastic.frameworks import needs
+
+pytest.importorskip("torch")
+needs("lightning")
+
+ROWS = [{"lr": 0.1}, {"lr": 0.1}, {"lr": 0.1}, {"loss": 2.0}]
+"""What is logged in a step of three batches."""
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    with (folder / "logs" / "version_0" / "metrics.csv").open(newline="") as file:
+        return [{name: value for name, value in row.items() if value} for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize("written", range(len(ROWS) + 1))
+def test_a_successor_writes_the_rows_of_a_step_that_the_lost_main_rank_has_not_written(
+    written: int, tmp_path: Path
+) -> None:
+    from lightning.pytorch.loggers import CSVLogger
+
+    from bftrainer.integrations.lightning.main_rank import MainRankLoggers, set_rank
+
+    set_rank(0)
+    lost = CSVLogger(tmp_path, name="logs", version=0)
+    lost.log_metrics({"loss": 3.0, "lr": 0.2}, 6)  # of the step before; a CSVLogger writes its header once
+    for row in ROWS[:written]:
+        lost.log_metrics(row, 7)
+    lost.save()
+    set_rank(1)
+    successor = CSVLogger(tmp_path, name="logs", version=0)
+    loggers = MainRankLoggers([successor])
+    for row in ROWS:
+        successor.log_metrics(row, 7)
+    set_rank(0)
+    loggers.became_main(goes_on=True)
+    expected = [{name: str(value) for name, value in row.items()} | {"step": "7"} for row in ROWS]
+    assert [row for row in rows(tmp_path) if row["step"] == "7"] == expected
