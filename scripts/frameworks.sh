@@ -25,8 +25,10 @@ install() {
       .venv/bin/python -m venv --clear --without-pip "$room" || exit 1
       site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
       printf "import site; site.addsitedir('%s')\n" "$site" >"${room}${site#"$PWD/.venv"}/main-environment.pth"
-      "$room/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
-        -r "$packages" 2>&1 | { grep -v '^WARNING: Location .* is ignored' || true; } >&2 || exit 1
+      # The file names every package, so none is looked for. Where uv cannot reach what pip reaches, pip installs.
+      .venv/bin/uv pip install --quiet --no-deps --python "$room/bin/python" -r "$packages" 2>/dev/null ||
+        "$room/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -r "$packages" >&2 ||
+        exit 1
       touch "$room/.done"
     fi
     ln -sfn "env-${want:0:12}" "$rooms/$name"

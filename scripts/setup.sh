@@ -42,10 +42,18 @@ say "building .venv (a minute or two the first time)"
 is_there "$stamp-demo" || "$python" -m venv --clear .venv
 extras=examples,live,torch
 [ "$part" = demo ] || extras=dev,docs,examples,fast,live,optuna,torch
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
-  --editable ".[$extras]" 2>&1 | { grep -v '^WARNING: Location .* is ignored' || true; } >&2
-# pip compiles one file after the other, its packages' own tests too, and many that nothing here imports. A file that
-# does not compile is for another Python.
+pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt)
+quietly() { "$@" 2>&1 | { grep -v '^WARNING: Location .* is ignored' || true; } >&2; }
+# uv takes a fifth of pip's time. PyTorch comes by pip, whose configuration may name a place that has a small build.
+# Where uv cannot reach what pip reaches, pip installs everything.
+quietly "${pip[@]}" uv
+quietly "${pip[@]}" --no-deps torch
+.venv/bin/uv pip install --quiet --python .venv/bin/python -c constraints.txt --editable ".[$extras]" 2>/dev/null || {
+  say "uv cannot install the packages, so pip does"
+  quietly "${pip[@]}" --editable ".[$extras]"
+}
+# Many files that come along are of packages' own tests, or nothing here imports them. A file that does not compile is
+# for another Python.
 unused='/(tests?|plotly|pip|setuptools|fontTools|pygments/lexers|networkx|graphql|mypyc?)/'
 unused+='|/torch/(testing|onnx|ao|_inductor|_export|_numpy)/|/sqlalchemy/dialects/[^s]'
 .venv/bin/python -m compileall -qq -j 0 -x "$unused" .venv/lib || true
