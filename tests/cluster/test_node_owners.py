@@ -62,7 +62,7 @@ class OwnedBench(Bench):
             self.act(self.cluster.joined(join, self.now, self.owners[node]))
 
     def _obey(self, node: str, message: object) -> None:
-        if isinstance(message, Bye):
+        if isinstance(message, Bye) and node not in self.cut:
             self.dismissed.append(node)
             self.agents.pop(node, None)
             with self.store.transaction():

@@ -50,6 +50,6 @@ class Preloads:
 
 
 def _script(spec: TrainerSpec, owner: str) -> Script:
-    """Return under what a script is known. Where trainers run as their owners, no owner learns from another's agents."""
+    """Return under what a script is known. Where agents have owners, no owner learns from another's."""
     where, python = spec.identity
     return (f"{owner}: {where}", python) if spec.signature else (where, python)
