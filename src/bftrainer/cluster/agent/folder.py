@@ -53,8 +53,12 @@ def sweep(base: Path) -> None:
 
 
 def print_to(path: Path) -> None:
-    """Let this process, and what it starts, print to a file of its own. A large file of before is begun anew."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Let this process, and what it starts, print to a file of its own, in two folders that nobody else may enter.
+
+    A large file of before is begun anew.
+    """
+    for folder in (path.parent.parent, path.parent):  # `parents=True` would make the first one open to all
+        folder.mkdir(mode=0o700, exist_ok=True)
     begun = os.O_TRUNC if path.exists() and path.stat().st_size > _MOST_PRINTED else 0
     opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | begun, 0o600)
     for descriptor in (1, 2):
