@@ -26,6 +26,8 @@ MOST_INPUT = 1 << 15
 """The most bytes of stdin: a pipe holds them, so nobody has to wait for the command to read."""
 MOST_BYTES = 1 << 24
 """The most output that is accepted, unless the caller says otherwise."""
+_KILLED_S = 2.0
+"""Seconds to wait for the notice that a killed command has ended."""
 _MOST_ERRORS = 1 << 16
 """Bytes of stderr that are kept."""
 
@@ -143,7 +145,9 @@ async def run_async(
         return command.result()
     except BaseException as failure:
         command.kill()
-        await exited.wait()
+        with suppress(TimeoutError):  # a notice of its end that is lost must not keep the caller for ever
+            async with asyncio.timeout(_KILLED_S):
+                await exited.wait()
         if isinstance(failure, TimeoutError):
             raise CommandTimeoutError(f"it did not end within {timeout_s:g} s") from None
         raise
