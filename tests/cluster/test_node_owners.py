@@ -16,6 +16,7 @@ from bftrainer.allocate.place import Homes, place
 from bftrainer.cluster.controller.effects import Effects
 from bftrainer.cluster.controller.nodes.hand_over import MOST_S, SETTLE_S, UNMEASURED_S
 from bftrainer.cluster.controller.nodes.invitations import Invitations
+from bftrainer.cluster.controller.start_up.preloads import Preloads
 from bftrainer.cluster.owners.join_secrets import JoinSecrets
 from bftrainer.cluster.owners.signatures import REFUSED
 from bftrainer.cluster.report.rerun import KINDS, check
@@ -61,7 +62,7 @@ class OwnedBench(Bench):
             self.act(self.cluster.joined(join, self.now, self.owners[node]))
 
     def _obey(self, node: str, message: object) -> None:
-        if isinstance(message, Bye):
+        if isinstance(message, Bye) and node not in self.cut:
             self.dismissed.append(node)
             self.agents.pop(node, None)
             with self.store.transaction():
@@ -145,6 +146,25 @@ def test_a_node_whose_next_agent_does_not_come_is_lost(on: OwnedBench) -> None:
     on.pass_time(MOST_S)
     assert "n1" not in on.cluster.nodes
     assert on.reruns()
+
+
+def test_a_node_whose_former_agent_does_not_go_is_lost(on: OwnedBench) -> None:
+    on.join_for("ann", "n1")
+    on.cut.add("n1")  # it hears nothing, or does not listen
+    on.submit_for("bob", "1-1")
+    assert on.cluster.nodes["n1"].here
+    on.pass_time(MOST_S + 1)
+    assert "n1" not in on.cluster.nodes
+
+
+def test_what_one_owners_agents_say_of_a_script_is_not_believed_for_another_owner(tmp_path: Path) -> None:
+    spec = TrainerSpec.model_validate({"script": "/train.py", "signature": "v1:x"})
+    with Store.open(tmp_path / "db") as store:
+        preloads = Preloads(store)
+        preloads.learn(spec, protocol.FirstStep({}, {"evil": 5.0}), 0.0, "ann")
+        assert preloads.of(spec, "ann") == ("evil",)
+        assert preloads.of(spec, "bob") == ()
+        assert Preloads(store).of(spec, "ann") == ("evil",)
 
 
 def test_a_node_that_leaves_while_it_changes_its_owner_is_lost(on: OwnedBench) -> None:

@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from bftrainer.cluster.config.load import load_config
+from bftrainer.cluster.doctor.doctor import examine
 from bftrainer.cluster.owners import signatures
 from bftrainer.cluster.owners.accounts import Accounts
 from bftrainer.cluster.owners.join_secrets import KEY_FILE, JoinRight, JoinSecrets, new_pilot
+from bftrainer.cluster.owners.modes import MODE_KEY, mode_in_words
 from bftrainer.cluster.spec.trainer import parse_spec
+from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.errors import InputError
 
 RIGHT = JoinRight("ann", "node-1", "node-1#1", 1000.0)
@@ -105,3 +108,20 @@ def test_the_mode_is_shared_unless_the_configuration_says_otherwise(tmp_path: Pa
 def test_expired_is_judged_by_the_time_given() -> None:
     joins, now = JoinSecrets(os.urandom(32)), time.time()
     assert joins.verify(joins.issue(replace(RIGHT, expires=now + 60)), now) is not None
+
+
+def test_the_mode_is_said_in_words_and_the_doctor_warns_where_owners_share_an_account(tmp_path: Path) -> None:
+    assert mode_in_words("shared", {"ann"}, "svc") == "single user: all trainers run as svc"
+    assert "trainers of 2 owners run as svc" in mode_in_words("shared", {"ann", "bob"}, "svc")
+    assert "under its owner's account" in mode_in_words("own", {"ann", "bob"}, "svc")
+
+    def warnings() -> list[str]:
+        return [finding.what for finding in examine(tmp_path) if "run under one account" in finding.what]
+
+    with Store.open(tmp_path / FILE) as store:
+        store.add_trainer(name="a", owner="ann", spec={"script": "a.py"}, time=1.0)
+        assert warnings() == []
+        store.add_trainer(name="b", owner="bob", spec={"script": "b.py"}, time=2.0)
+        assert len(warnings()) == 1
+        store.keep(MODE_KEY, "own")
+        assert warnings() == []

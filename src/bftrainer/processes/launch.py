@@ -164,18 +164,20 @@ def spawn(
     """Start a child of the running loop's thread. It inherits the descriptors in `keep`."""
     account: dict[str, Any] = {}
     if run_as is not None:
+        # Another account's processes must not write to this one's files: without a file of their own they are silent.
         account = {"user": run_as.uid, "group": run_as.gid, "extra_groups": list(run_as.groups), "umask": 0o022}
     argv = [python, *command.argv] if command.python else _resolved(command)
     output = open_output(command)
     mark = strays.new_mark()
+    shown = subprocess.DEVNULL if output is None and run_as is not None else output
     try:
         popen = subprocess.Popen(  # noqa: S603 - running what the caller asks for is the purpose
             dying_with(os.getpid(), argv, command.background, command.cores),
             env={**command.env, strays.MARK: mark},
             cwd=command.cwd,
             stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
+            stdout=shown,
+            stderr=shown,
             start_new_session=True,
             pass_fds=keep,
             **account,

@@ -18,12 +18,13 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from bftrainer.cluster.agent.call_back import CallBack, call_back_of
-from bftrainer.cluster.agent.folder import private_folder
+from bftrainer.cluster.agent.folder import print_to, private_folder
 from bftrainer.cluster.agent.hardware import NodeHardware, find_hardware
 from bftrainer.cluster.agent.link import ControllerLink
 from bftrainer.cluster.agent.options import AgentOptions, ResolvedAgent, read_environment, resolve
@@ -283,6 +284,9 @@ def main(argv: Sequence[str] | None = None, preload: tuple[str, ...] = PRELOAD) 
     """
     status = 0
     call_back = call_back_of(os.environ)
+    if path := os.environ.pop(variables.AGENT_LOG, ""):
+        with suppress(OSError):  # its work does not depend on it
+            print_to(Path(path))
     try:
         settings = _settings(argv)
     except BFTrainerError as problem:

@@ -20,6 +20,7 @@ from bftrainer.util.locks import is_locked, take_lock
 PREFIX = "bft-agent-"
 YOUNG_S = 60.0
 """Folders younger than this are not removed: a folder that has just been made may not be locked yet."""
+_MOST_PRINTED = 4 << 20
 _MOST_PATH = 80
 """The longest path of the folder. The path of a Unix socket may have only about a hundred characters."""
 
@@ -49,3 +50,17 @@ def sweep(base: Path) -> None:
             old = time.time() - facts.st_mtime > YOUNG_S
             if old and stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not is_locked(folder / "lock"):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def print_to(path: Path) -> None:
+    """Let this process, and what it starts, print to a file of its own, in two folders that nobody else may enter.
+
+    A large file of before is begun anew.
+    """
+    for folder in (path.parent.parent, path.parent):  # `parents=True` would make the first one open to all
+        folder.mkdir(mode=0o700, exist_ok=True)
+    begun = os.O_TRUNC if path.exists() and path.stat().st_size > _MOST_PRINTED else 0
+    opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | begun, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(opened, descriptor)
+    os.close(opened)

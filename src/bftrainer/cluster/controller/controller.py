@@ -195,6 +195,9 @@ class Controller:
 
     def _hand_over(self, node: str, owner: str) -> None:
         """Tell the pool that a node goes to another owner. A pool that cannot do that loses it, and starts again."""
+        assert self.agents.invitations is not None, "only agents that have owners are replaced"
+        with self._runner.event():
+            self.agents.invitations.withdraw(node)  # the former agent may not come back
         if isinstance(self.pool, HandsOver):
             self.pool.hand_over(node, owner)
         else:

@@ -48,9 +48,9 @@ class JobRunner:
         match said:
             case FirstStep():
                 live.learned.first_step(said.parts)
-                self.preloads.learn(live.spec, said, now)
+                self.preloads.learn(live.spec, said, now, live.owner)
             case PreloadRefused(variable, modules):
-                self.preloads.refused(live.spec, said, now)
+                self.preloads.refused(live.spec, said, now, live.owner)
                 why = f"the script sets {variable}: {', '.join(modules)} are not imported ahead of it any more"
                 node = live.job.workers[worker].node
                 self._store.log(now, events.WorkerWarned(live.id, node, worker, why))
@@ -192,7 +192,7 @@ class JobRunner:
                 if live.spec.signature:
                     start = replace(start, spec=live.spec.as_json())
                 speaks = live.launcher.traits.speaks
-                return replace(start, preload=self.preloads.of(live.spec)) if speaks else start
+                return replace(start, preload=self.preloads.of(live.spec, live.owner)) if speaks else start
             case StopWorker(worker, _, grace_s):
                 return Stop(worker, grace_s)
             case TellWorker(worker, _, message):

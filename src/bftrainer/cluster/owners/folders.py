@@ -36,6 +36,10 @@ class OwnFolders:
         """The folder of compiled code."""
         return self.base / "compiled"
 
+    def agent_log(self, node: str) -> Path:
+        """Return the file to which the agent of a node of the `local` pool prints."""
+        return self.base / "agents" / f"{node}.log"
+
     def trainer(self, state_id: str, trainer: str) -> Path:
         """Return the folder of a trainer of the controller whose state has this id."""
         return self.base / "trainers" / f"{state_id}-{trainer}"

@@ -111,5 +111,5 @@ class HandOvers:
 
     def overdue(self, now: float) -> Iterable[str]:
         """Return the nodes whose heir's agent has not come, and those that leave meanwhile."""
-        empty = [node for node in self._nodes.values() if node.dismissed is not None and not node.here]
-        return [node.name for node in empty if not node.in_pool or now > (node.dismissed or now) + MOST_S]
+        awaited = [(node, node.dismissed) for node in self._nodes.values() if node.dismissed is not None]
+        return [node.name for node, since in awaited if now > since + MOST_S or not (node.here or node.in_pool)]

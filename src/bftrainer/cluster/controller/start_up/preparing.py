@@ -52,7 +52,7 @@ class Preparer:
         found = dict[_Wanted, ActiveTrainer]()
         for live in trainers.values():
             may_start = live.job.outcome is None and live.launcher.traits.speaks
-            modules = self._preloads.of(live.spec) if may_start else ()
+            modules = self._preloads.of(live.spec, live.owner) if may_start else ()
             if modules:
                 found.setdefault((live.spec.identity, modules), live)
             if len(found) == MOST_AHEAD:

@@ -11,8 +11,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from bftrainer.cluster.owners.accounts import Account, clean_environment
+from bftrainer.cluster.owners.folders import OwnFolders
 from bftrainer.cluster.pools.base import PoolHost
 from bftrainer.errors import InputError
+from bftrainer.processes import variables
 
 END_S = 10.0
 """The agent of a former owner is killed if it has not ended this long after it was dismissed."""
@@ -43,6 +45,7 @@ class OwnNodes:
         account = self._account(owner)
         assert account is not None, "`may_start` was asked before"
         env = {**clean_environment(account), **settings, **self._host.invitation(node, owner)}
+        env[variables.AGENT_LOG] = str(OwnFolders(account.home).agent_log(node))
         if account.uid == os.geteuid():
             return {}, env
         facts = {"uid": account.uid, "gid": account.gid, "groups": list(account.groups), "home": str(account.home)}
