@@ -233,14 +233,15 @@ class _BoundedCommand:
     def kill(self) -> None:
         """Kill the command and all in its session, unless it has been reaped."""
         if self._process.returncode is None:
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, PermissionError):  # it may run as another user, by sudo
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Reap the command, which has ended or was killed, and close everything."""
         if self._waiting is not None:
             self._waiting.join()  # before the command is reaped: its number may then be another's
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KILLED_S)
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:
                 pipe.close()
