@@ -26,6 +26,8 @@ MOST_INPUT = 1 << 15
 """The most bytes of stdin: a pipe holds them, so nobody has to wait for the command to read."""
 MOST_BYTES = 1 << 24
 """The most output that is accepted, unless the caller says otherwise."""
+_KILLED_S = 2.0
+"""Seconds to wait for the notice that a killed command has ended."""
 _MOST_ERRORS = 1 << 16
 """Bytes of stderr that are kept."""
 
@@ -143,7 +145,9 @@ async def run_async(
         return command.result()
     except BaseException as failure:
         command.kill()
-        await exited.wait()
+        with suppress(TimeoutError):  # a notice of its end that is lost must not keep the caller for ever
+            async with asyncio.timeout(_KILLED_S):
+                await exited.wait()
         if isinstance(failure, TimeoutError):
             raise CommandTimeoutError(f"it did not end within {timeout_s:g} s") from None
         raise
@@ -229,14 +233,15 @@ class _BoundedCommand:
     def kill(self) -> None:
         """Kill the command and all in its session, unless it has been reaped."""
         if self._process.returncode is None:
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, PermissionError):  # it may run as another user, by sudo
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Reap the command, which has ended or was killed, and close everything."""
         if self._waiting is not None:
             self._waiting.join()  # before the command is reaped: its number may then be another's
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KILLED_S)
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:
                 pipe.close()

@@ -3,7 +3,7 @@
 The controller must be run by root, or by an account for which the site has a rule (such as one of sudo for `sbatch` and
 `scancel`). Nothing of the controller's environment goes along, and the controller writes nothing into folders of the
 owner: `sbatch` reads the script, with the secret in it, from its standard input. Slurm keeps scripts of jobs where only
-root, its own account and the job's owner can read them, and removes them after the job.
+root, its own account and the job's owner can read them, and removes them some minutes after the job (`MinJobAge`).
 """
 
 from __future__ import annotations
