@@ -51,6 +51,8 @@ class Recorded(LenderJobs):
         super().__init__(files, RULES)
         self.argvs: list[tuple[str, ...]] = []
         self.cancelled: list[tuple[int, ...]] = []
+        self.cancelled_of: list[str] = []
+        self.state_ids: dict[str, str] = {}
         self.table: dict[str, tuple[int, str]] = {}
         self.problem = ""
 
@@ -58,14 +60,16 @@ class Recorded(LenderJobs):
         self.argvs.append(self.words(request, state_id))
         if self.problem:
             raise SlurmCommandError(self.problem)
+        self.state_ids[request.pilot] = state_id
         self.table[request.pilot] = (len(self.argvs), request.node)
         return len(self.argvs)
 
     async def cancel(self, jobs: Any, state_id: str, *, only_waiting: bool = False) -> None:
         self.cancelled.append(tuple(jobs))
+        self.cancelled_of.append(state_id)
 
     async def listed(self, state_id: str) -> dict[str, tuple[int, str]]:
-        return dict(self.table)
+        return {pilot: job for pilot, job in self.table.items() if self.state_ids.get(pilot, state_id) == state_id}
 
 
 @dataclasses.dataclass
@@ -172,6 +176,38 @@ def test_no_more_pilots_than_the_user_allows_and_ended_ones_make_room(scene: Sce
     assert kinds == [Lent, Lent, Lent, NotLent, NotLent]
     del scene.jobs.table["pilot0001"]
     assert isinstance(scene.ask(dataclasses.replace(FINE, pilot="pilot0009"))[0], Lent)
+
+
+def test_another_id_of_the_controller_is_refused_while_pilots_of_the_former_one_are_left(scene: Scene) -> None:
+    scene.ask(FINE)
+    with pytest.raises(RefusedByRules, match="pilots of the former one are left.*--name=bftrainer-abc"):
+        scene.ask(OfferTaken("def", "ann"))
+    assert scene.lender.state_id == "abc"
+    assert "STATE_ID=abc" in (scene.folder / "pilot.sh").read_text()
+    scene.jobs.table.clear()
+    scene.ask(OfferTaken("def", "ann"))
+    assert isinstance(scene.ask(dataclasses.replace(FINE, pilot="fedcba9876543210"))[0], Lent)
+
+
+def test_pilots_of_another_id_are_found_and_cancelled_by_the_next_lender_of_the_folder(scene: Scene) -> None:
+    scene.ask(FINE)
+    files = PilotFiles(scene.folder, {}, "/usr/bin/python3")
+    ledger = LentLedger(scene.folder)
+    ledger.load()
+    after = Lender(RULES, files, ledger, scene.jobs, "def")
+    with pytest.raises(RefusedByRules, match="pilots of the former one are left"):
+        asyncio.run(after.answer(OfferTaken("def", "ann")))
+    asyncio.run(after.answer(CancelLent(1, (FINE.pilot,))))
+    assert asyncio.run(after.withdraw()) == ""
+    assert scene.jobs.cancelled_of == ["abc", "abc"]
+    assert ledger.present == 1, "it is listed, so it is not forgotten"
+
+
+def test_a_list_of_pilots_without_ids_of_controllers_is_read(tmp_path: Path) -> None:
+    (tmp_path / "pilots.json").write_text('{"present": {"0123456789abcdef": ["n01", 7, 1.0]}, "ended": []}')
+    ledger = LentLedger(tmp_path)
+    ledger.load("abc")
+    assert ledger.jobs(["0123456789abcdef"]) == {"abc": [7]}
 
 
 def test_submissions_beyond_the_rate_are_refused() -> None:

@@ -73,10 +73,10 @@ def make_lender(options: LenderOptions) -> Lender:
     """Make the lender of a folder, which must be locked."""
     files, ledger = pilot_files(options), LentLedger(options.folder)
     files.prepare()
-    ledger.load()
     state_id = ""
     with contextlib.suppress(OSError, ValueError):
         state_id = (options.folder / STATE_ID_FILE).read_text().strip()
+    ledger.load(state_id)
     return Lender(options.rules, files, ledger, LenderJobs(files, options.rules), state_id)
 
 

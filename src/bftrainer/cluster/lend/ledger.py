@@ -8,8 +8,8 @@ twice.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from bftrainer.errors import BFTrainerError
@@ -29,6 +29,8 @@ class _LedgerEntry:
     """0: it may have been submitted, but Slurm did not say its number."""
     at: float
     """When it was submitted, in Unix seconds."""
+    state_id: str
+    """The id of the controller that it was submitted for: it is part of the job's name."""
 
 
 class LentLedger:
@@ -39,13 +41,13 @@ class LentLedger:
         self._present: dict[str, _LedgerEntry] = {}
         self._ended: dict[str, None] = {}
 
-    def load(self) -> None:
-        """Read the file, if there is one."""
+    def load(self, state_id: str = "") -> None:
+        """Read the file, if there is one. Pilots without the id of a controller are those of `state_id`."""
         try:
             data = json.loads(self._path.read_text())
             self._present = {
-                str(pilot): _LedgerEntry(str(node), int(job), float(at))
-                for pilot, (node, job, at) in data["present"].items()
+                str(pilot): _LedgerEntry(str(node), int(job), float(at), str(of[0]) if of else state_id)
+                for pilot, (node, job, at, *of) in data["present"].items()
             }
             self._ended = dict.fromkeys(map(str, data["ended"]))
         except FileNotFoundError:
@@ -66,9 +68,17 @@ class LentLedger:
         return frozenset(self._present)
 
     @property
-    def jobs(self) -> tuple[int, ...]:
-        """The jobs of the pilots that have not ended."""
-        return tuple(entry.job for entry in self._present.values() if entry.job)
+    def state_ids(self) -> frozenset[str]:
+        """The ids of the controllers that pilots which have not ended were submitted for."""
+        return frozenset(entry.state_id for entry in self._present.values())
+
+    def jobs(self, pilots: Collection[str]) -> Mapping[str, list[int]]:
+        """Return the jobs of those pilots that have not ended, by the id of their controller."""
+        found: dict[str, list[int]] = {}
+        for pilot, entry in self._present.items():
+            if entry.job and pilot in pilots:
+                found.setdefault(entry.state_id, []).append(entry.job)
+        return found
 
     @property
     def present(self) -> int:
@@ -80,15 +90,14 @@ class LentLedger:
         entry = self._present.get(pilot)
         return 0 if entry is None else entry.job
 
-    def submitting(self, pilot: str, node: str, now: float) -> None:
+    def submitting(self, pilot: str, node: str, now: float, state_id: str) -> None:
         """Enter a pilot that is about to be submitted."""
-        self._present[pilot] = _LedgerEntry(node, 0, now)
+        self._present[pilot] = _LedgerEntry(node, 0, now, state_id)
         self._write()
 
     def submitted(self, pilot: str, job: int) -> None:
         """Enter the job of a pilot."""
-        before = self._present[pilot]
-        self._present[pilot] = _LedgerEntry(before.node, job, before.at)
+        self._present[pilot] = replace(self._present[pilot], job=job)
         self._write()
 
     def ended(self, *pilots: str) -> None:
@@ -101,19 +110,19 @@ class LentLedger:
         if pilots:
             self._write()
 
-    def listed(self, jobs: Mapping[str, tuple[int, str]], now: float) -> list[str]:
-        """Compare with the pilots that Slurm lists, by id: job and node. Returns those that have ended."""
+    def listed(self, jobs: Mapping[str, tuple[int, str]], now: float, state_id: str) -> list[str]:
+        """Compare with the pilots of one controller that Slurm lists, by id: job and node. Returns those that ended."""
         for pilot, (job, node) in jobs.items():
             if self.job(pilot) != job:  # the answer of sbatch was lost, or this file
-                self._present[pilot] = _LedgerEntry(node, job, now)
+                self._present[pilot] = _LedgerEntry(node, job, now, state_id)
         gone = [
             pilot
             for pilot, entry in self._present.items()
-            if pilot not in jobs and (entry.job or now - entry.at > UNLISTED_S)
+            if entry.state_id == state_id and pilot not in jobs and (entry.job or now - entry.at > UNLISTED_S)
         ]
         self.ended(*gone)
         return gone
 
     def _write(self) -> None:
-        present = {pilot: [entry.node, entry.job, entry.at] for pilot, entry in self._present.items()}
+        present = {pilot: astuple(entry) for pilot, entry in self._present.items()}
         replace_file(self._path, json.dumps({"present": present, "ended": list(self._ended)}) + "\n")

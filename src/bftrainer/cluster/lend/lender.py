@@ -25,6 +25,7 @@ from bftrainer.cluster.lend.rules import (
     SubmissionRate,
     check_submission,
 )
+from bftrainer.cluster.pools.slurm.naming import PREFIX
 from bftrainer.cluster.pools.slurm.runner import SlurmCommandError, is_refusal
 from bftrainer.cluster.wire.lender_messages import (
     CancelLent,
@@ -86,7 +87,7 @@ class Lender:
     async def tend(self) -> None:
         """Compare the ledger with Slurm's list, and remove the secrets of pilots that have ended."""
         async with self._one_at_a_time:
-            if self.state_id and (self.ledger.present or self._files.unread()):
+            if self.ledger.present or self._files.unread():
                 await self._compare()
 
     async def withdraw(self) -> str:
@@ -94,11 +95,11 @@ class Lender:
         async with self._one_at_a_time:
             problem = ""
             try:
-                if self.state_id and (self.ledger.present or self._files.unread()):
+                if self.ledger.present or self._files.unread():
                     await self._compare()
-                    if jobs := self.ledger.jobs:
-                        await self._jobs.cancel(jobs, self.state_id, only_waiting=True)
-                        await self._compare()
+                    for state_id, jobs in self.ledger.jobs(self.ledger.present_ids).items():
+                        await self._jobs.cancel(jobs, state_id, only_waiting=True)
+                    await self._compare()
             except SlurmCommandError as failure:
                 problem = str(failure)
             self._files.sweep(())
@@ -109,15 +110,34 @@ class Lender:
             raise RefusedByRules(f"the controller's id {state_id!r:.60} is not one that this lender accepts")
         if not OWNER.fullmatch(owner):
             raise RefusedByRules(f"the owner {owner!r:.60} is not one that this lender accepts")
+        if {self.state_id, *self.ledger.state_ids} - {"", state_id}:
+            await self._leave_former(state_id)
         self._files.write_script(state_id, owner)
         self.state_id = state_id
         with suppress(SlurmCommandError):  # `tend` tries again
             await self._compare()
 
+    async def _leave_former(self, state_id: str) -> None:
+        """Raise an error while there are pilots of another controller: the limit of pilots is for all together."""
+        try:
+            await self._compare()  # some may have ended
+        except SlurmCommandError as problem:
+            raise RefusedByRules(
+                f"the controller has another id than before ({state_id}), and Slurm does not say whether pilots of "
+                f"the former one are left: {problem}"
+            ) from None
+        if others := sorted(self.ledger.state_ids - {state_id}):
+            names = ",".join(PREFIX + each for each in others)
+            raise RefusedByRules(
+                f"the controller has another id than before ({state_id}), and pilots of the former one are left: "
+                f"wait for their end, or end them with scancel --me --name={names}"
+            )
+
     async def _compare(self) -> None:
-        ended = self.ledger.listed(await self._jobs.listed(self.state_id), time.time())
-        for pilot in ended:
-            self._files.remove_secret(pilot)
+        """Compare the ledger with Slurm's lists: of this controller, and of former ones that have pilots."""
+        for state_id in sorted({self.state_id, *self.ledger.state_ids} - {""}):
+            for pilot in self.ledger.listed(await self._jobs.listed(state_id), time.time(), state_id):
+                self._files.remove_secret(pilot)
         self._files.sweep(self.ledger.present_ids)
 
     async def _submit(self, request: LendPilot) -> FromLender:
@@ -132,7 +152,7 @@ class Lender:
             return NotLent(request.request, str(refusal))
         try:
             self._files.write_secret(request.pilot, request.secret)
-            self.ledger.submitting(request.pilot, request.node, time.time())
+            self.ledger.submitting(request.pilot, request.node, time.time(), self.state_id)
             job = await self._jobs.submit(request, self.state_id)
         except SlurmCommandError as problem:
             refused = is_refusal(str(problem))
@@ -151,11 +171,9 @@ class Lender:
         check_submission(self.rules, request, self.ledger.known, 0)
 
     async def _cancel(self, request: CancelLent) -> FromLender:
-        jobs = [job for pilot in request.pilots if (job := self.ledger.job(pilot))]
-        if not (jobs and self.state_id):
-            return PilotsCancelled(request.request)
         try:
-            await self._jobs.cancel(jobs, self.state_id, only_waiting=request.only_waiting)
+            for state_id, jobs in self.ledger.jobs(request.pilots).items():
+                await self._jobs.cancel(jobs, state_id, only_waiting=request.only_waiting)
         except SlurmCommandError as problem:
             return PilotsCancelled(request.request, str(problem))
         return PilotsCancelled(request.request)

@@ -52,6 +52,10 @@ class _NotTaken(BFTrainerError):  # noqa: N818 - it names what happened
     """The controller does not take the offer."""
 
 
+class _Unwanted(BFTrainerError):  # noqa: N818 - it names what happened
+    """The lender does not take the controller."""
+
+
 class LenderLink:
     """One lender's connection to the current controller."""
 
@@ -133,6 +137,8 @@ class LenderLink:
                     async with asyncio.timeout(SILENCE_S):
                         frame = await connection.recv()
                     await self._receive(connection, frame)
+            except _Unwanted as refusal:
+                return f"this lender does not take it: {refusal}"
             except TimeoutError:
                 return f"it has not answered for {SILENCE_S:g} s"
             except ConnectionClosed as closed:
@@ -146,13 +152,19 @@ class LenderLink:
                 await asyncio.gather(beating, return_exceptions=True)
 
     async def _receive(self, connection: ClientConnection, frame: str | bytes) -> None:
-        """Carry out what a frame asks for. Nonsense is dropped: it must not end what others asked for."""
+        """Carry out what a frame asks for. Nonsense is dropped: it must not end what others asked for.
+
+        A controller that the lender does not take is left: `_Unwanted`.
+        """
+        message = None
         try:
             message = decode_lending(frame)
             if not isinstance(message, OfferTaken | LenderHeard | LendPilot | CancelLent):
                 return
             answer = await self._lender.answer(message)
         except (ProtocolError, RefusedByRules) as problem:
+            if isinstance(message, OfferTaken):
+                raise _Unwanted(str(problem)) from None
             _log.warning("not understood: %s", problem)
             return
         except BFTrainerError as problem:
