@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 
 from bftrainer.cluster.pools.base import PoolHost
@@ -58,6 +58,10 @@ class PilotActions:
         self._tasks: set[asyncio.Task[None]] = set()
         self._submitting: set[str] = set()
         """Owners for whom pilots are being submitted."""
+        self._heirs: dict[str, HandOver] = {}
+        """The latest hand-over of each node, until it is done."""
+        self._handing: dict[str, deque[HandOver]] = {}
+        """Hand-overs to each owner for whom they are being carried out."""
 
     # What is known of refusals.
 
@@ -127,7 +131,7 @@ class PilotActions:
         gpus = kind.gpus if kind is not None else ""
         self._ledger.submitting(node, time.monotonic() + 4 * self._settings.command_timeout_s)
         try:
-            pilot = await self._submitted(owner, node, short=short, gpus=gpus)
+            pilot = await self._submitted(owner, node, self._new_id(owner, node), short=short, gpus=gpus)
         except SlurmCommandError as problem:
             now, text = time.monotonic(), str(problem)
             self._ledger.refused(node, now, 0.0 if is_refusal(text) else 2 * self._settings.command_timeout_s)
@@ -142,33 +146,82 @@ class PilotActions:
         self._ledger.submitted(node, pilot)
         return True
 
-    async def _submitted(self, owner: str, node: str, *, short: bool, gpus: str) -> Pilot:
+    def _new_id(self, owner: str, node: str) -> str:
+        return "" if self._owners is None else self._owners.new_id(owner, node)
+
+    async def _submitted(self, owner: str, node: str, id_: str, *, short: bool, gpus: str) -> Pilot:
         slurm = self._slurm
         if self._owners is None:
             return Pilot(await slurm.submit(node, short=short, gpus=gpus), node, "waiting", mark=slurm.mark)
-        submitter, id_ = self._owners.submitters.of(owner), self._owners.new_id(owner, node)
+        submitter = self._owners.submitters.of(owner)
         job = pilot_job(self._settings, node, slurm.name, slurm.mark, id_, short=short, gpus=gpus)
         job = job.at_most(self._owners.limits_of(owner).minutes)
         number = await submitter.submit(OwnedPilot(job, id_, self._host.invitation(node, owner)))
         return Pilot(number, node, "waiting", mark=slurm.mark, owner=owner, id=id_)
 
-    async def hand_over(self, change: HandOver) -> None:
-        """Submit the pilot of another owner on a node; it starts when Slurm has the node back from the former one."""
+    def hand_over_soon(self, change: HandOver) -> None:
+        """Have the next round hand a node over. The former agent may end before: that is no loss."""
         assert self._owners is not None
-        node, owner, former = change.node, change.owner, self._ledger.pilots.get(change.node)
-        kind = self.layout.kinds.get(node)
+        self._owners.handing.append(change)
+        self._ledger.handing_over(change.node, time.monotonic())
+
+    async def hand_over(self, changes: Sequence[HandOver]) -> None:
+        """Submit pilots of other owners on nodes; each starts when Slurm has the node back from the former one.
+
+        `hand_over_soon` has announced the changes.
+        """
+        idle: list[str] = []
+        for change in changes:
+            self._heirs[change.node] = change
+            if change.owner not in self._handing:
+                self._handing[change.owner] = deque()
+                idle.append(change.owner)
+            self._handing[change.owner].append(change)
+        await self._together([self._hand_over_in_turn(owner) for owner in idle])
+
+    async def _hand_over_in_turn(self, owner: str) -> None:
+        left = self._handing[owner]
         try:
-            pilot = await self._submitted(owner, node, short=False, gpus=kind.gpus if kind is not None else "")
+            while left:
+                if self._heirs.get(left[0].node) is left[0]:  # else it goes to somebody else by now
+                    await self._hand_over(left[0])
+                left.popleft()
+        except Exception as problem:
+            for change in left:
+                self._not_handed_over(change, str(problem))
+            raise
+        finally:
+            del self._handing[owner]
+
+    async def _hand_over(self, change: HandOver) -> None:
+        node, owner, former = change.node, change.owner, self._ledger.pilots.get(change.node)
+        kind, id_ = self.layout.kinds.get(node), self._new_id(owner, node)
+        gpus = kind.gpus if kind is not None else ""
+        self._ledger.expect(node, id_)
+        try:
+            if self._halted():
+                raise SlurmCommandError("the pool is paused or ends")
+            pilot = await self._submitted(owner, node, id_, short=False, gpus=gpus)
         except SlurmCommandError as problem:
-            self._host.note("submit_failed", node=node, owner=owner, error=str(problem))
-            self._host.not_coming(node, str(problem))
-            self._host.gone(node, f"it could not be handed over to {owner}: {problem}")
+            self._not_handed_over(change, str(problem))
             return
+        if self._heirs.get(node) is not change:
+            await self.cancel([Cancellation(pilot, "handed over", "its node goes to another owner by now")])
+            return
+        del self._heirs[node]
         now = time.monotonic()
         self._ledger.handed_over(node, pilot, now, now + HAND_OVER_S)
         if former is not None:
             self._host.note("handed_over", node=node, job=pilot.job, owner=owner, former=former.owner)
             await self.cancel([Cancellation(former, "handed over", f"its node goes to {owner}")])
+
+    def _not_handed_over(self, change: HandOver, why: str) -> None:
+        self._host.note("submit_failed", node=change.node, owner=change.owner, error=why)
+        if self._heirs.get(change.node) is change:
+            del self._heirs[change.node]
+            self._ledger.not_handed_over(change.node)
+            self._host.not_coming(change.node, why)
+            self._host.gone(change.node, f"it could not be handed over to {change.owner}: {why}")
 
     # Cancellations.
 

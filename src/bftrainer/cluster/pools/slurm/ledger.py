@@ -34,6 +34,8 @@ class PilotLedger:
         """The ids of pilots to which nodes were handed over, while the former ones may not have ended."""
         self._handing: dict[str, float] = {}
         """Until when such a node may be occupied by its former pilot."""
+        self._unseen: set[str] = set()
+        """Such nodes whose successors Slurm has not listed yet. Their former pilots may end: that is no loss."""
         self._doubts: dict[str, float] = {}
         """Nodes whose pilots may have been submitted: until this time a missing pilot does not count as ended."""
         self._given: set[int] = set()
@@ -59,16 +61,18 @@ class PilotLedger:
         `cut_off` says that pilots cannot reach the controller: those that wait need not start.
         """
         cancel = list(pilots.cancel)
+        self._see_successors(pilots, now)
         for node in self._keeper.running:
             if node not in pilots.kept:
-                if now < self._doubts.get(node, -math.inf):
+                if node in self._unseen or now < self._doubts.get(node, -math.inf):
                     continue
                 self._ended(node, pilots.ended, now, paused=paused)
             self._doubts.pop(node, None)
         self._forget_handed_over(pilots, now)
         for node, pilot in pilots.kept.items():
             before = self.pilots.get(node)
-            if before is not None and before.job != pilot.job:  # it ended and was replaced between two rounds
+            handed_over = node in self._unseen or pilot.id == self.successors.get(node)
+            if before is not None and before.job != pilot.job and not handed_over:  # replaced between two rounds
                 self._ended(node, pilots.ended, now, paused=paused)
             self._keeper.found(node, now)
             if pilot.state == "waiting":
@@ -85,10 +89,18 @@ class PilotLedger:
         self._told = {each.pilot.job for each in cancel}
         return cancel
 
+    def _see_successors(self, pilots: Sorted, now: float) -> None:
+        listed = {pilot.id for pilot in (*pilots.kept.values(), *pilots.ended.values())}
+        for node in list(self._unseen):
+            if self.successors[node] in listed or now >= self._handing[node]:
+                self._unseen.discard(node)
+
     def _forget_handed_over(self, pilots: Sorted, now: float) -> None:
         """Forget hand-overs that are done: the successor runs, or has ended, or the time is up."""
         for node, until in list(self._handing.items()):
             pilot = pilots.kept.get(node)
+            if node in self._unseen:
+                continue
             if now >= until or node not in self._keeper.running or (pilot is not None and pilot.state == "running"):
                 del self._handing[node], self.successors[node]
 
@@ -148,6 +160,23 @@ class PilotLedger:
         self.counters.submitted += 1
         self._doubts[node] = listed_by
         self.pilots[node] = pilot
+
+    def handing_over(self, node: str, now: float) -> None:
+        """Record that a pilot will take the place of another one, which may end before the new one is submitted."""
+        self._keeper.ended(node, now, expected=True)
+        self._keeper.found(node, now)
+        self._handing[node], self.successors[node] = math.inf, ""
+        self._unseen.add(node)
+
+    def expect(self, node: str, pilot: str) -> None:
+        """Record the id of that pilot before it is submitted: Slurm may list it before its submission is answered."""
+        self.successors[node] = pilot
+
+    def not_handed_over(self, node: str) -> None:
+        """Record that it was not submitted."""
+        self._unseen.discard(node)
+        self._handing.pop(node, None)
+        self.successors.pop(node, None)
 
     def handed_over(self, node: str, pilot: Pilot, now: float, until: float) -> None:
         """Record the pilot that takes the place of another one, whose job may last until then."""

@@ -60,6 +60,12 @@ class PilotOwners:
         self._retired: dict[str, None] = {}
         self._resting: dict[str, tuple[float, str]] = {}
 
+    def take_handing(self) -> list[HandOver]:
+        """Return the nodes to be handed over, each once."""
+        taken = list(self.handing)
+        self.handing.clear()
+        return taken
+
     # Whose pilot a job is.
 
     def new_id(self, owner: str, node: str) -> str:

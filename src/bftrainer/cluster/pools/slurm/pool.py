@@ -152,7 +152,7 @@ class SlurmPool:
     def hand_over(self, node: str, owner: str) -> None:
         """See `base.HandsOver`."""
         if self._owners is not None:
-            self._owners.handing.append(HandOver(node, owner))
+            self._act_on.hand_over_soon(HandOver(node, owner))
             self._wake.set()
 
     def why_not(self, owner: str) -> str:
@@ -270,8 +270,8 @@ class SlurmPool:
         """Ask Slurm, decide and act. Returns whether to look again soon, and when at the latest."""
         # Nodes before jobs: a pilot listed as waiting after its node was taken is not the job that took it.
         self._ledger.counters.rounds += 1
-        while self._owners is not None and self._owners.handing and not self._paused:
-            await self._act_on.hand_over(self._owners.handing.popleft())
+        if self._owners is not None:
+            await self._act_on.hand_over(self._owners.take_handing())
         nodes = await self._at.nodes()
         if self._to.observing:
             self._view = PoolView.of(nodes, self.settings)

@@ -12,6 +12,7 @@ import itertools
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -45,6 +46,8 @@ Send = Callable[[str], Awaitable[None]]
 
 BUSY_S = 30.0
 """How long a lender that did not answer is left alone."""
+_LAST_ANSWERS = 4
+"""A lender is also left alone if its last answers, so many, took longer together than one may take."""
 _MOST_PER_MESSAGE = 500
 
 _log = logging.getLogger(__name__)
@@ -161,11 +164,12 @@ class _ConnectedLender:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Lent | NotLent | PilotsCancelled]] = {}
         self._busy_until = -math.inf
+        self._took_s: deque[float] = deque(maxlen=_LAST_ANSWERS)
         self._end = ""
 
     @property
     def busy(self) -> bool:
-        """Whether it did not answer a moment ago."""
+        """Whether it did not answer a moment ago, or took too long for its last answers together."""
         return time.monotonic() < self._busy_until
 
     async def say(self, message: ToLender) -> None:
@@ -226,11 +230,18 @@ class _ConnectedLender:
         self._busy_until = time.monotonic() + BUSY_S
         return SlurmCommandError(f"the lender of {self._owner} gives an answer to another question")
 
+    def _answered_after(self, took_s: float) -> None:
+        self._took_s.append(took_s)
+        if sum(self._took_s) > self._answer_s:
+            self._busy_until = time.monotonic() + BUSY_S
+            self._took_s.clear()
+
     async def _ask(self, number: int, message: ToLender) -> Lent | NotLent | PilotsCancelled:
         if self._end:
             raise SlurmCommandError(f"the lender of {self._owner}: {self._end}")
         waiting: asyncio.Future[Lent | NotLent | PilotsCancelled] = asyncio.get_running_loop().create_future()
         self._waiting[number] = waiting
+        asked = time.monotonic()
         try:
             async with asyncio.timeout(self._answer_s):
                 await self.say(message)
@@ -244,6 +255,7 @@ class _ConnectedLender:
             raise SlurmCommandError(f"the lender of {self._owner}: {one_line(problem)[:200]}") from None
         finally:
             self._waiting.pop(number, None)
+            self._answered_after(time.monotonic() - asked)
 
 
 def _minutes(duration: str) -> int:
