@@ -109,6 +109,7 @@ class Lenders:
             account = self._accounts.of(owner)
         except InputError as problem:
             raise LenderRefusedError(str(problem)) from None
+        # A help for users who mix up accounts, not a proof: the token of the connection is the credential.
         if (offer.account, offer.uid) != (account.name, account.uid):
             raise LenderRefusedError(
                 f"owner {owner} has the account {account.name} ({account.uid}), but this lender is run by "
