@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bftrainer.cli.main import run
-from bftrainer.cluster.controller.active import GPU_USE_S
+from bftrainer.cluster.controller.nodes.state import GPU_USE_S
 from bftrainer.cluster.history.history import Viewer, pool_over_time
 from bftrainer.cluster.history.queries import read_finished, read_past
 from bftrainer.cluster.http import prometheus, status, views

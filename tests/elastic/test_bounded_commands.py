@@ -114,3 +114,16 @@ def test_no_descriptor_is_left_open(runner: Runner) -> None:
             except CommandError:
                 assert line == "sleep 600"
     assert sum(1 for _ in Path("/proc/self/fd").iterdir()) == before
+
+
+def test_the_loop_goes_on_to_tell_of_descriptors_that_have_the_numbers_of_a_commands() -> None:
+    async def scenario() -> list[tuple[int, ...]]:
+        loop = asyncio.get_running_loop()
+        before = set(loop._selector.get_map())  # type: ignore[attr-defined]
+        left = []
+        for _ in range(20):  # a command that complains: its end may be noticed before that of its complaints
+            await run_async(shell("echo a; echo b >&2"), 20.0)
+            left.append(tuple(set(loop._selector.get_map()) - before))  # type: ignore[attr-defined]
+        return left
+
+    assert asyncio.run(scenario()) == [()] * 20

@@ -34,6 +34,7 @@ from bftrainer.cluster.controller.active import ControllerSettings
 from bftrainer.cluster.controller.controller import Controller
 from bftrainer.cluster.controller.output.logbook import Logbook
 from bftrainer.cluster.controller.reconciler import Reconciler
+from bftrainer.cluster.controller.restore import check_signed
 from bftrainer.cluster.http.app import build
 from bftrainer.cluster.http.limits import (
     KEEP_ALIVE_S,
@@ -197,8 +198,7 @@ def _identity(config: Config, folder: Path, bound: str, name: str) -> tls.Identi
 
 def _build(config: Config, prepared: _Prepared, store: Store, *, dry_run: bool) -> Controller:
     """Build the controller with its pool, its launchers and its scheduler."""
-    folder, state_id = prepared.folder, prepared.state_id
-    every_s = config.trainers.snapshot_every_s
+    folder, state_id, every_s = prepared.folder, prepared.state_id, config.trainers.snapshot_every_s
     launchers = make_launchers(folder, state_id, prepared.host, store.keep, store.kept, every_s, next_start(store))
     settings = ControllerSettings(
         reattach_s=config.agents.reattach_s,
@@ -226,6 +226,7 @@ def _build(config: Config, prepared: _Prepared, store: Store, *, dry_run: bool) 
     agents = {variables.URL: prepared.url, variables.SECRET: prepared.secret, variables.STATE_ID: state_id}
     agents |= {tls.CA: prepared.authority_of_agents} if prepared.authority else {}
     if config.users.own:
+        check_signed(store)
         del agents[variables.SECRET]  # each agent gets a secret of its own
     return Controller(cluster, pool, config, logbook, agents)
 

@@ -137,7 +137,8 @@ async def run_async(
         if command.is_over(until_closed=True) and not over.done():
             over.set_result(None)
 
-    for descriptor in command.open:
+    watched = tuple(command.open)
+    for descriptor in watched:
         loop.add_reader(descriptor, ready, descriptor)
     try:
         async with asyncio.timeout(timeout_s):
@@ -145,14 +146,15 @@ async def run_async(
         return command.result()
     except BaseException as failure:
         command.kill()
-        with suppress(TimeoutError):  # a notice of its end that is lost must not keep the caller for ever
+        with suppress(TimeoutError):  # a command of another user, as by sudo, cannot be killed
             async with asyncio.timeout(_KILLED_S):
                 await exited.wait()
         if isinstance(failure, TimeoutError):
             raise CommandTimeoutError(f"it did not end within {timeout_s:g} s") from None
         raise
     finally:
-        for descriptor in command.open:
+        # All of them, also those that `result` found closed: the loop would never tell of their numbers again.
+        for descriptor in watched:
             loop.remove_reader(descriptor)
         command.close()
 

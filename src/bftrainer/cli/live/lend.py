@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bftrainer.cluster.lend.daemon import LenderOptions
     from bftrainer.cluster.lend.rules import LendRules
 
-_PASSED_ON = ("SLURM_CONF", "PATH")
+_PASSED_ON = ("SLURM_CONF", "PATH", "BFTRAINER_STATE", "BFTRAINER_URL", "BFTRAINER_CA", "XDG_STATE_HOME")
 """Variables that the unit needs: systemd does not give it those of the login shell."""
 
 

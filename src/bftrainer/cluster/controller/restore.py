@@ -11,21 +11,32 @@ from bftrainer.cluster.controller.effects import Effects
 from bftrainer.cluster.controller.nodes.state import NodeState
 from bftrainer.cluster.controller.reconciler import Reconciler
 from bftrainer.cluster.launchers.base import HEAD
+from bftrainer.cluster.owners.signatures import FIELD
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store import events
 from bftrainer.cluster.store.environments import has_values
 from bftrainer.cluster.store.rows import TrainerRow, WorkerRow
 from bftrainer.cluster.store.store import Store
 from bftrainer.elastic.metrics import Position
+from bftrainer.errors import InputError
 
+_MOST_NAMES = 10
 _LOST_VALUES = (
     "the values of its environment variables are not in {folder}, as after the restore of a back-up, which has only "
     "their names: submit it again"
 )
 _UNSIGNED = (
-    "it was submitted before users.mode was set to own: its owner has not signed it, and no agent starts it; submit it "
-    "again"
+    "users.mode is own, but the owners of {names} have not signed them, since they were submitted in mode shared, so "
+    "no agent would start them: serve them in mode shared until they are done, or cancel them there"
 )
+
+
+def check_signed(store: Store) -> None:
+    """Raise `InputError` if there are unfinished trainers that agents which belong to owners would refuse."""
+    unsigned = [row.id for row in store.trainers(unfinished=True) if not row.spec.get(FIELD)]
+    if unsigned:
+        names = " ".join(unsigned[:_MOST_NAMES]) + (" and others" if len(unsigned) > _MOST_NAMES else "")
+        raise InputError(_UNSIGNED.format(names=names))
 
 
 def restore(cluster: Reconciler, now: float) -> Effects:
@@ -80,9 +91,6 @@ def restore(cluster: Reconciler, now: float) -> Effects:
     store.log(now, events.ServeRestored(len(unfinished), len(nodes)))
     for name in without_values:
         effects.add(cluster.fail(name, _LOST_VALUES.format(folder=store.environments.folder), now))
-    for name, live in list(cluster.trainers.items()) if cluster.settings.own_users else ():
-        if not live.spec.signature:
-            effects.add(cluster.fail(name, _UNSIGNED, now))
     store.environments.keep_only(cluster.trainers)
     return effects
 

@@ -7,6 +7,9 @@ several accounts. Without root there is one owner: the account that runs the con
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +21,10 @@ from bftrainer.processes import variables
 
 END_S = 10.0
 """The agent of a former owner is killed if it has not ended this long after it was dismissed."""
+TRY_S = 10.0
+"""How long it may take an account to start Python."""
+TRY_AGAIN_S = 30.0
+"""An account that cannot run Python is tried again after this time."""
 
 
 class OwnNodes:
@@ -28,6 +35,8 @@ class OwnNodes:
         self._owners: Mapping[str, str] = {}
         self._refused: dict[str, str] = {}
         """Owners as whom nothing can be started, and why. Each reason is noted once."""
+        self._tried: dict[int, tuple[bool, float]] = {}
+        """Whether an account can run Python, and when that was tried."""
         self._leaving: dict[str, float] = {}
         """Nodes whose agents end for those of other owners, and when each is killed."""
 
@@ -65,12 +74,17 @@ class OwnNodes:
         self._leaving.update(dict.fromkeys(late, now + END_S))
         return late
 
+    def why_not(self, owner: str) -> str:
+        """Return why no agent can be started for an owner; empty if one can be."""
+        return "" if self._account(owner) is not None else self._refused[owner]
+
     def _account(self, owner: str) -> Account | None:
         """Return the account of an owner; None if agents cannot run under it, and that is noted."""
         try:
             account = self._host.accounts.of(owner)
             if os.geteuid() not in (0, account.uid):
                 raise InputError(f"only root can start agents as {account.name}: run the controller as root")
+            self._check_python(account)
         except InputError as problem:
             if self._refused.get(owner) != str(problem):
                 self._refused[owner] = str(problem)
@@ -78,3 +92,39 @@ class OwnNodes:
             return None
         self._refused.pop(owner, None)
         return account
+
+    def _check_python(self, account: Account) -> None:
+        """Raise `InputError` if an account cannot run this process's Python with BFTrainer, as agents must."""
+        if account.uid == os.geteuid():
+            return
+        now = time.monotonic()
+        able, at = self._tried.get(account.uid, (False, -TRY_AGAIN_S))
+        if not able and now - at >= TRY_AGAIN_S:
+            able = can_run(account)
+            self._tried[account.uid] = (able, now)
+        if not able:
+            raise InputError(
+                f"{account.name} cannot run {sys.executable} with BFTrainer, which agents are started with: install "
+                "BFTrainer where all users may read it, such as below /opt, and serve from there"
+            )
+
+
+def can_run(account: Account) -> bool:
+    """Whether an account can run this process's Python with BFTrainer. Only root can find out for another one."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", "import bftrainer"],
+            cwd="/",
+            env=clean_environment(account),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=TRY_S,
+            check=False,
+            user=account.uid,
+            group=account.gid,
+            extra_groups=account.groups,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0

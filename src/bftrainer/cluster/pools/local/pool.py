@@ -125,6 +125,14 @@ class LocalPool:
         self._zero = 0.0
         """Time at which the schedule began, by `clock`."""
 
+    def why_not(self, owner: str) -> str:
+        """See `base.KnowsOwners`."""
+        return self._own.why_not(owner) if self._own is not None else ""
+
+    def most_nodes(self, owner: str) -> int | None:
+        """See `base.KnowsOwners`."""
+        return None
+
     @property
     def _to(self) -> PoolHost:
         return self._host_link.host
