@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from websockets.asyncio.server import ServerConnection, serve
 
 from bftrainer.cluster.lend.install import unit_text
 from bftrainer.cluster.lend.jobs import LenderJobs
 from bftrainer.cluster.lend.ledger import LentLedger
 from bftrainer.cluster.lend.lender import Lender
+from bftrainer.cluster.lend.link import LenderLink
 from bftrainer.cluster.lend.pilot_files import PilotFiles
 from bftrainer.cluster.lend.rules import LendRules, RefusedByRules, SubmissionRate, check_submission
 from bftrainer.cluster.pools.slurm.runner import SlurmCommandError
@@ -32,6 +34,7 @@ from bftrainer.cluster.wire.lender_messages import (
 )
 from bftrainer.elastic.protocol import ProtocolError
 from bftrainer.errors import InputError
+from support.waiting import until
 
 RULES = LendRules(frozenset({"scavenger"}), most_pilots=3, most_minutes=60)
 SECRET = "bfj1." + "s" * 60
@@ -187,6 +190,26 @@ def test_another_id_of_the_controller_is_refused_while_pilots_of_the_former_one_
     scene.jobs.table.clear()
     scene.ask(OfferTaken("def", "ann"))
     assert isinstance(scene.ask(dataclasses.replace(FINE, pilot="fedcba9876543210"))[0], Lent)
+
+
+def test_a_controller_that_the_lender_does_not_take_is_left_and_the_lenders_state_says_why(scene: Scene) -> None:
+    scene.ask(FINE)
+    states: list[str] = []
+
+    async def controller(connection: ServerConnection) -> None:
+        await connection.send(encode_lending(OfferTaken("def", "ann")))
+        await connection.wait_closed()
+
+    async def whole() -> None:
+        async with serve(controller, "127.0.0.1", 0) as server:
+            port = next(iter(server.sockets)).getsockname()[1]
+            link = LenderLink(scene.lender, f"http://127.0.0.1:{port}", "token", changed=states.append)
+            keeping = asyncio.create_task(link.keep())
+            await until(lambda: states)
+            keeping.cancel()
+
+    asyncio.run(whole())
+    assert "pilots of the former one are left" in states[0]
 
 
 def test_pilots_of_another_id_are_found_and_cancelled_by_the_next_lender_of_the_folder(scene: Scene) -> None:
