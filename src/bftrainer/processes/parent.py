@@ -25,6 +25,8 @@ from bftrainer.processes.launch import ColdProcess, Command, Process, RunAs, ope
 READY_S = 120.0
 """Seconds that the imports may take before workers are started without them."""
 
+PATIENCE_S = 10.0
+"""Seconds that a parent has to end its children and itself."""
 LAST_WORDS_S = 2.0
 """Seconds to read what a parent that has ended has still sent. Another process may hold its end of the socket open."""
 
@@ -147,12 +149,12 @@ class WarmParent:
         if not self.gone:
             self._writer.write(json.dumps(message).encode() + b"\n")
 
-    async def close(self) -> None:
-        """End the parent. It ends its children first and reports how they ended."""
+    async def close(self, patience_s: float = PATIENCE_S) -> None:
+        """End the parent. It ends its children first and reports how they ended; after `patience_s` it is killed."""
         with suppress(OSError):
             self._writer.write_eof()
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(patience_s):
                 await asyncio.shield(self._reading)
         except TimeoutError:
             self.process.kill_group()
