@@ -38,6 +38,25 @@ def test_an_agent_that_was_taken_for_lost_is_cut_off_so_that_it_comes_again(tmp_
     play(tmp_path, scene)
 
 
+def test_an_agent_that_is_stopped_is_cut_off_though_it_neither_reads_nor_sends(tmp_path: Path) -> None:
+    class Stopped(Wire):
+        async def send(self, frame: str) -> None:
+            await super().send(frame)
+            await asyncio.Event().wait()
+
+    async def scene(controller: Controller) -> None:
+        agent = Stopped()
+        serving = asyncio.create_task(controller.agents.serve(agent.frames(), agent.send))
+        agent.to_controller.put_nowait(codec.encode(Join("n1", "n1", "a")))
+        await until(lambda: "n1" in controller.cluster.nodes and agent.received)
+        controller.cluster.nodes["n1"].heard = time.time() - 600
+        await asyncio.wait_for(serving, 10)
+        assert "n1" not in controller.cluster.nodes
+        assert "n1" not in controller.agents.nodes  # so its pool kills the agent and starts another one
+
+    play(tmp_path, scene)
+
+
 def test_nonsense_from_an_agent_ends_its_connection_and_nothing_else(tmp_path: Path) -> None:
     async def scene(controller: Controller) -> None:
         for frame in ("{", "[]", '{"type": "beat"}', '{"type": "join", "node": 7, "host": "x", "agent": "y"}'):

@@ -148,6 +148,16 @@ def sentence(caught: pytest.ExceptionInfo[ProtocolError]) -> str:
             "`workers.0.trainer` is",
         ),
         ({"type": "join", "node": "n", "host": "n", "agent": "a", "workers": [7]}, "`workers.0` must be an object"),
+        (
+            {
+                "type": "join",
+                "node": "n",
+                "host": "n",
+                "agent": "a",
+                "workers": [{"worker": "t1-1", "trainer": "t1"}] * 1001,
+            },
+            "`workers` must have at most 1000 entries",
+        ),
         ({"type": "start", "worker": "t1-1", "trainer": "t1", "argv": "x"}, "`argv` must be a list, but got 'x'"),
         ({"type": "going", "reason": ["x" * 9999] * 99}, "`reason` must be a text, but got ['xxx"),
         ({"worker": "t1-1"}, "a frame must be a JSON object with a `type`"),
@@ -170,6 +180,23 @@ def test_what_a_script_said_wrongly_does_not_make_its_agent_s_frame_invalid() ->
     (status,) = join.workers
     assert (status.newest, status.formed, status.address, status.failed) == (-1, -1, "nonsense", "\\ud800")
     assert status.report is None
+
+
+def test_endless_words_of_an_agent_are_cut_to_what_can_be_stored() -> None:
+    much = "first" + "x" * 200_000 + "last"
+
+    def read(kind: str, **fields: Any) -> Any:
+        return decode(json.dumps({"type": kind, **fields}))
+
+    going = read("going", reason=much)
+    assert going == Going(much[:4096])
+    assert read("going", reason="\ud800" * 99_999) == Going(("\\ud800" * 4096)[:4096])
+    assert read("started", worker="t1-1", pid=1, warning=much).warning == much[:4096]
+    ended = read("ended", worker="t1-1", status=0, tail=much, error=much)
+    assert (ended.tail, ended.error) == (much[-65536:], much[:65536])
+    row = {"worker": "t1-1", "trainer": "t1", "failed": much, "traceback": much, "tail": much}
+    (status,) = read("join", node="n", host="n", agent="a", workers=[row]).workers
+    assert (status.failed, status.traceback, status.tail) == (much[:65536], much[:65536], much[-65536:])
 
 
 @pytest.mark.parametrize(

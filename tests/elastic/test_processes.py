@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bftrainer.errors import InputError
-from bftrainer.processes.launch import ColdLauncher, Command, Process, ProcessLauncher
+from bftrainer.processes.launch import ColdLauncher, Command, Process, ProcessLauncher, RunAs
 from bftrainer.processes.parent import WarmProcess
 from bftrainer.processes.warm import WarmLauncher
 from support.processes import is_alive
@@ -322,3 +322,21 @@ def test_a_process_runs_on_its_cores_as_far_as_they_exist(run: Run, launcher: Pr
 
     run(scene())
     assert sorted(os.sched_getaffinity(0)) == ours
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of another account")
+@pytest.mark.parametrize("kind", [ColdLauncher, WarmLauncher])
+def test_a_process_of_another_account_cannot_write_where_its_manager_does(
+    run: Run, tmp_path: Path, kind: type[ColdLauncher | WarmLauncher]
+) -> None:
+    code = "import os; open('at', 'w').write(' '.join(os.path.realpath(f'/proc/self/fd/{fd}') for fd in (0, 1, 2)))"
+
+    async def scene() -> None:
+        account = RunAs(os.getuid(), os.getgid())
+        launcher = WarmLauncher(preload=(), run_as=account) if kind is WarmLauncher else ColdLauncher(run_as=account)
+        process = await launcher.start(replace(script(tmp_path, code), output=None))
+        assert await status(process) == 0
+        await launcher.close()
+
+    run(scene())
+    assert (tmp_path / "at").read_text().split() == [os.devnull] * 3

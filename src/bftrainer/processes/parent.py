@@ -25,6 +25,11 @@ from bftrainer.processes.launch import ColdProcess, Command, Process, RunAs, ope
 READY_S = 120.0
 """Seconds that the imports may take before workers are started without them."""
 
+PATIENCE_S = 10.0
+"""Seconds that a parent has to end its children and itself."""
+LAST_WORDS_S = 2.0
+"""Seconds to read what a parent that has ended has still sent. Another process may hold its end of the socket open."""
+
 READ_AT_LOAD = (
     *("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_"),
     *("TORCH_", "PYTORCH_"),
@@ -144,12 +149,12 @@ class WarmParent:
         if not self.gone:
             self._writer.write(json.dumps(message).encode() + b"\n")
 
-    async def close(self) -> None:
-        """End the parent. It ends its children first and reports how they ended."""
+    async def close(self, patience_s: float = PATIENCE_S) -> None:
+        """End the parent. It ends its children first and reports how they ended; after `patience_s` it is killed."""
         with suppress(OSError):
             self._writer.write_eof()
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(patience_s):
                 await asyncio.shield(self._reading)
         except TimeoutError:
             self.process.kill_group()
@@ -168,10 +173,11 @@ class WarmParent:
             self._idle.set()
 
     async def _read(self) -> None:
-        with suppress(OSError, ValueError):
-            while line := await self._reader.readline():
-                self._handle(json.loads(line))
-                self._look_whether_idle()
+        listening, ending = asyncio.create_task(self._listen()), asyncio.create_task(self.process.wait())
+        await asyncio.wait((listening, ending), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((listening,), timeout=LAST_WORDS_S)
+        listening.cancel()
+        ending.cancel()
         self.gone = True
         # Its children die with the parent, but not before it: until it has ended they may be alive.
         self.process.kill_group()
@@ -189,30 +195,47 @@ class WarmParent:
         self._running.clear()
         self._idle.set()
 
-    def _handle(self, message: Mapping[str, Any]) -> None:
+    async def _listen(self) -> None:
+        """Handle what the parent says, until it ends or says what cannot be: it may run under another account."""
+        try:
+            while line := await self._reader.readline():
+                self._handle(json.loads(line))
+                self._look_whether_idle()
+        except OSError:
+            pass  # it has ended
+        except Exception as problem:
+            _log.warning("the warm parent %d said nonsense and is ended: %s", self.process.pid, repr(problem)[:200])
+
+    def _handle(self, message: Any) -> None:
+        """Handle a message. Those about unknown processes are ignored; a malformed one raises `ValueError`."""
         match message:
-            case {"bad": module, "problem": problem}:
+            case {"bad": str(module), "problem": str(problem)}:
                 self.bad = {module: problem}
                 if not self._is_ready.done():
                     self._is_ready.set_result([])
-            case {"problems": problems}:
-                self._knows_cores = "cores" in message
-                self.reads, self.files = message.get("reads", {}), message.get("files", {})
+            case {"problems": list(problems)}:
+                reads, files = message.get("reads", {}), message.get("files", {})
+                if not (isinstance(reads, dict) and isinstance(files, dict)):
+                    raise ValueError(message)
+                self._knows_cores, self.reads, self.files = "cores" in message, reads, files
                 if not self._is_ready.done():
                     self._is_ready.set_result(problems)
-            case {"started": number, "pid": pid}:
-                process = self._running[number] = WarmProcess(self, number, pid)
-                started = self._starting.pop(number)
-                if started.done():
-                    process.kill_group()
-                else:
-                    started.set_result(process)
-            case {"failed": number, "why": why}:
-                started = self._starting.pop(number)
-                if not started.done():
+            case {"started": int(number), "pid": int(pid)}:
+                if (started := self._starting.pop(number, None)) is not None:
+                    process = self._running[number] = WarmProcess(self, number, pid)
+                    if started.done():
+                        process.kill_group()
+                    else:
+                        started.set_result(process)
+            case {"failed": int(number), "why": str(why)}:
+                started = self._starting.pop(number, None)
+                if started is not None and not started.done():
                     started.set_exception(NotWarmError(why))
-            case {"exited": number, "status": status}:
-                self._running.pop(number).exited.set_result(status)
+            case {"exited": int(number), "status": int(status)}:
+                if (running := self._running.pop(number, None)) is not None:
+                    running.exited.set_result(status)
+            case {"bad": _} | {"problems": _} | {"started": _} | {"failed": _} | {"exited": _}:
+                raise ValueError(message)
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bftrainer.processes.ahead.branches import Branches
 from bftrainer.processes.launch import ColdLauncher, Command, Process, RunAs
-from bftrainer.processes.parent import NotWarmError, WarmParent, adopt, what_loading_reads
+from bftrainer.processes.parent import PATIENCE_S, NotWarmError, WarmParent, adopt, what_loading_reads
 
 PARENTS = 4
 """Maximum number of warm parents. Each holds its imports in memory, and commands rarely need different parents."""
@@ -75,8 +75,8 @@ class WarmLauncher:
         if command.python and command.preload and _is_plain(command):
             self._branches.prepare(command)
 
-    async def close(self) -> None:
-        """See `ProcessLauncher`."""
+    async def close(self, patience_s: float = PATIENCE_S) -> None:
+        """See `ProcessLauncher`. A parent that has not ended after `patience_s` is killed."""
         await self._branches.close()
         tasks = list(self._parents.values())
         self._parents.clear()
@@ -84,8 +84,14 @@ class WarmLauncher:
             task.cancel()
         for parent in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(parent, WarmParent):
-                await parent.close()
+                await parent.close(patience_s)
         await self._cold.close()
+
+    def kill_parents(self) -> None:
+        """Kill the parents, for example if they do not obey. All that they have started ends with them."""
+        for task in self._parents.values():
+            if task.done() and not task.cancelled() and task.exception() is None:
+                task.result().process.kill_group()
 
     async def _first_parent(self, command: Command, inherited: tuple[int, socket.socket] | None) -> WarmParent:
         if inherited is not None:

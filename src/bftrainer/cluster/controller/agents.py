@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from bftrainer.cluster.config.keys import AgentSettings, TrainerSettings
@@ -102,31 +103,38 @@ class AgentHub:
         sending: asyncio.Task[None] | None = None
         end: Going | Disconnected = Disconnected("connection closed")
         try:
-            async for frame in frames:
-                message = codec.decode(frame)
-                if connection is None:
-                    if not isinstance(message, Join):
-                        raise ProtocolError("the first frame must be a join")
-                    if refusal := self._refusal(message, right):
-                        _log.warning("agent %s of %s is refused: %s", message.agent, message.node, refusal)
-                        await send(codec.encode(Bye(refusal)))
-                        return
-                    connection = self._joined(message, right)
-                    sending = asyncio.create_task(connection.pump(send))
-                elif isinstance(message, Going):
-                    end = Going(message.reason or "taken")
-                    break
-                elif isinstance(message, Log):
-                    if not self._printed(connection, message):
-                        await asyncio.sleep(EXCESS_S)
-                elif message is not None:
-                    self._heard(connection, message)
-                if sending is not None and sending.done():
-                    break
+            async with asyncio.timeout(None) as opened:  # no time limit: `_end_reading` ends it
+                async for frame in frames:
+                    message = codec.decode(frame)
+                    if connection is None:
+                        if not isinstance(message, Join):
+                            raise ProtocolError("the first frame must be a join")
+                        if refusal := self._refusal(message, right):
+                            _log.warning("agent %s of %s is refused: %s", message.agent, message.node, refusal)
+                            await send(codec.encode(Bye(refusal)))
+                            return
+                        connection = self._joined(message, right)
+                        connection.on_close = partial(_end_reading, opened)
+                        sending = asyncio.create_task(connection.pump(send))
+                    elif isinstance(message, Going):
+                        end = Going(message.reason or "taken")
+                        break
+                    elif isinstance(message, Log):
+                        if not self._printed(connection, message):
+                            await asyncio.sleep(EXCESS_S)
+                    elif message is not None:
+                        self._heard(connection, message)
+                    if sending is not None and sending.done():
+                        break
         except ProtocolError as problem:
             end = Going(f"invalid message: {problem}")
             _log.warning("agent of %s: %s", connection.node if connection else "?", problem)
+        except TimeoutError:
+            if not opened.expired():
+                raise
         finally:
+            if connection is not None:
+                connection.on_close = None
             if sending is not None:
                 sending.cancel()
                 await asyncio.gather(sending, return_exceptions=True)
@@ -148,10 +156,13 @@ class AgentHub:
             await asyncio.sleep(0.02)
 
     def cut_off(self, nodes: Iterable[str]) -> None:
-        """Close the connections of nodes that are lost. An agent that is alive after all reconnects."""
+        """Close the connections of nodes that are lost. An agent that is alive after all reconnects.
+
+        They do not count as connected from now on: an agent that is stopped would never end its connection itself.
+        """
         for node in nodes:
-            if node in self._connections:
-                self._connections[node].close()
+            if (connection := self._connections.pop(node, None)) is not None:
+                connection.close()
 
     def gone(self, node: str, reason: str) -> None:
         """Handle the loss of a node that a pool reported."""
@@ -300,7 +311,13 @@ class AgentHub:
                     effects.add(self._runner.cluster.reports(reports, time.time(), name))
                 except ProtocolError as problem:
                     _log.warning("agent of %s: %s", name, problem)
-                    self.cut_off([name])
+                    if name in self._connections:
+                        self._connections[name].close()
+
+
+def _end_reading(opened: asyncio.Timeout) -> None:
+    """Have the task that reads a connection go on at its end, even if no further frame comes."""
+    opened.reschedule(asyncio.get_running_loop().time())
 
 
 def _checked(reports: Any) -> Mapping[str, Mapping[str, Any]]:

@@ -19,6 +19,8 @@ class Connection:
     def __init__(self, node: str, agent: str) -> None:
         self.node = node
         self.agent = agent
+        self.on_close: Callable[[], None] | None = None
+        """Called when the connection is closed: its peer may neither read nor send, so nothing else would end it."""
         self._queue: asyncio.Queue[FromController | None] = asyncio.Queue(MOST_QUEUED)
 
     def send(self, message: FromController) -> None:
@@ -33,6 +35,8 @@ class Connection:
         while not self._queue.empty():
             self._queue.get_nowait()
         self._queue.put_nowait(None)
+        if self.on_close is not None:
+            self.on_close()
 
     async def pump(self, send: Callable[[str], Awaitable[None]]) -> None:
         """Send the queued messages until the connection is closed."""

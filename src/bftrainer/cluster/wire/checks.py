@@ -16,6 +16,10 @@ from bftrainer.util.text import text
 
 MOST_WHOLE = 1 << 62
 MOST_NAME = 256
+MOST_WORDS = 1 << 12
+"""Limit of characters of a reason or a warning. A longer one is cut: agents of earlier versions know no limit."""
+MOST_LINES = 1 << 16
+"""Limit of characters of an error or the end of an output. A longer one is cut."""
 
 
 def is_whole(value: object) -> bool:
@@ -29,13 +33,25 @@ def _name(value: str) -> str:
     return value
 
 
+def _first(value: str, most: int) -> str:
+    return text(value[:most])[:most]
+
+
+def _last(value: str) -> str:
+    return text(value[-MOST_LINES:])[-MOST_LINES:]
+
+
 Whole = Annotated[int, Field(strict=True, gt=-MOST_WHOLE, lt=MOST_WHOLE)]
 NaturalNumber = Annotated[int, Field(strict=True, ge=0, lt=MOST_WHOLE)]
 Flag = Annotated[bool, PlainValidator(bool)]
 """Any value; it stands for true or false as in Python."""
 Text = InstanceOf[str]
-Words = Annotated[InstanceOf[str], AfterValidator(text)]
-"""A text for people. Surrogates are replaced, so that it can be stored and shown."""
+Words = Annotated[InstanceOf[str], AfterValidator(lambda value: _first(value, MOST_WORDS))]
+"""A reason or a warning for people. Surrogates are replaced, so that it can be stored and shown."""
+Lines = Annotated[InstanceOf[str], AfterValidator(lambda value: _first(value, MOST_LINES))]
+"""An error of several lines; see `Words`."""
+LastLines = Annotated[InstanceOf[str], AfterValidator(_last)]
+"""The end of an output; see `Words`."""
 Name = Annotated[InstanceOf[str], AfterValidator(_name)]
 """A name that is stored, shown, and written into files."""
 JsonObject = InstanceOf[Mapping[str, Any]]
@@ -45,7 +61,9 @@ OptionalObject = Annotated[
 """An object; anything else becomes None."""
 LenientWhole = Annotated[int, PlainValidator(lambda value: value if is_whole(value) else -1)]
 """A whole number; anything else becomes -1."""
-LenientText = Annotated[str, PlainValidator(lambda value: text(value) if isinstance(value, str) else "nonsense")]
+LenientText = Annotated[
+    str, PlainValidator(lambda value: _first(value, MOST_LINES) if isinstance(value, str) else "nonsense")
+]
 """A text for people; anything else becomes `nonsense`."""
 
 _RULES: Mapping[str, str] = {

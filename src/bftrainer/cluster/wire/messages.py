@@ -17,8 +17,10 @@ from pydantic import Field
 from bftrainer.cluster.wire.checks import (
     Flag,
     JsonObject,
+    LastLines,
     LenientText,
     LenientWhole,
+    Lines,
     Name,
     NaturalNumber,
     OptionalObject,
@@ -37,6 +39,8 @@ MOST_GPUS = 256
 """Limit of GPUs of a node, and of ranks of a worker."""
 MOST_MODULES = 1000
 """Limit of the modules that are imported ahead for a script."""
+MOST_WORKERS = 1000
+"""Limit of the workers that an agent joins with."""
 PATH = "/v1/agents"
 """The URL path where agents connect. The secret is sent in the header `Authorization: Bearer SECRET`."""
 
@@ -107,7 +111,7 @@ class WorkerStatus:
     traceback: LenientText = ""
     status: Whole | None = None
     """Its exit status; None while it runs."""
-    tail: Words = ""
+    tail: LastLines = ""
     """The end of its output, once it has ended."""
     report: OptionalObject = None
     """Its last report, a `protocol.Report` as JSON."""
@@ -116,6 +120,9 @@ class WorkerStatus:
     """It has connected to its agent's channel. Set for ended workers only; older agents do not send it."""
     ranks: Ranks = ()
     """Its processes, one per rank. Older agents do not send them."""
+
+
+WorkerStatuses = Annotated[tuple[WorkerStatus, ...], Field(max_length=MOST_WORKERS)]
 
 
 # Messages from the agent.
@@ -130,7 +137,7 @@ class Join:
     """The address under which other nodes reach this one."""
     agent: Name
     """A unique name of the agent process, so that a restarted agent is not taken for its predecessor."""
-    workers: tuple[WorkerStatus, ...] = ()
+    workers: WorkerStatuses = ()
     pid: Whole = 0
     version: Whole = VERSION
     gpus: Gpus = ()
@@ -176,8 +183,8 @@ class Ended:
 
     worker: Name
     status: Whole
-    tail: Words = ""
-    error: Words = ""
+    tail: LastLines = ""
+    error: Lines = ""
     spoke: Flag = True
     """It had connected to its agent's channel. Older agents do not send it."""
 

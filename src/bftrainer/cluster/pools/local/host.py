@@ -38,6 +38,9 @@ PRELOAD = (
 )
 END_S = 2.0
 """Seconds that agents have to end after SIGTERM."""
+KILL_S = 10.0
+"""Seconds that an owner's agent has to end after SIGKILL. That passes through a process of the owner's, which the owner
+can stop: if the agent lives on, that process is killed, and all of the owner's agents with it."""
 LOCK_S = 15.0
 """Seconds that a new host waits for an old one that is ending."""
 LONGEST_LINE = 1 << 24
@@ -56,10 +59,13 @@ def address_file(folder: Path) -> Path:
 
 @dataclass(slots=True)
 class _HostedAgent:
+    run_as: RunAs | None
     running: asyncio.Task[None] | None = None
     process: Process | None = None
     signum: int = 0
     """Signal to send as soon as there is a process."""
+    killing: asyncio.TimerHandle | None = None
+    """Since the first SIGKILL, for an agent of another account."""
 
 
 class _Host:
@@ -88,7 +94,7 @@ class _Host:
         server.close()
         _remove_address(self._folder)
         await self._end_all()
-        await asyncio.gather(*(launcher.close() for launcher in self._launchers.values()))
+        await asyncio.gather(*(launcher.close(END_S) for launcher in self._launchers.values()))
 
     def _wait_for_controller(self) -> None:
         self._orphaned = asyncio.get_running_loop().call_later(self._orphan_s, self._over.set)
@@ -115,10 +121,10 @@ class _Host:
         match message:
             case {"start": str(node), "argv": list(argv), "env": dict(env)}:
                 if node not in self._agents:
-                    agent = self._agents[node] = _HostedAgent()
                     run_as, home = _account(message.get("account"))
+                    agent = self._agents[node] = _HostedAgent(run_as)
                     command = Command(tuple(argv), env, home or str(self._folder), None)
-                    agent.running = asyncio.create_task(self._run(node, agent, command, run_as))
+                    agent.running = asyncio.create_task(self._run(node, agent, command))
             case {"stop": str(node)}:
                 self._signal(node, signal.SIGTERM)
             case {"kill": str(node)}:
@@ -135,13 +141,20 @@ class _Host:
 
     def _signal(self, node: str, signum: int) -> None:
         agent = self._agents.get(node)
+        if agent is not None and agent.run_as is not None and agent.killing is None and signum == signal.SIGKILL:
+            agent.killing = asyncio.get_running_loop().call_later(KILL_S, self._end_warm_parents, agent.run_as)
         if agent is not None and agent.process is None:
             agent.signum = signum
         elif agent is not None and agent.process is not None:
             agent.process.signal(signum)
 
-    async def _run(self, node: str, agent: _HostedAgent, command: Command, run_as: RunAs | None) -> None:
-        status, error = 127, ""
+    def _end_warm_parents(self, run_as: RunAs) -> None:
+        if run_as in self._launchers:
+            _log.warning("an agent of the account %d does not end: all of the account's are killed", run_as.uid)
+            self._launchers[run_as].kill_parents()
+
+    async def _run(self, node: str, agent: _HostedAgent, command: Command) -> None:
+        status, error, run_as = 127, "", agent.run_as
         try:
             if run_as not in self._launchers:
                 self._launchers[run_as] = WarmLauncher(preload=self._preload, run_as=run_as)
@@ -153,6 +166,8 @@ class _Host:
         except (BFTrainerError, OSError) as problem:
             error = str(problem)
         finally:
+            if agent.killing is not None:
+                agent.killing.cancel()
             del self._agents[node]
             self._tell(ended=node, status=status, error=error)
 
