@@ -98,7 +98,8 @@ def test_two_owners_train_as_themselves_through_the_death_of_the_controller_and_
 def check_processes(live: Live, users: dict[str, LentUser], jobs: dict[str, str]) -> None:
     """Every agent, worker and job belongs to the owner whom its node serves."""
     nodes = live.nodes()
-    assert {node["serves"] for node in nodes} == set(users)
+    assert nodes
+    assert {node["serves"] for node in nodes} <= set(users)  # one of them may have all nodes for a moment
     for node in nodes:
         user = users[node["serves"]]
         assert jobs[node["node"]] == user.account.name
