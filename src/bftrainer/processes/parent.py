@@ -182,7 +182,7 @@ class WarmParent:
         # Its children die with the parent, but not before it: until it has ended they may be alive.
         self.process.kill_group()
         await self.process.wait()
-        self._writer.close()
+        self._writer.transport.abort()  # `close` would wait for a reader that may never read
         if not self._is_ready.done():
             self._is_ready.set_exception(NotWarmError("it ended during its imports"))
             self._is_ready.exception()  # marks the error as seen: no task may be waiting any more
