@@ -10,7 +10,7 @@ chance. The schedule has bursts that want all nodes, arrays, `--exclusive`, `--n
 reservation. A job's wait is from sbatch, or from when it could start, to the first line of its script. BFTrainer's
 share of it is the difference to the floor, job by job. Also measured: for how much of the idle node-time, in spells of
 5 s and more, a pilot held the node, and a worker on it worked. All virtual nodes share the machine's cores, so workers
-run at idle priority; with `--counting` the workers count instead of training with PyTorch. Needs root and Slurm.
+run at idle priority, and the kernel is told meanwhile not to group processes by session; with `--counting` the workers count instead of training with PyTorch. Needs root and Slurm.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from slurm_schedule import (
     joined,
     play,
     played,
+    priorities_across_sessions,
     reserved,
     share,
     together,
@@ -96,7 +97,7 @@ def main() -> None:
     args = parser.parse_args()
     runs: list[dict[str, Any]] = []
     try:
-        with tempfile.TemporaryDirectory() as folder:
+        with priorities_across_sessions(), tempfile.TemporaryDirectory() as folder:
             for number in range(args.runs):
                 jobs = varied(args.seed + number, args.jobs, args.nodes, args.span)
                 names = (*ARMS, AGAIN) if args.twice else ARMS

@@ -14,7 +14,8 @@ import shlex
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -327,6 +328,24 @@ def gentle_python(folder: Path) -> Path:
     path.write_text(_GENTLE.format(python=sys.executable))
     path.chmod(0o755)
     return path
+
+
+@contextmanager
+def priorities_across_sessions() -> Iterator[None]:
+    """Let priorities count between all processes of the machine.
+
+    Where the kernel groups processes by session (`sched_autogroup_enabled`), each session gets an equal share, whatever
+    the priorities of its processes. Every pilot and every worker is a session of its own here.
+    """
+    setting = Path("/proc/sys/kernel/sched_autogroup_enabled")
+    before = setting.read_text() if setting.exists() else ""
+    if before.strip() == "1":
+        setting.write_text("0")
+    try:
+        yield
+    finally:
+        if before.strip() == "1":
+            setting.write_text(before)
 
 
 def _seconds(text: str) -> float:

@@ -66,7 +66,7 @@ fi
 # The tests of the dashboard look at it in a browser; without one they are skipped, and say so.
 if as_root && command -v apt-get >/dev/null && ! command -v chromium >/dev/null; then
   say "installing chromium"
-  get=(env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium)
+  get=(env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends chromium)
   { "${get[@]}" || { apt-get update -qq && "${get[@]}"; }; } >/dev/null 2>&1 || say "chromium cannot be installed"
 fi
 printf '%s' "$want" >"$stamp"

@@ -521,7 +521,7 @@ def test_a_driver_on_the_head_sees_its_hosts_change_and_outlives_the_controller(
         (tmp_path / "stop").touch()
         done = live.until_state(trainer, "done", "failed")
         assert (done["state"], done["failures"], done["preemptions"]) == ("done", 0, 1)
-        assert done["log_tail"][-1] == f"{HEAD} | all done"
+        live.until_printed(trainer, lambda lines: lines[-1:] == ["all done"])
         wait_until(lambda: not [node for node in live.nodes() if node["node"] == HEAD], what="the head's leave")
         assert live.problems() == []
         assert live.stop() == 0
@@ -587,7 +587,7 @@ def test_an_ordinary_torch_script_goes_on_through_the_loss_of_a_node_and_of_the_
         (tmp_path / "stop").touch()
         done = live.until_state(trainer, "done", "failed")
         assert (done["state"], done["failures"], done["preemptions"]) == ("done", 0, 1), done["log_tail"]
-        assert any(line.endswith("| all done") for line in done["log_tail"])
+        live.until_printed(trainer, lambda lines: "all done" in lines)
         assert live.problems() == []
         assert live.stop() == 0
     gone(live.pids)
@@ -598,6 +598,7 @@ def test_an_ordinary_torch_script_goes_on_through_the_loss_of_a_node_and_of_the_
 
 @pytest.mark.waits
 def test_an_unchanged_ddp_script_trains_in_place_and_one_that_cannot_goes_on_with_torchrun(tmp_path: Path) -> None:
+    epochs = ["epoch 0", "epoch 1", "epoch 2"]
     text = (Path(__file__).resolve().parents[1] / "elastic" / "ddp" / "slow_validation.py").read_text()
     group = 'dist.init_process_group("gloo")\n'
     for name, added in (("good", ""), ("other", "dist.new_group([0])\n")):
@@ -608,8 +609,7 @@ def test_an_unchanged_ddp_script_trains_in_place_and_one_that_cannot_goes_on_wit
         good = live.submit(tmp_path / "good.py", str(tmp_path / "good"), "3", nodes="2-2", launcher="ddp")
         done = live.until_state(good, "done", "failed")
         assert (done["state"], done["failures"]) == ("done", 0), done["log_tail"]
-        printed = [line.partition("| ")[2].partition(":")[0] for line in done["log_tail"]]
-        assert printed == ["epoch 0", "epoch 1", "epoch 2"]
+        live.until_printed(good, lambda lines: [line.partition(":")[0] for line in lines] == epochs)
         other = live.submit(tmp_path / "other.py", str(tmp_path / "other"), "3", nodes="2-2", launcher="ddp")
         done = live.until_state(other, "done", "failed", timeout_s=240.0)
         assert (done["state"], done["launcher"]) == ("done", "torchrun"), done["log_tail"]

@@ -40,7 +40,9 @@ def warm(run: Run) -> Iterator[WarmLauncher]:
 
 
 def script(folder: Path, text: str, *argv: str, **env: str) -> Command:
-    (folder / "script.py").write_text(text)
+    path = folder / "script.py"
+    if not path.exists() or path.read_text() != text:  # a process that was started with it may be reading it
+        path.write_text(text)
     complete = {**os.environ, "OMP_NUM_THREADS": "1", **env}
     return Command(("script.py", *argv), complete, str(folder), str(folder / "out"))
 

@@ -87,7 +87,16 @@ end() {
   rm -f "$1"
 }
 
+# Several clusters may be wanted at once, on a machine that has no Slurm yet: the first one installs it.
 install_missing() {
+  local turn
+  exec {turn}>"${TMPDIR:-/tmp}/bft-lab-install.lock"
+  flock "$turn"
+  install_in_turn
+  exec {turn}>&-
+}
+
+install_in_turn() {
   local missing=() pair refused=0 done=0
   for pair in munged:munge slurmctld:slurm-wlm slurmd:slurm-wlm sbatch:slurm-wlm; do
     command -v "${pair%%:*}" >/dev/null || missing+=("${pair#*:}")
@@ -110,7 +119,7 @@ install_missing() {
     chmod 755 /usr/sbin/policy-rc.d
     refused=1
   fi
-  local get=(env DEBIAN_FRONTEND=noninteractive apt-get -y --no-install-recommends install "${missing[@]}")
+  local get=(env DEBIAN_FRONTEND=noninteractive apt-get -y -o DPkg::Lock::Timeout=300 --no-install-recommends install "${missing[@]}")
   { "${get[@]}" || { apt-get update && "${get[@]}"; }; } </dev/null >"$log/apt.log" 2>&1 && done=1
   ((refused)) && rm -f /usr/sbin/policy-rc.d
   ((done)) || fail "apt-get cannot install ${missing[*]}, see $log/apt.log"

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -147,6 +147,19 @@ class Live:
 
         found: dict[str, Any] = wait_until(there, f"{ref} in state {' or '.join(states)}", timeout_s, LOOK_S)
         return found
+
+    def until_printed(self, ref: str, holds: Callable[[list[str]], bool]) -> None:
+        """Wait until a condition holds for the last lines that a trainer's workers printed.
+
+        A trainer may be done a moment before its last lines have arrived.
+        """
+        lines: list[str] = []
+
+        def there() -> bool:
+            lines[:] = [line.partition("| ")[2] for line in self.trainer(ref)["log_tail"]]
+            return holds(lines)
+
+        wait_until(there, lambda: f"the last lines of {ref} ({lines})", longest_s=LOOK_S)
 
     def until_steps(self, ref: str, more: int = 1, timeout_s: float = 60.0) -> dict[str, Any]:
         """Wait until a trainer has made more steps than it has now."""
