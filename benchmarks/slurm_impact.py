@@ -10,7 +10,8 @@ chance. The schedule has bursts that want all nodes, arrays, `--exclusive`, `--n
 reservation. A job's wait is from sbatch, or from when it could start, to the first line of its script. BFTrainer's
 share of it is the difference to the floor, job by job. Also measured: for how much of the idle node-time, in spells of
 5 s and more, a pilot held the node, and a worker on it worked. All virtual nodes share the machine's cores, so workers
-run at idle priority, and the kernel is told meanwhile not to group processes by session; with `--counting` the workers count instead of training with PyTorch. Needs root and Slurm.
+run at idle priority, and the kernel is told meanwhile not to group processes by session. With `--counting` the workers
+count instead of training with PyTorch. Needs root and Slurm.
 """
 
 from __future__ import annotations
