@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -107,10 +107,9 @@ def main() -> None:
                     Path(folder) / str(number), jobs, args.nodes, _turned(names, args.seed + number), worker
                 )
                 runs.append(found_in(arms))
+                show(number + 1, runs[-1], sys.stderr if args.json else sys.stdout)
                 if args.figure and number == 0:
                     draw(args.figure, arms)
-                if not args.json:
-                    show(number + 1, runs[-1])
     except pytest.skip.Exception as problem:  # no root, or no Slurm
         sys.exit(f"cannot run: {problem}")
     if args.json:
@@ -184,11 +183,11 @@ def _by_kind(floor: Arm, ours: Arm) -> dict[str, float]:
     return {kind: round(statistics.median(values), 3) for kind, values in sorted(found.items())}
 
 
-def show(number: int, found: dict[str, Any]) -> None:
-    """Print the figures of one run."""
-    print(f"run {number}")
+def show(number: int, found: dict[str, Any], output: TextIO) -> None:
+    """Print the figures of one run: a later one may fail."""
+    print(f"run {number}", file=output)
     for name, value in found.items():
-        print(f"{name:>24}  {value}")
+        print(f"{name:>24}  {value}", file=output, flush=True)
 
 
 def _none(lab: Lab, jobs: Sequence[MainJob], folder: Path, worker: Path) -> Arm:
@@ -319,8 +318,8 @@ def draw(path: Path, arms: dict[str, Arm]) -> None:
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    colours = {"none": "#777777", "floor": "#4c72b0", "bftrainer": "#c44e52"}
-    labels = {"none": "no pilots", "floor": "sleeping pilots", "bftrainer": "BFTrainer"}
+    colours = {"none": "#777777", "floor": "#4c72b0", AGAIN: "#9db7dc", "bftrainer": "#c44e52"}
+    labels = {"none": "no pilots", "floor": "sleeping pilots", AGAIN: "the same again", "bftrainer": "BFTrainer"}
     for name, arm in arms.items():
         left.ecdf([wait for wait in arm.waits if wait is not None], label=labels[name], color=colours[name])
     left.set(xscale="log", xlabel="wait of a main job (s)", ylabel="share of jobs")
