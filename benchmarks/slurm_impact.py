@@ -5,13 +5,14 @@
 
 A run plays the same schedule of main jobs on test clusters, one after the other: without pilots, with pilots that only
 sleep (the floor: what preemption itself costs), and with BFTrainer and two trainers. The order changes from run to
-run. With `--twice` the floor is played once more: how far two floors differ is what the machine and Slurm add by
-chance. The schedule has bursts that want all nodes, arrays, `--exclusive`, `--nodelist`, dependencies and a
-reservation. A job's wait is from sbatch, or from when it could start, to the first line of its script. BFTrainer's
-share of it is the difference to the floor, job by job. Also measured: for how much of the idle node-time, in spells of
-5 s and more, a pilot held the node, and a worker on it worked. All virtual nodes share the machine's cores, so workers
-run at idle priority, and the kernel is told meanwhile not to group processes by session. With `--counting` the workers
-count instead of training with PyTorch. Needs root and Slurm.
+run. The test cluster's Slurm looks at its queue once per second: all arms begin at the same point of this cycle. With
+`--twice` the floor is played once more: how far two floors differ is what the machine and Slurm add by chance. The
+schedule has bursts that want all nodes, arrays, `--exclusive`, `--nodelist`, dependencies and a reservation. A job's
+wait is from sbatch, or from when it could start, to the first line of its script. BFTrainer's share of it is the
+difference to the floor, job by job. Also measured: for how much of the idle node-time, in spells of 5 s and more, a
+pilot held the node, and a worker on it worked. All virtual nodes share the machine's cores, so workers run at idle
+priority, and the kernel is told meanwhile not to group processes by session. With `--counting` the workers count
+instead of training with PyTorch. Needs root and Slurm.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from slurm_schedule import (
     PILOT,
     MainJob,
     Played,
+    cycle_phase,
     failed,
     gentle_python,
     held,
@@ -66,6 +68,22 @@ PACE = "0.25"
 _STEP_GAP_S = 2.0
 """A worker that commits no step for so long does not train meanwhile."""
 _PATIENCE_S = 240.0
+_BEFORE = 0.5
+"""Seconds after a look of Slurm at its queue, at which a schedule begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What one arm plays."""
+
+    jobs: tuple[MainJob, ...]
+    folder: Path
+    phase: float
+    """The fraction of a second at which it begins: in all arms at the same point of Slurm's cycle."""
+
+    def play(self, lab: Lab) -> float:
+        """Play it; when it began."""
+        return play(lab, self.jobs, self.folder, phase=self.phase)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +141,9 @@ def _turned(names: Sequence[str], by: int) -> tuple[str, ...]:
     return (*names[first:], *names[:first])
 
 
-def play_arms(folder: Path, jobs: Sequence[MainJob], nodes: int, order: Sequence[str], worker: Path) -> dict[str, Arm]:
+def play_arms(
+    folder: Path, jobs: tuple[MainJob, ...], nodes: int, order: Sequence[str], worker: Path
+) -> dict[str, Arm]:
     """Play the schedule in all arms, in this order."""
     players = {"none": _none, "floor": _floor, AGAIN: _floor, "bftrainer": _bftrainer}
     found = {}
@@ -131,7 +151,8 @@ def play_arms(folder: Path, jobs: Sequence[MainJob], nodes: int, order: Sequence
         here = folder / name
         here.mkdir(parents=True)
         with cluster(nodes) as lab:
-            found[name] = players[name](lab, jobs, here, worker)
+            phase = cycle_phase(lab, here / "looks", next(iter(lab.states())))
+            found[name] = players[name](lab, Schedule(jobs, here / "jobs", (phase + _BEFORE) % 1.0), here, worker)
     return found
 
 
@@ -190,21 +211,20 @@ def show(number: int, found: dict[str, Any], output: TextIO) -> None:
         print(f"{name:>24}  {value}", file=output, flush=True)
 
 
-def _none(lab: Lab, jobs: Sequence[MainJob], folder: Path, worker: Path) -> Arm:
-    begin = play(lab, jobs, folder / "jobs")
-    return _measured(lab, jobs, folder, begin, {})
+def _none(lab: Lab, schedule: Schedule, folder: Path, worker: Path) -> Arm:
+    return _measured(lab, schedule, schedule.play(lab), {})
 
 
-def _floor(lab: Lab, jobs: Sequence[MainJob], folder: Path, worker: Path) -> Arm:
+def _floor(lab: Lab, schedule: Schedule, folder: Path, worker: Path) -> Arm:
     """Play with a pilot on every idle node that does nothing and ends at its first signal."""
     with _sleepers(lab):
         _until(lambda: len(lab.jobs("-p", "scavenger", "-t", "R")) == lab.count, "a pilot on every node")
-        begin = play(lab, jobs, folder / "jobs")
+        begin = schedule.play(lab)
         _until(lambda: not lab.jobs("-p", "main"), "the end of all main jobs")
         end = time.time()
     lab.run("scancel", "--partition=scavenger")
     _until(lambda: not lab.jobs(), "the end of all pilots")
-    return _measured(lab, jobs, folder, begin, {}, end)
+    return _measured(lab, schedule, begin, {}, end)
 
 
 @contextmanager
@@ -236,7 +256,7 @@ def _sleepers(lab: Lab) -> Iterator[None]:
         keeper.join()
 
 
-def _bftrainer(lab: Lab, jobs: Sequence[MainJob], folder: Path, worker: Path) -> Arm:
+def _bftrainer(lab: Lab, schedule: Schedule, folder: Path, worker: Path) -> Arm:
     steps = folder / "steps"
     steps.mkdir()
     pool = {"partition": "scavenger", "python": str(gentle_python(folder)), "interval_s": "1"}
@@ -247,7 +267,7 @@ def _bftrainer(lab: Lab, jobs: Sequence[MainJob], folder: Path, worker: Path) ->
             pace = {"BFTRAINER_PACE": PACE}
             live.submit(worker, str(steps), nodes=f"1-{lab.count // 2}", name=name, env=pace)
         _until(lambda: len({row["node"] for row in _rows(steps)}) == lab.count, "work on all nodes")
-        begin = play(lab, jobs, folder / "jobs")
+        begin = schedule.play(lab)
         _until(lambda: not lab.jobs("-p", "main"), "the end of all main jobs")
         end = time.time()
         live.stop(timeout_s=60)
@@ -255,13 +275,12 @@ def _bftrainer(lab: Lab, jobs: Sequence[MainJob], folder: Path, worker: Path) ->
     moments: dict[str, list[float]] = defaultdict(list)
     for row in _rows(steps):
         moments[row["node"]].append(row["at"])
-    return _measured(lab, jobs, folder, begin, moments, end)
+    return _measured(lab, schedule, begin, moments, end)
 
 
 def _measured(
     lab: Lab,
-    jobs: Sequence[MainJob],
-    folder: Path,
+    schedule: Schedule,
     begin: float,
     moments: dict[str, list[float]],
     end: float | None = None,
@@ -269,9 +288,9 @@ def _measured(
     """Wait for the end of all main jobs and read what has become of them and of the nodes."""
     _until(lambda: not lab.jobs("-p", "main"), "the end of all main jobs")
     log = lab.folder / "log" / "jobcomp.log"
-    finished = played(jobs, folder / "jobs")
+    finished = played(schedule.jobs, schedule.folder)
     end = end or max((job.ended or begin for job in finished), default=begin)
-    busy = together(held(log, NAME), reserved(jobs, folder / "jobs"))
+    busy = together(held(log, NAME), reserved(schedule.jobs, schedule.folder))
     spells = idle_spells(busy, lab.states(), begin, end)
     shares = {
         "idle_share": sum(b - a for pairs in spells.values() for a, b in pairs) / (lab.count * (end - begin)),

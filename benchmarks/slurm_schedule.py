@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -26,11 +27,13 @@ SPELL_S = 5.0
 """Idle spells shorter than this are not worth a pilot, and do not count."""
 NAME = "main-"
 PILOT = "bftrainer-"
+PROBE = "probe"
 _SIZES = {1: 45, 2: 25, 3: 8, 4: 8, 5: 3, 6: 4, 8: 4, 10: 3}
 """How often a job asks for so many nodes, of 100: many small ones, powers of two, few wide ones."""
 _BURST = 3.0
 _MORE_S = 0.4
 _LONGEST = 0.2
+_LOOKS = 5
 _PATIENCE_S = 120.0
 """How long the end of a job in a reservation is awaited at most, before the reservation is left alone."""
 _WORD = re.compile(r"\b(Name|JobState|StartTime|EndTime|NodeList)=(\S*)")
@@ -47,6 +50,9 @@ class Cluster(Protocol):
 
     def run(self, *argv: str) -> str:
         """Run a command of Slurm; what it prints."""
+
+    def jobs(self, *options: str) -> Mapping[str, str]:
+        """The state of each job that has not ended, by its id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +152,20 @@ def varied(seed: int, jobs: int, nodes: int, span_s: float, load: float = 0.3) -
     )
 
 
-def play(cluster: Cluster, jobs: Iterable[MainJob], folder: Path, tick: Callable[[], object] = lambda: None) -> float:
-    """Submit jobs when it is their time, calling `tick` between them; when the schedule began. `played` reads it."""
+def play(
+    cluster: Cluster,
+    jobs: Iterable[MainJob],
+    folder: Path,
+    tick: Callable[[], object] = lambda: None,
+    phase: float | None = None,
+) -> float:
+    """Submit jobs when it is their time, calling `tick` between them; when the schedule began. `played` reads it.
+
+    With a `phase`, it begins at this fraction of a second: see `cycle_phase`.
+    """
     folder.mkdir()
+    if phase is not None:
+        time.sleep((phase - time.time()) % 1.0)
     begin = time.time()
     ids: list[str] = []
     reservations: list[int] = []
@@ -176,6 +193,36 @@ def play(cluster: Cluster, jobs: Iterable[MainJob], folder: Path, tick: Callable
         _release(cluster, reservations, folder)
         time.sleep(0.5)
     return begin
+
+
+def cycle_phase(cluster: Cluster, folder: Path, node: str) -> float:
+    """Return at which fraction of a second the test cluster's Slurm looks at its queue, once per second.
+
+    It is chance for each slurmctld, and stays the same. A job that needs a pilot's node waits for this look, so two
+    plays of one schedule differ by up to a second in most waits unless they begin at the same point of the cycle.
+    Measured with jobs on a node that a pilot holds; the node is empty before and after.
+    """
+    folder.mkdir()
+    found = []
+    for number in range(_LOOKS):
+        pilot = cluster.submit("-p", "scavenger", f"--nodelist={node}", "--exclusive", "--signal=B:TERM@1")
+        _until(lambda: cluster.jobs("-p", "scavenger", "-t", "R"), "a pilot")
+        started = folder / str(number)
+        cluster.submit(f"--nodelist={node}", f"--job-name={PROBE}", script=f"date +%s.%N >{shlex.quote(str(started))}")
+        _until(partial(_stamp, started), "a job that takes the pilot's node")
+        cluster.run("scancel", pilot)
+        _until(lambda: not cluster.jobs(), "an empty cluster")
+        found.append((_stamp(started) or 0.0) % 1.0)
+    # The median on a circle: the one that is nearest to all others.
+    return min(found, key=lambda one: sum(abs((one - other + 0.5) % 1.0 - 0.5) for other in found))
+
+
+def _until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} did not come within {_PATIENCE_S:g} s")
+        time.sleep(0.1)
 
 
 def _reserve(cluster: Cluster, wanted: Reservation, number: int, folder: Path) -> str:
