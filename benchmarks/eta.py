@@ -7,8 +7,8 @@ The true run of a week is a replay of the trace. At the submission and at half t
 controller would know then is taken from it: the nodes and the queue of that moment, the past of the pool and of the
 submissions up to then, and the speeds with an error of 3 %. From that `forecast.predict` makes the point and the 80 %
 interval. The first week is for fitting one number, `forecast.estimate.SPREAD`: the factor printed as `fitted_spread`
-gives 80 % there. The predictions of the second week are used for nothing else than these figures. With other `--nodes`,
-the sizes of the trainers grow or shrink likewise. `--workers` processes predict at the same time.
+gives 80 % there. docs/eta.md says what else was chosen, and on which week. With other `--nodes`, the sizes of the
+trainers grow or shrink likewise. `--workers` processes predict at the same time.
 
 The exit status is 1 if in the second week less than 75 % or more than 85 % of the intervals hold the true time, or the
 median error of the point at half time is above 10 % of the trainer's time from submission to end.
