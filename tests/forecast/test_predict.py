@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bftrainer.core.curve import Curve
 from bftrainer.core.trace import Trace
 from bftrainer.core.trainer import Trainer
 from bftrainer.forecast.estimate import FinishEstimate
 from bftrainer.forecast.past import DAY_S, PoolPast, steady
-from bftrainer.forecast.predict import LATER, Prediction, Situation, later_arrivals, predict
+from bftrainer.forecast.predict import LATER, Prediction, Situation, evenly, later_arrivals, predict
 from bftrainer.scheduler import Policy
 from bftrainer.simulate.replay import Present, ReplaySettings, replay
 
@@ -105,6 +107,18 @@ def test_an_estimate_has_the_median_and_holds_80_percent() -> None:
     assert estimate is not None
     assert (estimate.low_s, estimate.point_s, estimate.high_s) == pytest.approx((10.0, 50.0, 90.0))
     assert estimate.within(25.0) == pytest.approx(25 / 99)
+
+
+@given(st.lists(st.one_of(st.floats(0.0, 1e7), st.just(math.inf)), min_size=1, max_size=60), st.floats(0.5, 2.0))
+def test_the_point_is_in_the_interval(times: list[float], spread: float) -> None:
+    estimate = FinishEstimate.of(np.array(times), 0.0, spread)
+    assert estimate is not None
+    assert estimate.low_s <= estimate.point_s <= estimate.high_s
+
+
+def test_any_first_part_of_the_futures_is_spread_evenly() -> None:
+    for count in (2, 8, 16, 64):
+        assert sorted(int(evenly(place) * count) for place in range(count)) == list(range(count))
 
 
 def test_a_larger_spread_widens_the_interval_around_the_same_point() -> None:

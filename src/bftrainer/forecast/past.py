@@ -20,11 +20,36 @@ LONG_S = DAY_S
 STEP_S = 300.0
 """Distance of the moments at which blocks of the past may begin."""
 MOST_MOMENTS = 20_000
-HOUR_SIGMA, SIZE_SIGMA = 3.0, 0.5
-"""A moment of the past resembles another one if the time of day is the same within 3 hours, and the logarithm of the
-size of the pool within 0.5 (standard deviations of two bell curves)."""
-OTHER_HOURS = 0.2
-"""Weight of moments at any other time of day, so that a short past is used as a whole."""
+HOUR_SIGMA, SIZE_SIGMA, OLD_SIGMA = 3.0, 0.8, 1.0
+"""A moment of the past resembles another one if the time of day is the same within 3 hours, the logarithm of the size
+of the pool within 0.8, and that of the number of its old nodes within 1 (standard deviations of bell curves)."""
+OLD_S = 3 * 3600.0
+"""A node that has been there for so long is old."""
+OTHER_HOURS = 1.0
+"""Weight of moments at any other time of day. Those at the same time have this weight and 1."""
+RECENT_S = 4 * DAY_S
+"""The weight of moments falls by a factor of e with every so many seconds that they lie back."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMoment:
+    """A moment, as far as it depends on it which others resemble it."""
+
+    time: float
+    size: int
+    """Number of nodes in the pool."""
+    old: int
+    """How many of them are old."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Says which one to draw of the moments that resemble one. They are sorted by the pool in the time after them."""
+
+    share: float
+    """Share of them that are left out: 0 is the moment with the smallest pool after it."""
+    ahead_s: float
+    """How much of the time after them counts."""
 
 
 class PoolPast:
@@ -40,7 +65,12 @@ class PoolPast:
         """Lengths of the fragments that were seen from beginning to end, in order."""
         step_s = max(STEP_S, trace.window.seconds / MOST_MOMENTS)
         self.moments: Floats = np.arange(trace.window.start, self.now, step_s)
-        self.sizes = _sizes(trace, self.moments)
+        ends = np.sort(trace.end[~trace.open])
+        self.sizes = _count(trace.start, ends, self.moments)
+        long = trace.open | (trace.lengths > OLD_S)
+        self._old = _count(trace.start[long] + OLD_S, np.sort(trace.end[long & ~trace.open]), self.moments)
+        self._step_s = step_s
+        self._node_steps = np.concatenate(([0.0], np.cumsum(self.sizes)))
 
     @property
     def is_long(self) -> bool:
@@ -52,20 +82,29 @@ class PoolPast:
         """How many nodes have left."""
         return int((~self.trace.open).sum())
 
-    def like(self, time: float, size: int, block_s: float, rng: np.random.Generator) -> float | None:
-        """Draw a moment of the past that resembles `time` with a pool of `size`; None if the past is too short.
+    def like(self, moment: PoolMoment, least_s: float, draw: Draw) -> float | None:
+        """Draw a moment of the past that resembles another one; None if the past is too short.
 
-        A block of `block_s` seconds follows it in the past.
+        At least `least_s` seconds of the past follow it.
         """
-        count = int(np.searchsorted(self.moments, self.now - block_s, side="right"))
+        count = int(np.searchsorted(self.moments, self.now - least_s, side="right"))
         if not count:
             return None
-        moments, sizes = self.moments[:count], self.sizes[:count]
-        hours = np.abs((moments - time) / 3600 % 24)
+        moments, sizes, old = self.moments[:count], self.sizes[:count], self._old[:count]
+        hours = np.abs((moments - moment.time) / 3600 % 24)
         hours = np.minimum(hours, 24 - hours)
+        other_size = np.log((sizes + 1) / (moment.size + 1)) / SIZE_SIGMA
+        other_ages = np.log((old + 1) / (moment.old + 1)) / OLD_SIGMA
         weight = OTHER_HOURS + np.exp(-0.5 * (hours / HOUR_SIGMA) ** 2)
-        weight *= np.exp(-0.5 * (np.log((sizes + 1) / (size + 1)) / SIZE_SIGMA) ** 2) + 1e-6
-        return float(moments[rng.choice(count, p=weight / weight.sum())])
+        weight *= np.exp(-0.5 * (other_size**2 + other_ages**2)) + 1e-6
+        weight *= np.exp((moments - self.now) / RECENT_S)
+        steps = max(round(draw.ahead_s / self._step_s), 1)
+        last = np.minimum(np.arange(steps, count + steps), len(self.sizes))
+        mean = (self._node_steps[last] - self._node_steps[:count]) / (last - np.arange(count))
+        order = np.argsort(mean, kind="stable")
+        below = np.cumsum(weight[order])
+        place = int(np.searchsorted(below, draw.share * below[-1], side="right"))
+        return float(moments[order[min(place, count - 1)]])
 
     def ends(self, rng: np.random.Generator) -> Floats:
         """The end of each fragment. For those that are still there it is drawn: see `lives_after`."""
@@ -121,8 +160,8 @@ def from_profile(profile: str, size: int, now: float, seed: int, days: float = 7
     return synthesise(profile, nodes=nodes, hours=days * 24, seed=seed, start=now - days * DAY_S)
 
 
-def _sizes(trace: Trace, moments: Floats) -> Floats:
-    """Size of the pool at each moment."""
-    begun = np.searchsorted(trace.start, moments, side="right")
-    ended = np.searchsorted(np.sort(trace.end[~trace.open]), moments, side="right")
+def _count(starts: Floats, ends: Floats, moments: Floats) -> Floats:
+    """How many of some spans of time hold each moment. Both columns are in order."""
+    begun = np.searchsorted(starts, moments, side="right")
+    ended = np.searchsorted(ends, moments, side="right")
     return np.asarray(begun - ended, dtype=np.float64)

@@ -17,7 +17,7 @@ from bftrainer.core.pool import Node
 from bftrainer.core.trace import Floats
 from bftrainer.core.trainer import Trainer
 from bftrainer.forecast.futures import BLOCK_S, draw_future
-from bftrainer.forecast.past import DAY_S, PoolPast
+from bftrainer.forecast.past import DAY_S, Draw, PoolPast
 from bftrainer.scheduler import PoolStatistics, Scheduler, State
 from bftrainer.simulate.accounting import SimulatedTrainer, copied
 from bftrainer.simulate.replay import Present, ReplaySettings, replay
@@ -119,13 +119,25 @@ def predict(
     seconds = horizon_s(situation, past)
     rows: list[list[float]] = []
     rng = np.random.Generator(np.random.PCG64(seed))
-    for _ in range(futures if names else 0):
-        ends = _one(situation, past, seconds, names, rng)
+    first = rng.random()
+    for place in range(futures if names else 0):
+        # Any number of futures begins like all the different moments that resemble the present.
+        draw = Draw((first + evenly(place)) % 1.0, seconds / ROOM)
+        ends = _one(situation, past, seconds, names, rng, draw)
         rows.append([ends.get(name, math.inf) for name in names])
         if enough():
             break
     columns = np.array(rows).reshape(len(rows), len(names)).T
     return Prediction(situation.now, seconds, dict(zip(names, columns, strict=True)))
+
+
+def evenly(place: int) -> float:
+    """A sequence of numbers from 0 to 1 of which any first part is spread evenly: van der Corput's."""
+    found, share = 0.0, 0.5
+    while place:
+        found += share * (place & 1)
+        place, share = place >> 1, share / 2
+    return found
 
 
 def horizon_s(situation: Situation, past: PoolPast) -> float:
@@ -142,10 +154,10 @@ def horizon_s(situation: Situation, past: PoolPast) -> float:
 
 
 def _one(
-    situation: Situation, past: PoolPast, seconds: float, names: Collection[str], rng: np.random.Generator
+    situation: Situation, past: PoolPast, seconds: float, names: Collection[str], rng: np.random.Generator, first: Draw
 ) -> dict[str, float]:
     """The finishing times in one future."""
-    future = draw_future(past, situation.pool, seconds, rng, min(seconds / (ROOM * STEPS), COARSEST_S))
+    future = draw_future(past, situation.pool, seconds, rng, min(seconds / (ROOM * STEPS), COARSEST_S), first)
     sigma = situation.rate_sigma
 
     def varied(trainer: Trainer, done: float = 0.0) -> Trainer:
