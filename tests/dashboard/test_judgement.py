@@ -8,7 +8,7 @@ import pytest
 
 from bftrainer.cluster.jobs.learning import Learned
 from bftrainer.cluster.report.efficiency import LiveEfficiency, judge
-from bftrainer.cluster.report.rerun import as_study
+from bftrainer.cluster.report.rerun import _RunLog, as_study
 from bftrainer.cluster.store.events import NodeJoined, NodeLeaving, NodeLeft, Rescaled
 from bftrainer.cluster.store.scheduling_events import learned_event
 from bftrainer.cluster.store.store import FILE, Store
@@ -103,3 +103,15 @@ def test_work_that_ends_gives_a_makespan_ratio_and_the_same_work_done(tmp_path: 
     assert found.efficiency == found.simulated == pytest.approx(0.9)
     assert found.work.live == pytest.approx(0.9)
     assert found.bound == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("reason", "unannounced"), [("SIGTERM", 0.0), ("connection closed", 1.0)])
+def test_an_agent_that_leaves_at_a_signal_has_let_its_worker_save(
+    tmp_path: Path, reason: str, unannounced: float
+) -> None:
+    with started(tmp_path, work=None) as store:
+        with store.transaction():
+            store.log(50.0, NodeJoined("n3", "h", "a"))
+            store.log(60.0, NodeLeft("n3", reason))
+        rows = [row for row in store.all_events() if row.node not in ("n1", "n2") or row.kind == "node.joined"]
+        assert _RunLog.read(rows).unannounced == unannounced
