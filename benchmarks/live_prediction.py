@@ -38,6 +38,7 @@ from bftrainer.client.api import ApiClient, find_controller
 from bftrainer.cluster.config.keys import Config, PolicySettings
 from bftrainer.cluster.config.policy import policy_of
 from bftrainer.cluster.report.efficiency import judge
+from bftrainer.cluster.report.rerun import KINDS, check
 from bftrainer.cluster.store.events import kinds_of
 from bftrainer.cluster.store.replay import POOL_EVENTS, PoolReplay
 from bftrainer.cluster.store.store import FILE, Store
@@ -186,6 +187,7 @@ def judged(folder: Path, *, torch: bool) -> dict[str, Any]:
         end = max(row.ended or 0.0 for row in rows)
         events = PoolReplay().read(store.all_events(kinds_of(*POOL_EVENTS)))
         losses = sum(at.lost for at in events if at.time <= end)
+        again = check(store.all_events(KINDS), policy)
     if any(row.state != "done" for row in rows):
         raise RuntimeError(f"the trainers are {', '.join(row.state for row in rows)}; see {folder}")
     # A simulated run that is cut by the end of the events would have gone on at the pace it had.
@@ -195,6 +197,8 @@ def judged(folder: Path, *, torch: bool) -> dict[str, Any]:
         "torch": torch,
         "samples": found.outcome_samples,
         "losses": losses,
+        "decisions": again.decisions,
+        "decisions_that_differ_when_repeated": len(again.mismatches),
         "live_s": round(found.seconds, 2),
         "predicted_s": round(predicted_s, 2),
         "ratio": round(predicted_s / found.seconds, 4),
