@@ -1,6 +1,7 @@
-"""The demo in simulation: are learned curves better than equal shares, and how far from known ones?
+"""The demo: are learned curves better than equal shares, and how far from known ones? In simulation, and live.
 
     python benchmarks/demo.py [--json] [--seeds 10] [--seconds 120] [--start-s 1.5] [--noise 0.05]
+    python benchmarks/demo.py --live 3 [--keep DIR] [--json]
 
 The nodes of `bftrainer demo`, which come and go as on Summit 90 times as fast, with other random seeds; its three
 trainers, its objective and its horizon. Work does not run out in the window. Curves, pauses and starts of nodes are
@@ -12,6 +13,12 @@ hidden; reports are noisy. The rules:
 
 Each figure is the work done as a share of the best that the pool allows at no cost, as `bftrainer demo` prints it: the
 bound is 1. The exit status is 1 if `learned` is not 5 points above `equal` on the mean.
+
+With `--live N`, `bftrainer demo` itself is run N times. `ours` is the work that the live run did while all trainers had
+work, `equal` that of equal shares on the same nodes in the simulator, both as shares of `bound`. The same of the whole
+run are `ours_makespan`, `equal_makespan` and `bound_makespan`. The exit status is 1 if `ours` is not above `equal` in
+every run. `--keep DIR` keeps the state folder of each run. Run it on a machine that does nothing else: the demo needs
+two cores.
 """
 
 from __future__ import annotations
@@ -19,10 +26,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from bftrainer.allocate.registry import make_allocator
 from bftrainer.cluster.config.keys import Config, PolicySettings
@@ -57,7 +68,11 @@ def main() -> None:
     parser.add_argument("--up-s", type=float, default=0.1, help="pause of a trainer that grows")
     parser.add_argument("--down-s", type=float, default=0.05, help="pause of a trainer that shrinks")
     parser.add_argument("--noise", type=float, default=0.05, help="relative noise of a report")
+    parser.add_argument("--live", type=int, metavar="N", help="run `bftrainer demo` so many times instead")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="with --live, keep the state folder of each run here")
     options = parser.parse_args()
+    if options.live is not None:
+        sys.exit(live(options.live, options.keep, as_json=options.json))
     trainers = demo_trainers(options.up_s, options.down_s, options.start_s)
     rows = []
     for seed in range(options.seeds):
@@ -74,6 +89,43 @@ def main() -> None:
         print("mean  ", "  ".join(f"{name} {value}" for name, value in mean.items()))
         print(f"learned is {100 * above:+.1f} points above equal, goal {100 * GOAL:+.0f}")
     sys.exit(not found["met"])
+
+
+def live(runs: int, keep: Path | None, *, as_json: bool) -> int:
+    """Run the live demo so many times, print each run's figures, and return the exit status."""
+    rows = []
+    for number in range(runs):
+        load = round(os.getloadavg()[0], 1)
+        argv = [sys.executable, "-m", "bftrainer", "demo", "--json"]
+        argv += ["--folder", str(keep / f"run-{number + 1}")] if keep is not None else []
+        done = subprocess.run(argv, stdout=subprocess.PIPE, check=True)
+        rows.append({**live_figures(json.loads(done.stdout)), "load_before": load})
+        output = sys.stderr if as_json else sys.stdout
+        print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), file=output, flush=True)
+    above = sum(row["ours"] > row["equal"] for row in rows)
+    if as_json:
+        print(json.dumps({"rows": rows, "above_equal": above, "runs": runs, "met": above == runs}))
+    else:
+        print(f"ours is above equal in {above} of {runs} runs")
+    return int(above < runs)
+
+
+def live_figures(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return what counts of the summary that `bftrainer demo --json` prints."""
+    busy, whole = summary["busy"], summary["judgement"]
+    found = {
+        "ours": busy["live"],
+        "equal": busy["equal"],
+        "bound": 1.0,
+        "simulated": busy["simulated"],
+        "busy_s": summary["busy_s"],
+        "ours_makespan": whole["efficiency"],
+        "equal_makespan": whole["equal"],
+        "bound_makespan": whole["bound"],
+        "seconds": whole["seconds"],
+        "node_start_s": whole["start_s"],
+    }
+    return {name: round(value, 4) for name, value in found.items()}
 
 
 def demo_trainers(up_s: float, down_s: float, start_s: float) -> list[Trainer]:

@@ -1,6 +1,6 @@
 """Does a later trial of a script begin with the right speed? A live sweep of one script on nodes that come and go.
 
-    python benchmarks/first_rates.py [--trials 50] [--json]
+    python benchmarks/first_rates.py [--trials 50] [--at-once N] [--json]
 
 The run is real: a controller, agents, PyTorch workers with paced steps, on six virtual nodes that come and go as on
 Summit, 90 times as fast. For each trial of the second half, the rate that the scheduler expected when it first gave it
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -38,30 +39,38 @@ def main() -> None:
     """Run the sweep and print what came of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=50)
+    parser.add_argument("--at-once", type=int, metavar="N", help="how many trials are considered at once")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        run(Path(folder), args.trials)
+        run(Path(folder), args.trials, args.at_once)
         rows = compare(Path(folder) / "state")
     later = [row for row in rows if row["number"] > args.trials // 2]
     compared = [row for row in later if row["measured"] is not None]
     good = sum(abs(row["expected"] / row["measured"] - 1) <= WITHIN for row in compared)
     share = good / len(compared) if compared else 0.0
     found = {"rows": rows, "later": len(later), "compared": len(compared), "within": good, "share": round(share, 3)}
+    sizes = Counter(str(row["nodes"]) for row in compared)
+    worst = max((abs(row["expected"] / row["measured"] - 1) for row in compared), default=0.0)
+    found |= {"first_sizes": dict(sorted(sizes.items())), "most": round(worst, 4)}
     found |= {"goal": GOAL, "met": share >= GOAL, "load_average": round(os.getloadavg()[0], 1)}
     if args.json:
         print(json.dumps(found))
     else:
         print(f"{good} of {len(compared)} of the last {len(later)} trials are within {WITHIN:.0%}, goal {GOAL:.0%}")
+        print(
+            f"the largest difference is {worst:.1%}; trials by the nodes they began on: {dict(sorted(sizes.items()))}"
+        )
     sys.exit(not found["met"])
 
 
-def run(folder: Path, trials: int) -> None:
+def run(folder: Path, trials: int, at_once: int | None) -> None:
     """Run the sweep to its end."""
     state = folder / "state"
     argv = [sys.executable, "-m", "bftrainer", "serve", "--port", "0", "--state", str(state)]
     argv += [word for key, value in POOL.items() for word in ("--set", f"pool.{key}={value}")]
     argv += ["--set", "policy.horizon_s=20", "--set", "trainers.snapshot_every_s=1"]
+    argv += ["--set", f"policy.max_parallel={at_once}"] if at_once is not None else []
     serve = subprocess.Popen(argv, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         deadline = time.monotonic() + 600

@@ -8,7 +8,7 @@ import pytest
 
 from bftrainer.cluster.jobs.learning import Learned
 from bftrainer.cluster.report.efficiency import LiveEfficiency, judge
-from bftrainer.cluster.report.rerun import as_study
+from bftrainer.cluster.report.rerun import _RunLog, as_study
 from bftrainer.cluster.store.events import NodeJoined, NodeLeaving, NodeLeft, Rescaled
 from bftrainer.cluster.store.scheduling_events import learned_event
 from bftrainer.cluster.store.store import FILE, Store
@@ -66,6 +66,23 @@ def test_a_replay_takes_rescales_that_were_never_measured_to_cost_what_the_sched
     assert [(trainer.up_s, trainer.down_s) for trainer in study.trainers] == [(10.0, 10.0), (3.0, 10.0)]
 
 
+def test_a_replay_takes_the_rates_that_were_measured_in_the_end_and_not_those_of_the_last_decision(
+    tmp_path: Path,
+) -> None:
+    with Store.open(tmp_path / FILE) as store, store.transaction():
+        store.log(0.0, NodeJoined("n1", "h", "a"))
+        row = store.add_trainer(
+            name="a", owner="ann", spec={"script": "/t.py", "min_nodes": 1, "max_nodes": 4}, time=0.0
+        )
+        curve = Curve((0, 1, 2, 3, 4), (0.0, 100.0, 180.0, 240.0, 280.0))
+        store.log(0.0, learned_event(Trainer(row.id, curve, 1, 4, 0.0, 0.0, submit=0.0, owner="ann")))
+        learned = {**Learned().as_json(), "in_use": {"1": 90.0, "2": 162.0}}
+        store.update_trainer(row.id, state="done", started=0.0, ended=200.0, samples=9, total=9, learned=learned)
+        (trainer,) = as_study(store).trainers
+    measured = [trainer.curve.rate(nodes) for nodes in (1, 2, 3, 4)]
+    assert measured == pytest.approx([90.0, 162.0, 216.0, 252.0], rel=0.01), "the shape is as the scheduler was told"
+
+
 def started(folder: Path, *, work: int | None) -> Store:
     """One trainer on two nodes for 100 s, at one sample per second and node. Workers take 10 s to start."""
     store = Store.open(folder / FILE)
@@ -103,3 +120,15 @@ def test_work_that_ends_gives_a_makespan_ratio_and_the_same_work_done(tmp_path: 
     assert found.efficiency == found.simulated == pytest.approx(0.9)
     assert found.work.live == pytest.approx(0.9)
     assert found.bound == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("reason", "unannounced"), [("SIGTERM", 0.0), ("connection closed", 1.0)])
+def test_an_agent_that_leaves_at_a_signal_has_let_its_worker_save(
+    tmp_path: Path, reason: str, unannounced: float
+) -> None:
+    with started(tmp_path, work=None) as store:
+        with store.transaction():
+            store.log(50.0, NodeJoined("n3", "h", "a"))
+            store.log(60.0, NodeLeft("n3", reason))
+        rows = [row for row in store.all_events() if row.node not in ("n1", "n2") or row.kind == "node.joined"]
+        assert _RunLog.read(rows).unannounced == unannounced

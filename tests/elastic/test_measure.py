@@ -52,6 +52,17 @@ def test_a_window_with_a_pause_in_it_does_not_spoil_the_rate(clock: Clock) -> No
     assert meter.rates() == {4: pytest.approx(100.0, rel=0.02)}
 
 
+def test_the_small_batch_at_the_end_of_an_epoch_counts(clock: Clock) -> None:
+    for step_s in (0.1, 0.3):
+        meter = Meter()
+        meter.formed(1, 2)
+        for _ in range(8):  # 600 samples in batches of 48
+            train(meter, clock, 12, step_s, samples=48)
+            train(meter, clock, 1, step_s, samples=24)
+        assert meter.rates() == {2: pytest.approx(600 / (13 * step_s), rel=0.01)}
+        assert meter.stay()[1] == meter.rates()[2]
+
+
 def test_slow_steps_are_measured_over_several_of_them(clock: Clock) -> None:
     meter = Meter()
     meter.formed(1, 2)

@@ -31,3 +31,14 @@ def test_the_curves_are_those_of_the_demo() -> None:
     assert list(curves) == [part.name for part in PARTS]
     assert curves["digits"].rate(1) == pytest.approx(32 / 0.2)
     assert curves["chars"].rate(8) == pytest.approx(64 / 0.32)
+
+
+def test_of_a_live_run_the_work_done_counts_and_the_makespan_is_told_beside_it() -> None:
+    summary = {
+        "busy": {"live": 0.91234, "simulated": 0.92, "equal": 0.85},
+        "busy_s": 80.0,
+        "judgement": {"efficiency": 0.8, "equal": 0.82, "bound": 0.97, "seconds": 120.0, "start_s": 1.5},
+    }
+    found = demo.live_figures(summary)
+    assert (found["ours"], found["equal"], found["bound"]) == (0.9123, 0.85, 1.0)
+    assert (found["ours_makespan"], found["equal_makespan"], found["bound_makespan"]) == (0.8, 0.82, 0.97)

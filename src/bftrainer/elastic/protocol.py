@@ -156,7 +156,7 @@ class Report:
     redone: int = 0
     """Samples this worker computed in vain, because a peer was lost before they counted."""
     windows: int = 0
-    """Number of measurements of the rate at the present number of members. The rate is their median."""
+    """Number of measurements of the rate at the present number of members. The rate is that of all of them."""
     metrics_at: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Position of each metric: epochs done, steps, samples. A metric without one has the position of this report."""
     snapshot_every_s: float | None = None
@@ -166,7 +166,7 @@ class Report:
     stay_windows: int = 0
     """Number of measurements of the rate in this generation."""
     stay_rate: float = 0.0
-    """Their median."""
+    """The rate in all of them, in samples per second."""
     stay_scatter: float | None = None
     """The sum of the squared deviations of their logarithms; None if the worker does not say it."""
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from bftrainer.cluster.agent.signals import SIGNALS
 from bftrainer.cluster.jobs.learning import Learned, Prior
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.cluster.spec.trainer import TrainerSpec
@@ -39,6 +40,8 @@ from bftrainer.scheduler import Policy, Scheduler, State
 
 KINDS = kinds_of(*POOL_EVENTS, NodeOwned, TrainerLearned, StateChanged, Decided)
 """The events that decisions depend on, and the decisions."""
+_SIGNALLED = frozenset(number.name for number in SIGNALS)
+"""Reasons of agents that leave because of a signal, as pilots do: their workers have saved the state before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,7 @@ class Recorded:
     start_s: float
     """Mean time from when a node is given to a trainer to when it can join the others."""
     unannounced: float
-    """Share of the losses of nodes that came without announcement. Announced ones leave time for a snapshot."""
+    """Share of the losses of nodes that came without announcement or signal, and so left no time for a snapshot."""
 
 
 @dataclass(slots=True)
@@ -149,7 +152,7 @@ class _RunLog:
                 case NodeLeaving(node=node) | NodeLeft(node=node) if at.lost and at.since is not None:
                     found.stays.append((node, at.since, at.time))
                     found.losses += 1
-                    found.announced += isinstance(at.event, NodeLeaving)
+                    found.announced += isinstance(at.event, NodeLeaving) or at.event.reason in _SIGNALLED
                 case TrainerLearned() as learned:
                     found.learned[learned.trainer] = learned
                 case Rescaled() as rescale:
@@ -164,7 +167,7 @@ class _RunLog:
 
     @property
     def unannounced(self) -> float:
-        """The share of lost nodes that had not announced it."""
+        """The share of lost nodes whose agents did not know it before."""
         return 1.0 - self.announced / self.losses if self.losses else 1.0
 
     def start_s(self, trainer: str | None = None) -> float:
@@ -223,7 +226,9 @@ def as_study(source: EventSource, *, idle: Trace | None = None, lag: bool = True
         work = row.samples if row.state == "done" else row.total or math.inf
         known = learned_trainer(log.learned[row.id])
         spec = TrainerSpec.model_validate(row.spec)
-        learned = Learned.from_json(row.learned or {}, Prior(spec.prior_curve(), spec.up_s, spec.down_s))
+        learned = Learned.from_json(row.learned or {}, Prior(known.curve, spec.up_s, spec.down_s))
+        if learned.measured:  # the scheduler is not told all of it: later windows of a stay lead to no decision
+            known = replace(known, curve=learned.curve(known.min_nodes, known.max_nodes, 1.0))
         known = replace(known, work=float(work) if work else math.inf, submit=max(row.submitted, start))
         trainers.append(replace(known, up_s=learned.up_s, down_s=learned.down_s, start_s=log.start_s(row.id)))
     made = {row.id: float(row.samples) for row in rows}

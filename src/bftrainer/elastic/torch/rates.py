@@ -9,6 +9,7 @@ import math
 import statistics
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 WARM_UP_STEPS = 3
@@ -18,6 +19,8 @@ _LEAST_S = 0.5
 _WINDOWS = 61
 _DEVIATIONS = 1.4826
 """The standard deviation of normal noise, in median absolute deviations."""
+_SLOWEST = 0.5
+"""A window whose rate is below this share of the median does not count: in it, something else happened as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +34,25 @@ class Mark:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Period:
+    """A window: what was done in it, and how long it was."""
+
+    samples: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Samples per second."""
+        return self.samples / self.seconds
+
+
 class Meter:
-    """Samples per second of the whole job by number of nodes: the median over windows of about a second."""
+    """Samples per second of the whole job by number of nodes, measured in windows of about a second.
+
+    The rate of several windows is what was done in all of them per second, the small batch at the end of an epoch and
+    slow steps included. Only windows in which the job mostly did something else, such as an evaluation, do not count.
+    """
 
     def __init__(self) -> None:
         self.steps = 0
@@ -42,8 +62,8 @@ class Meter:
         self.last_at = time.perf_counter()
         self._formed_at_step = 0
         self._start: Mark | None = None
-        self._windows: dict[int, deque[float]] = {}
-        self._stay: tuple[int, deque[float]] = (0, deque(maxlen=_WINDOWS))
+        self._windows: dict[int, deque[_Period]] = {}
+        self._stay: tuple[int, deque[_Period]] = (0, deque(maxlen=_WINDOWS))
         """The windows of the present generation, and its number."""
 
     def stepped(self, samples: int) -> None:
@@ -68,19 +88,19 @@ class Meter:
             self._start = now if warm else None
             return
         if now.steps - start.steps >= _LEAST_STEPS and now.at - start.at >= _LEAST_S:
-            rate = (now.samples - start.samples) / (now.at - start.at)
-            self._windows.setdefault(now.nodes, deque(maxlen=_WINDOWS)).append(rate)
+            window = _Period(now.samples - start.samples, now.at - start.at)
+            self._windows.setdefault(now.nodes, deque(maxlen=_WINDOWS)).append(window)
             if self._stay[0] != now.generation:
                 self._stay = (now.generation, deque(maxlen=_WINDOWS))
-            self._stay[1].append(rate)
+            self._stay[1].append(window)
             self._start = now
 
     def rates(self) -> dict[int, float]:
         """Return the measured rates, in samples per second by number of nodes."""
-        return {nodes: statistics.median(windows) for nodes, windows in sorted(self._windows.items())}
+        return {nodes: _rate(windows) for nodes, windows in sorted(self._windows.items())}
 
     def stay(self) -> tuple[int, float, float]:
-        """Return the windows of the present generation: their number, median rate, and scatter.
+        """Return the windows of the present generation: their number, rate, and scatter.
 
         The scatter is the sum of the squared deviations of their logarithms, estimated so that a single window in which
         something else happened does not count.
@@ -88,16 +108,24 @@ class Meter:
         generation, windows = self._stay
         if generation != self.generation or not windows:
             return 0, 0.0, 0.0
-        rates = [rate for rate in windows if rate > 0]
+        rates = [window.rate for window in windows if window.samples > 0]
         if not rates:
             return 0, 0.0, 0.0
         middle = statistics.median(rates)
         deviation = statistics.median(abs(math.log(rate / middle)) for rate in rates)
-        return len(rates), middle, (_DEVIATIONS * deviation) ** 2 * (len(rates) - 1)
+        return len(rates), _rate(windows), (_DEVIATIONS * deviation) ** 2 * (len(rates) - 1)
 
     def windows(self) -> int:
         """Return the number of windows measured at the present number of nodes."""
         return len(self._windows.get(self.nodes, ()))
+
+
+def _rate(windows: Iterable[_Period]) -> float:
+    """Return the samples per second of some windows, without those in which something else happened."""
+    found = list(windows)
+    least = _SLOWEST * statistics.median(window.rate for window in found)
+    usual = [window for window in found if window.rate >= least]
+    return sum(window.samples for window in usual) / math.fsum(window.seconds for window in usual)
 
 
 @dataclass(frozen=True, slots=True)
