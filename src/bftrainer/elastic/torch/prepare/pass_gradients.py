@@ -65,8 +65,8 @@ class PassGradients:
 
         It may have cleared them: then those of earlier passes are gone too.
         """
-        left = self._left.pop(id(optimizer), ())
-        if all(param.grad is grad and grad._version == version for param, grad, version in left):
+        left = self._left.pop(id(optimizer), None)
+        if left is None or all(param.grad is grad and grad._version == version for param, grad, version in left):
             return False
         if any(param.grad is not None and bool(param.grad.any()) for param in params_of([optimizer])):
             return True
