@@ -43,6 +43,10 @@ class Stateful(Protocol):
         ...
 
 
+_LARGE = (Optimizer, nn.Module)
+"""Types of objects that may hold large tensors."""
+
+
 class FreshState:
     """Base class of objects whose `state_dict` is made anew at each call, and never changed: it needs no copy."""
 
@@ -116,7 +120,7 @@ class Registry:
         These are schedulers, averages and the values in `param_groups`, but not what the optimizers train. Modules,
         which may be large, are left out if `modules` is False.
         """
-        others = [thing for thing in self.objects.values() if not isinstance(thing, Optimizer | nn.Module)]
+        others = [thing for thing in self.objects.values() if not isinstance(thing, _LARGE)]
         if modules:
             trained = {id(p) for opt in optimizers for group in opt.param_groups for p in group["params"]}
             others += [thing for thing in self.modules if not any(id(p) in trained for p in thing.parameters())]
