@@ -109,6 +109,7 @@ class PreparedTraining:
         self._add(batch)
 
     def _add(self, batch: HandedBatch) -> None:
+        self._grads.end_standing_in()
         self._handed.append(batch)
         self._stepped = False
         self._batch.step = batch.step
@@ -157,7 +158,9 @@ class PreparedTraining:
 
         Nor could it be computed: the weights are no longer those that the loss was computed with.
         """
-        self.all_passes += self._lost
+        if self._lost:
+            self.all_passes += 1
+            self._grads.stand_in(self._optimizers)
         return self._lost
 
     def pass_begins(self, root: Tensor | None) -> float | None:
@@ -351,6 +354,7 @@ class PreparedTraining:
         self._begin_anew()
         self._stepped = stepped
         self._grads.forget(self._optimizers)
+        self._grads.stand_in(self._optimizers)
         return False
 
     def _begin_anew(self) -> None:
