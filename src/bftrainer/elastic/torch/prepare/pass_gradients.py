@@ -93,6 +93,11 @@ class PassGradients:
                 param.grad = torch.zeros_like(param)
                 self._stood_in[id(param)] = param
 
+    def lose(self, optimizers: Sequence[Optimizer]) -> None:
+        """Drop the gradients of a step that failed. Zeros stand in for them."""
+        self.forget(optimizers)
+        self.stand_in(optimizers)
+
     def end_standing_in(self) -> None:
         """Take away the gradients that were stood in for. Optimizers treat a zero gradient and none differently."""
         for param in self._stood_in.values():
@@ -100,7 +105,7 @@ class PassGradients:
         self._stood_in.clear()
 
     def forget(self, optimizers: Sequence[Optimizer]) -> None:
-        """Drop all gradients: they belong to a step that failed, or to a batch that the script left."""
+        """Drop all gradients: they belong to a batch that the script left, for example."""
         self._hidden = []
         self._stood_in.clear()
         self._aside.clear()

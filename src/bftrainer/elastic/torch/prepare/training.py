@@ -154,10 +154,7 @@ class PreparedTraining:
     # Backward passes.
 
     def leaves_pass_out(self) -> bool:
-        """Return whether the batch comes again, so that its gradient is not wanted.
-
-        Nor could it be computed: the weights are no longer those that the loss was computed with.
-        """
+        """Return whether the batch comes again. Its weights are gone, so its gradient cannot be computed."""
         if self._lost:
             self.all_passes += 1
             self._grads.stand_in(self._optimizers)
@@ -353,8 +350,7 @@ class PreparedTraining:
         stepped = self._stepped
         self._begin_anew()
         self._stepped = stepped
-        self._grads.forget(self._optimizers)
-        self._grads.stand_in(self._optimizers)
+        self._grads.lose(self._optimizers)
         return False
 
     def _begin_anew(self) -> None:
