@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -293,6 +294,30 @@ def test_several_backward_passes_do_not_send_more(passes: int, monkeypatch: pyte
         assert layer.weight.grad.equal(expected)
         layer.zero_grad()
     assert len(sums.sent) == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_numbers_of_single_ranks_are_sent_with_the_gradients_to_the_last_bit(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bftrainer.elastic.torch.gradients.reducer import Reducer
+
+    layer, sums = nn.Linear(3, 2, dtype=dtype), Sums()
+    reducer = Reducer(list(layer.parameters()), 1)
+    monkeypatch.setattr(reducer, "_send", sums.send)
+    reducer.alone = False
+    numbers = [1 / 3, -0.0, 1e300, 5e-324, math.inf, math.nan, -7.0]
+    for count in (7, 7, 3, 0):
+        layer(torch.ones(1, 3, dtype=dtype)).sum().backward()
+        expected = layer.weight.grad.clone()
+        along = torch.tensor(numbers[:count], dtype=torch.float64) if count else None
+        riders = reducer.finish(torch.tensor([2.5], dtype=torch.float64), along)
+        assert riders.tolist() == [2.5]
+        assert layer.weight.grad.equal(expected)
+        if along is not None:
+            assert along.numpy().tobytes() == torch.tensor(numbers[:count], dtype=torch.float64).numpy().tobytes()
+        layer.zero_grad()
+    assert len(sums.sent) == (8 if dtype is torch.bfloat16 else 4)
 
 
 def test_an_unknown_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

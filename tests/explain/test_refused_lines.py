@@ -71,10 +71,27 @@ def test_a_summed_loss_is_refused(tmp_path: Path, loss: str) -> None:
         "torch.sum((model(x) - y) ** 2, dim=1).mean()",
         "nn.MSELoss()(model(x), y)",
         "sum([nn.functional.mse_loss(model(x), y), model.weight.abs().mean()])",
+        "nn.functional.mse_loss(model(x), y) + 0.1 * model.weight.pow(2).sum()",
+        "nn.functional.cross_entropy(model(x), y, label_smoothing=0.1)",
     ],
 )
 def test_a_mean_is_not(tmp_path: Path, loss: str) -> None:
-    assert explain_text(tmp_path, loop(loss=loss)).refused == ()
+    assert explain_text(tmp_path, loop(loss=loss)).notices == ()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "(y * (model(x) - y) ** 2).sum() / y.sum().clamp(min=1)",
+        "(y * (model(x) - y) ** 2).sum() / torch.count_nonzero(y)",
+        "nn.functional.cross_entropy(model(x), y, ignore_index=-1)",
+        "nn.CrossEntropyLoss(weight=limits)(model(x), y)",
+    ],
+)
+def test_a_mean_over_something_else_than_samples_is_told(tmp_path: Path, loss: str) -> None:
+    explanation = explain_text(tmp_path, loop(loss=loss))
+    assert explanation.refused == ()
+    assert "not a mean over the samples" in noticed(explanation.notices)[11]
 
 
 def test_a_criterion_that_sums_is_found_where_it_is_made(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ for _epoch in elastic.epochs(epochs):
         net_g.zero_grad()
         error_g = criterion(net_d(fake), torch.ones(len(x), 1, dtype=torch.float64))
         error_g.backward()
+        nn.utils.clip_grad_value_(net_g.parameters(), 0.5)
         optimizer_g.step()
 state = {f"d.{name}": value for name, value in net_d.state_dict().items()}
 state |= {f"g.{name}": value for name, value in net_g.state_dict().items()}

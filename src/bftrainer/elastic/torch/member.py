@@ -21,6 +21,7 @@ from bftrainer.elastic.pacing import Pacer
 from bftrainer.elastic.protocol import FirstStep, Formed, Generation, Leaving, Message
 from bftrainer.elastic.torch.data.loader import Loaders
 from bftrainer.elastic.torch.follow.flow import StateFlow
+from bftrainer.elastic.torch.freed_memory import keep_freed_memory
 from bftrainer.elastic.torch.gradients.gradients import Gradients
 from bftrainer.elastic.torch.gradients.optimizers import Stepper
 from bftrainer.elastic.torch.gradients.riders import RIDERS
@@ -84,6 +85,7 @@ class TrainingMember:
             generation=lambda: self.meter.generation,
         )
         if self.membership is not None:
+            keep_freed_memory()
             self.membership.on_taken = self.last_save.taken
             self.membership.is_fresh = lambda: self.fresh
             self.membership.report_failures(self.peers.is_collateral)

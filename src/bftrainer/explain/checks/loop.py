@@ -12,7 +12,7 @@ from bftrainer.explain.reading.program import Program
 from bftrainer.explain.reading.source import dotted
 from bftrainer.explain.report import Notice
 from bftrainer.explain.training.loops import Training
-from bftrainer.explain.training.summed import loss_of, sums_in
+from bftrainer.explain.training.summed import loss_of, other_means_in, sums_in
 
 
 def loop_notices(program: Program, training: Training) -> Iterator[Notice]:
@@ -31,6 +31,14 @@ def _summed_losses(program: Program, training: Training) -> Iterator[Notice]:
             f"the loss is a sum over the batch ({_shortened(call)}), but it must be a mean",
             "use a mean, or divide the sum by the number of samples in the batch, such as len(data)",
             refused=True,
+        )
+    for part in dict.fromkeys(part for loss in losses for part in other_means_in(program, loss)):
+        yield notice(
+            program,
+            part,
+            f"the loss is not a mean over the samples of the batch ({_shortened(part)}), so it depends a little on how "
+            "the batch is divided among the nodes",
+            "divide by the number of samples, such as len(data), if the result must be that of one node",
         )
 
 

@@ -1,12 +1,13 @@
-"""Summed losses: finds the parts of a loss that are sums over the batch instead of means.
+"""Summed losses: finds the parts of a loss that are sums over the batch, or other means than over its samples.
 
-The gradients of all ranks are averaged by their samples, which is right for a mean only.
+The gradients of all ranks are averaged by their samples, which is right for a mean over the samples only.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from typing import TypeGuard
 
 from bftrainer.explain.reading.program import Binding, Program, returns
 from bftrainer.explain.reading.source import dotted
@@ -33,11 +34,22 @@ def sums_in(program: Program, loss: ast.expr) -> list[ast.Call]:
     return search.found
 
 
+def other_means_in(program: Program, loss: ast.expr) -> list[ast.expr]:
+    """Return the parts of a loss that average over something else than the samples of the batch.
+
+    These are sums that are divided by another sum of the batch, class weights and ignored targets.
+    """
+    search = _SumSearch(program)
+    search.look(loss, None, 0)
+    return search.other_means
+
+
 class _SumSearch:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._seen: set[tuple[ast.expr, int | None]] = set()
         self.found: list[ast.Call] = []
+        self.other_means: list[ast.expr] = []
 
     def look(self, node: ast.expr, index: int | None, depth: int) -> None:
         if (node, index) in self._seen or depth > DEEPEST:
@@ -62,6 +74,8 @@ class _SumSearch:
         if isinstance(node.op, ast.Div):
             if _is_accumulation(node.right):
                 self.look(node.left, None, depth + 1)
+            elif self._is_sum_of_batch(node.right) and self._is_sum_of_batch(node.left):
+                self.other_means.append(node)
             return
         if isinstance(node.op, ast.Add | ast.Sub | ast.Mult):
             self.look(node.left, None, depth + 1)
@@ -75,10 +89,22 @@ class _SumSearch:
             if not binding.element:
                 self.look(binding.value, binding.index, depth + 1)
 
+    def _is_sum_of_batch(self, node: ast.expr) -> bool:
+        """Whether a value is, or contains, the sum of a tensor."""
+        values = [node, *(binding.value for binding in self._program.bindings(node))] if _is_name(node) else [node]
+        return any(
+            isinstance(part, ast.Call) and (_sums(self._program, part) or _is_count(part))
+            for value in values
+            for part in ast.walk(value)
+        )
+
     def _call(self, call: ast.Call, index: int | None, depth: int) -> None:
         if _sums(self._program, call):
-            self.found.append(call)
+            if not _is_of_weights(call):
+                self.found.append(call)
             return
+        if _leaves_samples_out(call):
+            self.other_means.append(call)
         func = call.func
         if isinstance(func, ast.Attribute) and func.attr in ("item", "float", "to", "sqrt", "squeeze", "double"):
             self.look(func.value, index, depth + 1)
@@ -96,6 +122,8 @@ class _SumSearch:
             return
         if _has_sum_keyword(origin):
             self.found.append(origin)
+        elif _leaves_samples_out(origin):
+            self.other_means.append(origin)
         for cls in self._program.classes(origin.func):
             for method in cls.body:
                 if isinstance(method, ast.FunctionDef) and method.name in ("forward", "__call__"):
@@ -113,6 +141,35 @@ def _sums(program: Program, call: ast.Call) -> bool:
     if isinstance(func.value, ast.Name) and program.name(func.value) == "torch":
         return len(call.args) == 1
     return not call.args
+
+
+def _is_name(node: ast.expr) -> TypeGuard[ast.Name | ast.Attribute]:
+    return isinstance(node, ast.Name | ast.Attribute)
+
+
+def _is_count(call: ast.Call) -> bool:
+    return dotted(call.func).rpartition(".")[2] == "count_nonzero"
+
+
+def _is_of_weights(call: ast.Call) -> bool:
+    """Whether a sum is one of a model's weights, such as a penalty: it is the same on all ranks."""
+    return any(
+        isinstance(part, ast.Attribute) and part.attr in ("weight", "bias", "parameters", "named_parameters")
+        for part in ast.walk(call)
+    )
+
+
+def _leaves_samples_out(call: ast.Call) -> bool:
+    """Whether a loss function divides by the sum of class weights, or by the number of targets that are not ignored."""
+    name = dotted(call.func).rpartition(".")[2].lower().replace("_", "")
+    if name not in ("crossentropy", "crossentropyloss", "nllloss"):
+        return False
+    given = {keyword.arg for keyword in call.keywords}
+    means = all(
+        keyword.arg != "reduction" or (isinstance(keyword.value, ast.Constant) and keyword.value.value == "mean")
+        for keyword in call.keywords
+    )
+    return means and bool(given & {"weight", "ignore_index"})
 
 
 def _has_sum_keyword(call: ast.Call) -> bool:

@@ -209,6 +209,7 @@ class FitConnection:
         if not self.record.begun and epoch:  # Lightning has loaded a checkpoint
             self.loop.start_at(epoch, 0, self.trainer.global_step)
         self.steps.epoch = epoch
+        self.record.begin_epoch()
         self.loop.begin_epoch(self._prepared, epoch)
         self._in_epochs = True
         self.follow_ranks()

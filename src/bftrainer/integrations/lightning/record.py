@@ -8,12 +8,13 @@ the moment a batch is taken until its step is made, the record is that of before
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from bftrainer.elastic.torch.meetings.shared_values import packed, unpacked
+from bftrainer.elastic.torch.state.transfer import FreshState, copied
 from bftrainer.integrations.lightning.main_rank import MainRankLoggers
 from bftrainer.integrations.lightning.metric_states import load_states, states_of
 from bftrainer.integrations.lightning.results import ResultsRecord
@@ -23,8 +24,11 @@ _KNOWN_ATTRIBUTES = ("_last_global_step_saved", "_last_checkpoint_saved", "curre
 _METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 """Attributes of Lightning's logger connector: the values that were logged last, by name."""
 
+_Place = tuple[str, Any, str]
+"""Key of a value in the state of Lightning's loops, the loop, and its attribute; an empty text for its own values."""
 
-class FitRecord:
+
+class FitRecord(FreshState):
     """The state of a Trainer's fit loop as a registered object."""
 
     def __init__(
@@ -38,6 +42,7 @@ class FitRecord:
         self._loggers = loggers
         self._held: dict[str, Any] | None = None
         self._last: dict[str, Any] | None = None  # what `state_dict` returned since the last step
+        self._places: list[_Place] = []  # of the values of Lightning's loops, as of the present epoch
 
     def hold(self) -> None:
         """Keep the record as it is, because a batch was taken."""
@@ -76,6 +81,10 @@ class FitRecord:
         self._loggers.use_versions(state["versions"])
         self._load_callbacks(state["callbacks"])
 
+    def begin_epoch(self) -> None:
+        """Look at the loops again: a script may have put others in their place."""
+        self._places = []
+
     def begin_epoch_again(self) -> None:
         """Set Lightning's loops back to the top of the present epoch, where they begin. The first batch puts it right.
 
@@ -90,9 +99,10 @@ class FitRecord:
     def _present(self) -> dict[str, Any]:
         trainer = self._trainer
         connector = trainer._logger_connector
+        self._places = self._places or list(_places(trainer.fit_loop, ""))
         return {
             "begun": self.begun,
-            "loops": _loop_state(trainer.fit_loop, ""),
+            "loops": _loop_state(self._places),
             "should_stop": bool(trainer.should_stop),
             "validated": bool(trainer.fit_loop.epoch_loop.val_loop._has_run),
             "first_batch": connector._first_loop_iter,
@@ -136,20 +146,29 @@ def _loops(loop: Any) -> list[Any]:
     return [loop, *(found for one in inner for found in _loops(one))]
 
 
-def _loop_state(loop: Any, prefix: str) -> dict[str, Any]:
-    """Return what `loop.state_dict()` returns. Lightning's own takes a millisecond, and this is done in each step."""
-    state: dict[str, Any] = {f"{prefix}state_dict": loop.on_save_checkpoint()}
+def _places(loop: Any, prefix: str) -> Iterator[_Place]:
+    """Yield where the values are that `loop.state_dict()` returns: those of loops and of their progress objects."""
+    yield f"{prefix}state_dict", loop, ""
     for name, value in vars(loop).items():
         if hasattr(value, "on_iteration_done"):
-            state |= _loop_state(value, f"{prefix}{name}.")
+            yield from _places(value, f"{prefix}{name}.")
         elif dataclasses.is_dataclass(value) and hasattr(value, "from_state_dict"):
-            state[f"{prefix}{name}"] = _values(value)
-    return state
+            yield f"{prefix}{name}", loop, name
+
+
+def _loop_state(places: Sequence[_Place]) -> dict[str, Any]:
+    """Return what `loop.state_dict()` returns. Lightning's own takes a millisecond, and this is done in each step."""
+    return {
+        key: _values(getattr(loop, name)) if name else copied(loop.on_save_checkpoint()) for key, loop, name in places
+    }
 
 
 def _values(progress: Any) -> dict[str, Any]:
     """Return the counts of a progress object, and of those within it."""
-    return {name: _values(value) if hasattr(value, "__dict__") else value for name, value in vars(progress).items()}
+    return {
+        name: value if type(value) is int or not hasattr(value, "__dict__") else _values(value)
+        for name, value in vars(progress).items()
+    }
 
 
 def _load_loop(loop: Any, state: Mapping[str, Any], prefix: str) -> None:

@@ -150,7 +150,7 @@ class TrainedState:
         for group, settings in zip(optimizer.param_groups, restored(header["groups"]), strict=True):
             _set(group, settings)
         try:
-            self._stepper.repeat(optimizer)
+            self._stepper.step_as_is(optimizer)
         finally:
             for param in params:
                 param.grad = None

@@ -135,16 +135,17 @@ class Stepper:
 
     def step_only(self, step: int, optimizer: Optimizer) -> None:
         """Step one optimizer on the present gradients, and nothing else: the script does the rest itself."""
-        factor = self._lr.factor(step, self._batch) if self._lr is not None and self._batch is not None else 1.0
-        self._applying = True
-        try:
-            with scaled(optimizer, factor):
-                optimizer.step()
-        finally:
-            self._applying = False
+        if self._lr is None or self._batch is None:
+            self.step_as_is(optimizer)
+            return
+        with scaled(optimizer, self._lr.factor(step, self._batch)):
+            self.step_as_is(optimizer)
 
-    def repeat(self, optimizer: Optimizer) -> None:
-        """Make a step that the other ranks have made, on their gradients and at their learning rate."""
+    def step_as_is(self, optimizer: Optimizer) -> None:
+        """Make a step on the present gradients, at the present learning rate.
+
+        A rank that follows calls this for each step that the others have made.
+        """
         self._applying = True
         try:
             optimizer.step()

@@ -68,14 +68,17 @@ class Reducer:
         self.arrived = 0
         """Number of gradients that arrived since `forget_passes`."""
         self._rider_count = riders + _OWN
+        self._room = 0  # for what is sent after the riders
         self._own_zeros: Tensor | None = None  # the reducer's own riders in most steps
         self._own_riders: Tensor | None = None
-        self._allocate()
+        self._all_used = [1.0] * len(self.params)
+        self._allocate(self._buckets)
         self._handles = []
         self._arrivals: dict[int, _Arrival] = {}
         for bucket in self._buckets if eager else ():
             for param in bucket.params:
-                hook = self._arrivals[id(param)] = _Arrival(self, bucket)
+                is_early = bucket is not self._buckets[-1]
+                hook = self._arrivals[id(param)] = _Arrival(self, bucket, is_early=is_early)
                 self._handles.append(param.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
         self._begin()
 
@@ -120,14 +123,14 @@ class Reducer:
         """Complete a sum that the backward pass may have begun, and discard it. All ranks do so."""
         self.active = False
         if not self.alone:
-            self._exchange(torch.zeros(self._rider_count, dtype=torch.float64, device=self._device))
+            self._exchange(torch.zeros(self._rider_count + self._room, dtype=torch.float64, device=self._device))
             self._begin()
 
     def finish(self, riders: Tensor, along: Tensor | None = None) -> Tensor:
         """Send the remaining buckets, wait for all, put the sums into the gradients and return the sums of the riders.
 
-        `along` is summed too, in place and in its own precision. Raises `GroupBroken`; then no gradient has been
-        changed.
+        `along` are numbers in double precision, each of which is 0 on all ranks but one. It gets those of all ranks,
+        to the last bit. Raises `GroupBroken`; then no gradient has been changed.
         """
         self.active = False
         if self._error is not None:
@@ -140,30 +143,34 @@ class Reducer:
                 self.rescale(self.weight)
             return riders
         params = self.params
-        unused = sum(param.grad is None for param in params)
-        late = sum(bucket.late for bucket in self._buckets)
+        unused = len([param for param in params if param.grad is None])
+        late = len([bucket for bucket in self._buckets if bucket.late])
         own = self._own(riders, unused, late)
-        sums = self._exchange(torch.cat([riders, own]), along)
-        any_unused, any_late = sums[-_OWN:].tolist()
+        pieces = [] if along is None else [_in_pieces(along).to(riders)]
+        self._make_room(sum(piece.numel() for piece in pieces))
+        sent = torch.cat([riders, own, *pieces])
+        sums = self._exchange(sent)
+        any_unused, any_late = sums[self._rider_count - _OWN : self._rider_count].tolist()
         self.check()
         if any_late:
             # On some rank a second backward pass came after buckets were sent: all ranks send again, and none early.
             self._eager = False
             self._begin()
-            self._exchange(torch.cat([riders, own]))
+            self._exchange(sent)
         # Optimizers treat a zero gradient and no gradient differently, so all ranks must agree on which it is.
-        used = [1.0] * len(params)
+        used: Sequence[float] = self._all_used
         if any_unused:
             here = [0.0 if param.grad is None else 1.0 for param in params]
             used = self.agree(riders.new_tensor(here)).tolist()
             self.check()
             if not any(used):
                 raise InputError(NO_GRADIENT)
-        views = [view for bucket in self._buckets for view in bucket.views]
-        for param, view, somewhere in zip(params, views, used, strict=True):
+        for param, view, somewhere in zip(params, self._views, used, strict=True):
             param.grad = view if somewhere else None
+        if along is not None:
+            along.copy_(_from_pieces(sums[self._rider_count :]))
         self._begin()
-        return sums[:-_OWN]
+        return sums[: self._rider_count - _OWN]
 
     def _own(self, riders: Tensor, unused: int, late: int) -> Tensor:
         """Return the reducer's own riders as a tensor like `riders`."""
@@ -215,7 +222,7 @@ class Reducer:
         for bucket in self._buckets:
             bucket.missing, bucket.work, bucket.late = len(bucket.params), None, False
 
-    def _exchange(self, riders: Tensor, along: Tensor | None = None) -> Tensor:
+    def _exchange(self, riders: Tensor) -> Tensor:
         last = self._buckets[-1] if self._buckets else None
         carried = last is not None and last.riders is not None
         target = last.riders if last is not None and last.riders is not None else self._own_riders
@@ -228,12 +235,12 @@ class Reducer:
             for bucket in self._buckets:
                 if bucket.work is None:
                     bucket.work = self._send(bucket.flat)
-            extra = [self._send(tensor) for tensor in (None if carried else target, along) if tensor is not None]
+            own_work = None if carried else self._send(target)
             for bucket in self._buckets:
                 assert bucket.work is not None
                 self.wait(bucket.work)
-            for work in extra:
-                self.wait(work)
+            if own_work is not None:
+                self.wait(own_work)
         return target.to(riders.dtype)
 
     def _arrived(self, bucket: _Bucket) -> None:
@@ -259,7 +266,7 @@ class Reducer:
             torch._foreach_zero_(bucket.views)
             return
         grads = [param.grad for param in bucket.params if param.grad is not None]
-        if any(grad.layout != torch.strided for grad in grads):
+        if [grad for grad in grads if grad.layout is not torch.strided]:
             raise InputError("gradients must be dense, but got a sparse one; use Embedding(…, sparse=False)")
         if len(grads) == len(bucket.params):
             torch._foreach_copy_(bucket.views, grads)
@@ -277,12 +284,19 @@ class Reducer:
             work: dist.Work = dist.all_reduce(flat, async_op=True)
         return work
 
-    def _allocate(self) -> None:
-        for bucket in self._buckets:
+    def _make_room(self, numbers: int) -> None:
+        """Have so many numbers sent after the riders. The last bucket, which has them, is not sent yet."""
+        if numbers != self._room:
+            self._room = numbers
+            self._allocate(self._buckets[-1:])
+
+    def _allocate(self, buckets: Sequence[_Bucket]) -> None:
+        last = self._buckets[-1] if self._buckets else None
+        for bucket in buckets:
             first = bucket.params[0]
             sizes = [param.numel() for param in bucket.params]
-            carries = bucket is self._buckets[-1] and first.dtype in (torch.float32, torch.float64)
-            extra = self._rider_count if carries else 0
+            carries = bucket is last and first.dtype in (torch.float32, torch.float64)
+            extra = self._rider_count + self._room if carries else 0
             # Written to now: the system would give pages of `torch.zeros` one by one in the first step of a newcomer.
             bucket.flat = torch.empty(sum(sizes) + extra, dtype=first.dtype, device=first.device).zero_()
             pieces = torch.split(bucket.flat, [*sizes, extra] if extra else sizes)
@@ -291,17 +305,20 @@ class Reducer:
             bucket.views = [
                 _like(piece, param) for piece, param in zip(pieces[: len(sizes)], bucket.params, strict=True)
             ]
-        if not self._buckets or self._buckets[-1].riders is None:
-            self._own_riders = torch.zeros(self._rider_count, dtype=torch.float64, device=self._device)
+        if last is None or last.riders is None:
+            self._own_riders = torch.zeros(self._rider_count + self._room, dtype=torch.float64, device=self._device)
+        self._views = [view for bucket in self._buckets for view in bucket.views]
 
 
 class _Arrival:
     """Hook of one parameter: tells the reducer that a gradient has arrived in its bucket."""
 
-    __slots__ = ("bucket", "count", "grad", "reducer", "version")
+    __slots__ = ("bucket", "count", "grad", "is_early", "reducer", "version")
 
-    def __init__(self, reducer: Reducer, bucket: _Bucket) -> None:
+    def __init__(self, reducer: Reducer, bucket: _Bucket, *, is_early: bool) -> None:
         self.reducer, self.bucket, self.count = reducer, bucket, 0
+        self.is_early = is_early
+        """Whether the bucket may be sent during the backward pass: all but the last one, which has the riders."""
         self.grad: Tensor | None = None
         self.version = 0
 
@@ -311,7 +328,7 @@ class _Arrival:
         self.grad = grad
         self.version = grad._version if grad is not None else 0
         reducer.arrived += 1
-        if reducer.active and not reducer.alone:
+        if reducer.active and self.is_early and not reducer.alone:
             reducer._arrived(self.bucket)
 
 
@@ -332,6 +349,16 @@ def _buckets(params: Sequence[Tensor]) -> list[_Bucket]:
         buckets[-1].params.append(param)
         size += bytes_
     return buckets
+
+
+def _in_pieces(numbers: Tensor) -> Tensor:
+    """Return numbers in double precision as four times as many small integers, which any precision can hold."""
+    return numbers.view(torch.int16)
+
+
+def _from_pieces(pieces: Tensor) -> Tensor:
+    """Return the numbers that `_in_pieces` took apart."""
+    return pieces.to(torch.int16).view(torch.float64)
 
 
 def _like(piece: Tensor, param: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ rank that trains alone does not wait: its loss stays on the GPU until somebody a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -81,9 +81,8 @@ class StepTotals:
 
     def of_step(self, samples: int, loss: float | Tensor | None) -> StepTotals:
         """Return these totals for a step of several sums, with the samples and the mean loss of all of them."""
-        if loss is None:
-            return replace(self, _samples=samples, _loss=0.0, _loss_weight=0.0)
-        return replace(self, _samples=samples, _loss=loss * samples, _loss_weight=samples)
+        summed, weight = (0.0, 0) if loss is None else (loss * samples, samples)
+        return StepTotals(self._know, samples, summed, weight, self._changed, self._settings)
 
     def all_know(self, world: int) -> bool:
         """Return whether all `world` ranks know of a new generation."""

@@ -8,6 +8,7 @@ If a rank has other names than the others, or many numbers, more sums follow.
 
 from __future__ import annotations
 
+import functools
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,8 @@ Sums = Callable[[Sequence[float]], list[float] | None]
 """Returns sums over all ranks; None if a peer was lost."""
 Numbers = Mapping[str, Sequence[float]]
 """Numbers of one rank, by name."""
+Sizes = Sequence[tuple[str, int]]
+"""Names, each with how many numbers it has."""
 
 _HEADER = 3
 """Numbers that come first: a checksum of the names, the number of numbers, the length of the names."""
@@ -32,7 +35,8 @@ class StepExchange:
         """Numbers of all ranks, in the order of ranks, when they are known."""
         self._rank = rank
         self._world = world
-        self._names = json.dumps([[name, len(values)] for name, values in numbers.items()]).encode()
+        self._sizes = tuple((name, len(values)) for name, values in numbers.items())
+        self._names = _written(self._sizes)
         self._flat = [float(value) for values in numbers.values() for value in values]
 
     @property
@@ -45,12 +49,12 @@ class StepExchange:
         """Take the sums of `row`. `sum_up` makes further ones. Return False if a peer was lost meanwhile."""
         begun = self._rows(sums)
         checksums, counts, lengths = ([row[place] for row in begun] for place in range(_HEADER))
-        described = [self._names] * self._world
+        sizes: list[Sizes] = [self._sizes] * self._world
         if len(set(checksums)) > 1:
             rows = self._gathered(_padded([*map(float, self._names)], int(max(lengths))), sum_up)
             if rows is None:
                 return False
-            described = [bytes(map(int, row[: int(length)])) for row, length in zip(rows, lengths, strict=True)]
+            sizes = [json.loads(bytes(map(int, row[: int(n)]))) for row, n in zip(rows, lengths, strict=True)]
         rest: list[list[float]] | None = [[] for _ in begun]
         more = int(max(counts)) - _FIRST
         if more > 0:
@@ -58,9 +62,7 @@ class StepExchange:
         if rest is None:
             return False
         firsts = [row[_HEADER:] for row in begun]
-        self.numbers = [
-            _named(text, [*first, *last]) for text, first, last in zip(described, firsts, rest, strict=True)
-        ]
+        self.numbers = [_named(size, [*first, *last]) for size, first, last in zip(sizes, firsts, rest, strict=True)]
         return True
 
     def _gathered(self, row: list[float], sum_up: Sums) -> list[list[float]] | None:
@@ -106,9 +108,14 @@ def _padded(row: list[float], size: int) -> list[float]:
     return row + [0.0] * (size - len(row))
 
 
-def _named(described: bytes, flat: list[float]) -> dict[str, list[float]]:
+@functools.lru_cache(maxsize=64)  # most steps have the same names
+def _written(sizes: Sizes) -> bytes:
+    return json.dumps(sizes).encode()
+
+
+def _named(sizes: Sizes, flat: list[float]) -> dict[str, list[float]]:
     named, place = {}, 0
-    for name, size in json.loads(described):
+    for name, size in sizes:
         named[name] = flat[place : place + size]
         place += size
     return named

@@ -46,6 +46,8 @@ def _values(group: Mapping[str, Any]) -> list[Any]:
 
 def _number(value: Any) -> float:
     """Round a value to six digits. Values that are no numbers, or are on a device, count as 0."""
+    if type(value) is float or value is None or value is False:  # most settings
+        return _to_six_digits(value) if value else 0.0
     if isinstance(value, Tensor):
         value = value.item() if value.numel() == 1 and value.device.type == "cpu" else None
     elif hasattr(value, "item") and getattr(value, "size", 1) == 1:  # a numpy number

@@ -3,13 +3,15 @@
 A script may make several backward passes before it steps, and may read or clip gradients after any of them. After a
 sum the gradients are *global*, the same on all ranks. Before the next backward pass they are put aside, so that its
 part is summed alone, and they are added again afterwards. Parts of a batch that is not complete are *hidden*: the
-script sees no gradient, so its clipping, its step and its `zero_grad` change nothing.
+script sees no gradient, so its clipping, its step and its `zero_grad` change nothing. For a batch that was lost, and
+comes again, no backward pass is made. Zeros *stand in* for its gradients, because the script may read them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -26,6 +28,7 @@ class PassGradients:
         self._aside: dict[int, _Kept] = {}  # global gradients of earlier passes, by optimizer
         self._hidden: _Kept = []
         self._left: dict[int, list[tuple[Tensor, Tensor, int]]] = {}  # own gradients as the last pass left them
+        self._stood_in: dict[int, Tensor] = {}  # parameters, by id, whose gradients were stood in for
 
     def is_global(self, optimizer: Optimizer) -> bool:
         """Return whether the gradients of an optimizer are the same on all ranks."""
@@ -65,8 +68,8 @@ class PassGradients:
 
         It may have cleared them: then those of earlier passes are gone too.
         """
-        left = self._left.pop(id(optimizer), ())
-        if all(param.grad is grad and grad._version == version for param, grad, version in left):
+        left = self._left.pop(id(optimizer), None)
+        if left is None or all(param.grad is grad and grad._version == version for param, grad, version in left):
             return False
         if any(param.grad is not None and bool(param.grad.any()) for param in params_of([optimizer])):
             return True
@@ -83,9 +86,28 @@ class PassGradients:
         for param, grad in hidden:
             param.grad = grad
 
+    def stand_in(self, optimizers: Sequence[Optimizer]) -> None:
+        """Give zeros to parameters without a gradient: the script may read those of a batch that comes again."""
+        for param in params_of(optimizers):
+            if param.grad is None and param.requires_grad:
+                param.grad = torch.zeros_like(param)
+                self._stood_in[id(param)] = param
+
+    def lose(self, optimizers: Sequence[Optimizer]) -> None:
+        """Drop the gradients of a step that failed. Zeros stand in for them."""
+        self.forget(optimizers)
+        self.stand_in(optimizers)
+
+    def end_standing_in(self) -> None:
+        """Take away the gradients that were stood in for. Optimizers treat a zero gradient and none differently."""
+        for param in self._stood_in.values():
+            param.grad = None
+        self._stood_in.clear()
+
     def forget(self, optimizers: Sequence[Optimizer]) -> None:
-        """Drop all gradients: they belong to a step that failed, or to a batch that the script left."""
+        """Drop all gradients: they belong to a batch that the script left, for example."""
         self._hidden = []
+        self._stood_in.clear()
         self._aside.clear()
         self._global.clear()
         self._left.clear()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from bftrainer.elastic.torch.state.transfer import FreshState
 from bftrainer.errors import InputError
 
 _ENOUGH = 20
@@ -25,7 +26,7 @@ def refuse_accumulation() -> NoReturn:
     )
 
 
-class PassPattern:
+class PassPattern(FreshState):
     """Learns from the steps that a script makes. The passes of a batch are numbered from 1."""
 
     def __init__(self) -> None:

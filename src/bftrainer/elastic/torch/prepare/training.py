@@ -49,6 +49,7 @@ class PreparedTraining:
         self.splits = False
         """Whether some rank's share of a batch comes in several parts."""
         self._member = member
+        self._optimizers = member.stepper.optimizers
         self._batch = batch
         self._grads = PassGradients()
         self.loss = PassLoss()
@@ -108,6 +109,7 @@ class PreparedTraining:
         self._add(batch)
 
     def _add(self, batch: HandedBatch) -> None:
+        self._grads.end_standing_in()
         self._handed.append(batch)
         self._stepped = False
         self._batch.step = batch.step
@@ -152,11 +154,10 @@ class PreparedTraining:
     # Backward passes.
 
     def leaves_pass_out(self) -> bool:
-        """Return whether the batch comes again, so that its gradient is not wanted.
-
-        Nor could it be computed: the weights are no longer those that the loss was computed with.
-        """
-        self.all_passes += self._lost
+        """Return whether the batch comes again. Its weights are gone, so its gradient cannot be computed."""
+        if self._lost:
+            self.all_passes += 1
+            self._grads.stand_in(self._optimizers)
         return self._lost
 
     def pass_begins(self, root: Tensor | None) -> float | None:
@@ -164,16 +165,19 @@ class PreparedTraining:
         if not self._handed:
             return None
         batch = self.present or next((batch for batch in self._handed if not batch.passes), self._handed[-1])
+        optimizers = self._optimizers
+        several = self._is_several
         self._look_for_changes()
         self._grads.show()
-        self._grads.put_aside(self._optimizers)
+        self._grads.put_aside(optimizers)
         batch.passes += 1
         self._passes += 1
         self.all_passes += 1
         self._sum_watch.look(root, batch.samples, alone=self._member.membership is None)
         self.loss.add(root, batch)
-        self._counts = [self._arrivals(optimizer) for optimizer in self._optimizers]
-        self._member.gradients.whole.active = not self._is_several and self._sums_now()
+        if several:
+            self._counts = [self._arrivals(optimizer) for optimizer in optimizers]
+        self._member.gradients.whole.active = not several and self._sums_now()
         return batch.weight
 
     def pass_ends(self) -> None:
@@ -217,9 +221,9 @@ class PreparedTraining:
 
     def _look_for_changes(self) -> None:
         """Refuse gradients that the script changed before they were summed; accept that it cleared them."""
-        changed = [optimizer for optimizer in self._optimizers if self._grads.is_changed(optimizer)]
-        if changed:
-            raise InputError(_CHANGED)
+        for optimizer in self._optimizers:
+            if self._grads.is_changed(optimizer):
+                raise InputError(_CHANGED)
 
     def _arrivals(self, optimizer: Optimizer) -> int:
         return self._member.gradients.whole.passes(params_of([optimizer]))
@@ -278,9 +282,9 @@ class PreparedTraining:
             return
         self._require_batch("optimizer.step()")
         self._refuse_skipped()
-        member, progress = self._member, self._member.progress
-        number, self._parts = self._parts, self._parts + self._is_several
-        if self._is_several and number < progress.part:  # made before the batch came again
+        member, progress, several = self._member, self._member.progress, self._is_several
+        number, self._parts = self._parts, self._parts + several
+        if several and number < progress.part:  # made before the batch came again
             self._batch.parts = self._parts
             member.buffers.take_back()
             member.together.step_is_over()
@@ -293,7 +297,7 @@ class PreparedTraining:
         if apply:
             member.stepper.step_only(progress.step, optimizer)
         handed, passes = self._handed, self._passes
-        if self._is_several:
+        if several:
             self.pattern.part_stepped(passes, self._optimizers.index(optimizer))
             progress.part = number + 1
         else:
@@ -307,7 +311,7 @@ class PreparedTraining:
         self._batch.commit(total, total.samples if number == 0 else 0, {})
         self.loss.begin()
         self._saves.step_is_made()
-        if self._is_several:
+        if several:
             self._batch.parts, self._batch.step = self._parts, handed[-1].step
         else:
             self._begin_anew()
@@ -346,7 +350,7 @@ class PreparedTraining:
         stepped = self._stepped
         self._begin_anew()
         self._stepped = stepped
-        self._grads.forget(self._optimizers)
+        self._grads.lose(self._optimizers)
         return False
 
     def _begin_anew(self) -> None:
@@ -378,17 +382,13 @@ class PreparedTraining:
             )
 
     @property
-    def _optimizers(self) -> list[Optimizer]:
-        return self._member.stepper.optimizers
-
-    @property
     def _is_several(self) -> bool:
         return len(self._optimizers) > 1
 
     @property
     def _is_grouped(self) -> bool:
         """Whether it is known how many batches make a step."""
-        return not self._is_several and (self.splits or self.accumulate is not None)
+        return (self.splits or self.accumulate is not None) and not self._is_several
 
     def _is_complete(self) -> bool:
         """Return whether the batches received so far make a step, and a backward pass was made for each."""

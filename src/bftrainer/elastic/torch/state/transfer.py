@@ -43,6 +43,14 @@ class Stateful(Protocol):
         ...
 
 
+_LARGE = (Optimizer, nn.Module)
+"""Types of objects that may hold large tensors."""
+
+
+class FreshState:
+    """Base class of objects whose `state_dict` is made anew at each call, and never changed: it needs no copy."""
+
+
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes})
 """Types whose values need no copy."""
 _MARK = "\0tensor"
@@ -112,24 +120,24 @@ class Registry:
         These are schedulers, averages and the values in `param_groups`, but not what the optimizers train. Modules,
         which may be large, are left out if `modules` is False.
         """
-        trained = {id(p) for opt in optimizers for group in opt.param_groups for p in group["params"]}
-        others = {
-            name: thing
-            for name, thing in self.objects.items()
-            if not isinstance(thing, Optimizer)
-            and not (
-                isinstance(thing, nn.Module) and (not modules or any(id(p) in trained for p in thing.parameters()))
-            )
-        }
-        states = {name: _copied(thing.state_dict()) for name, thing in others.items()}
+        others = [thing for thing in self.objects.values() if not isinstance(thing, _LARGE)]
+        if modules:
+            trained = {id(p) for opt in optimizers for group in opt.param_groups for p in group["params"]}
+            others += [thing for thing in self.modules if not any(id(p) in trained for p in thing.parameters())]
+        states = [
+            thing.state_dict() if isinstance(thing, FreshState) else copied(thing.state_dict()) for thing in others
+        ]
         groups = [
-            [{k: _copied(v) for k, v in group.items() if k != "params"} for group in opt.param_groups]
+            [
+                {k: v if type(v) in _ATOMS else copied(v) for k, v in group.items() if k != "params"}
+                for group in opt.param_groups
+            ]
             for opt in optimizers
         ]
 
         def put_back() -> None:
-            for name, thing in others.items():
-                thing.load_state_dict(states[name])
+            for thing, state in zip(others, states, strict=True):
+                thing.load_state_dict(state)
             for opt, kept in zip(optimizers, groups, strict=True):
                 for group, values in zip(opt.param_groups, kept, strict=False):  # groups may have come with a state
                     group.update(values)
@@ -137,15 +145,15 @@ class Registry:
         return put_back
 
 
-def _copied(state: Any) -> Any:
+def copied(state: Any) -> Any:
     """Return a deep copy. For plain values, of which states mostly consist, this takes a fraction of `deepcopy`."""
     kind = type(state)
     if kind in _ATOMS:
         return state
     if kind is dict:
-        return {key: _copied(value) for key, value in state.items()}
+        return {key: copied(value) for key, value in state.items()}
     if kind is list or kind is tuple:
-        return kind(map(_copied, state))
+        return kind(map(copied, state))
     return copy.deepcopy(state)
 
 
