@@ -22,7 +22,9 @@ with `run.step`. Both in turns as well. `ratio` is its pause over that of `run.s
 `--state-mb N` trains a model whose parameters and momentum have N megabytes. Its newcomers follow the training before
 they join (`follow`), or take the whole state when they join, as before (`whole`); both in turns. `gap_s` is the longest
 time from one commit to the next around the change, `step_s` that of an undisturbed step after it, and `pause_s` the
-difference, all medians. `flow_rate_share` is the share of their normal rate that the others keep while the state flows.
+difference, all medians. `parts_s` is what the workers say that they spent the pause on, until the first step with the
+newcomer begins; `switches_s` is the time from the last commit without it to the first one with it, which need not be
+the longest. `flow_rate_share` is the share of their normal rate that the others keep while the state flows.
 
 `--against` measures the same three figures for torchrun, torchft or both, beside training in place, for each size of
 the state, in turns. The JSON has them under `sizes`, and those of training in place at the last size at the top.
@@ -46,7 +48,7 @@ from typing import Any
 
 from bftrainer import __version__
 from bftrainer.elastic.local.coordinator import CoordinatorSettings
-from bftrainer.elastic.protocol import FOLLOW
+from bftrainer.elastic.protocol import FOLLOW, PAUSE_PARTS, Formed
 from bftrainer.processes.warm import PRELOAD as WARM
 from bftrainer.processes.warm import WarmLauncher
 from changes import CHANGES, HERE, Measured, Shape, measure_changes
@@ -234,7 +236,15 @@ def in_parts(side: Measured, change: str) -> dict[str, Any]:
         "step_s": round(statistics.median(side.steps_s[change]), 4),
         "gaps_s": rounded(side.gaps[change]),
         "steps_s": rounded(side.steps_s[change]),
+        "parts_s": parts_of(side.stayed[change]),
+        "switches_s": rounded(side.switches[change]),
     }
+
+
+def parts_of(said: list[Formed]) -> dict[str, float]:
+    """The median of each part of the pauses that workers measured themselves."""
+    known = [formed.parts for formed in said if formed.parts]
+    return {part: round(statistics.median(parts[part] for parts in known), 4) for part in PAUSE_PARTS} if known else {}
 
 
 def print_state(found: dict[str, Any]) -> None:
@@ -247,6 +257,7 @@ def print_state(found: dict[str, Any]) -> None:
             print(
                 f"{name:7} {change:7} pause {row['pause_s']:.3f} s: {row['gap_s']:.3f} s, a step {row['step_s']:.3f} s"
             )
+            print("        " + ", ".join(f"{part} {seconds:.3f} s" for part, seconds in row["parts_s"].items()))
     if found["flow_rate_share"] is not None:
         print(f"while the state flows the others keep {found['flow_rate_share']:.0%} of their rate")
 

@@ -66,6 +66,18 @@ class TrainedState:
                 size += sum(value.nbytes + ALIGNMENT for value in list(state.values()) if isinstance(value, Tensor))
         return size + ALIGNMENT * (len(self._stepper.params) + 1024)
 
+    @property
+    def gradient_sizes(self) -> list[int]:
+        """Size of each gradient on the CPU."""
+        params = (param for param in self._stepper.params if param.requires_grad and not param.is_cuda)
+        return [param.nbytes for param in params]
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Size of the gradients of the largest optimizer step, as they are sent."""
+        optimizers = self._stepper.optimizers
+        return max(FlatLayout([Spec.of(param) for param in params_of([optimizer])]).size for optimizer in optimizers)
+
     def tree(self) -> TrainedTree:
         """Return the present state. Raises an InputError that names a value that cannot be sent."""
         optimizers = self._stepper.optimizers
