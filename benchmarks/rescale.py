@@ -30,7 +30,8 @@ the longest. `flow_rate_share` is the share of their normal rate that the others
 the state, in turns. The JSON has them under `sizes`, and those of training in place at the last size at the top.
 torchrun's script saves at each step, from 100 MB on every 10 s (`save_every_s`): what was done since is done again, and
 is part of the gap. torchft's newcomers get the state from the others; its lighthouse waits 100 ms for late replicas.
-torchft is not installed for this: `--torchft-python` is an interpreter that has it. The JSON says what is missing.
+torchft is not installed for this: `--torchft-python` is an interpreter that has it. The JSON says what is missing, and
+what did not train again within three minutes of a change: it has no further turn at that size.
 """
 
 from __future__ import annotations
@@ -193,6 +194,7 @@ async def measure_against(names: list[str], sizes: list[float], repetitions: int
     for size in sizes:
         script = partial(sized_script, size)
         sides = {name: Measured() for name in ("bftrainer", *names) if name not in lacking}
+        unfinished = dict[str, str]()
         calm_s, steps = (2.0, 20) if size < LARGE_MB else (5.0, 6)
         save_every_s = found["save_every_s"][f"{size:g}"] = 0.0 if size < LARGE_MB else 10.0
         for number in range(repetitions):
@@ -200,13 +202,21 @@ async def measure_against(names: list[str], sizes: list[float], repetitions: int
                 if name == "bftrainer":
                     settings = CoordinatorSettings(silence_s=30.0, background_start=False)
                     await measure_changes(script, launcher, Shape(), settings, side, calm_s=calm_s, steps=steps)
-                else:
+                elif name not in unfinished:
                     options = {"repetitions": 1, "calm_s": calm_s, "steps": steps}
-                    await measure_sized(name, size, side, python=python, save_every_s=save_every_s, **options)
+                    try:
+                        await measure_sized(name, size, side, python=python, save_every_s=save_every_s, **options)
+                    except SystemExit as problem:
+                        unfinished[name] = f"turn {number + 1} did not end: {problem}"
+                        print(f"{size:g} MB, {name}: {unfinished[name]}", file=sys.stderr, flush=True)
+                if name in unfinished:
+                    continue
                 pauses = ", ".join(f"{change} {side.beyond_step_s(change):.3f} s" for change in CHANGES)
                 print(f"{size:g} MB, turn {number + 1}, {name}: {pauses}", file=sys.stderr, flush=True)
         rows: dict[str, Any] = {name: {"missing": why} for name, why in lacking.items()}
-        rows |= {name: {change: in_parts(side, change) for change in CHANGES} for name, side in sides.items()}
+        rows |= {name: {"missing": why, "gaps_s": sides[name].gaps} for name, why in unfinished.items()}
+        whole = {name: side for name, side in sides.items() if name not in unfinished}
+        rows |= {name: {change: in_parts(side, change) for change in CHANGES} for name, side in whole.items()}
         found["sizes"][f"{size:g}"] = rows
     await launcher.close()
     found |= found["sizes"][f"{sizes[-1]:g}"]["bftrainer"]
