@@ -47,6 +47,12 @@ def longest_gap(found: list[tuple[float, int, int]], begin: float, end: float) -
     return max((b - a for a, b in pairwise(points)), default=0.0)
 
 
+def changed_at(found: list[tuple[float, int, int]], world: int, begin: float) -> tuple[float, float]:
+    """The last commit by another number of ranks than `world`, and the first by `world`, after a moment."""
+    first = min(at for at, _, ranks in found if at > begin and ranks == world)
+    return max(at for at, _, ranks in found if at < first), first
+
+
 def median_gap(found: list[tuple[float, int, int]], begin: float, end: float) -> float:
     """The median time from one commit to the next between two moments."""
     times = [at for at, _, _ in found if begin < at <= end]
@@ -102,6 +108,10 @@ class Measured:
     flow_shares: list[float] = field(default_factory=list)
     """The share of their normal rate that the others keep while newcomers follow, for each `grow` in which they do."""
     formed: dict[str, list[Formed]] = field(default_factory=lambda: {change: [] for change in CHANGES})
+    stayed: dict[str, list[Formed]] = field(default_factory=lambda: {change: [] for change in CHANGES})
+    """What those of them said that had trained before the change, and so know how long it took."""
+    switches: dict[str, list[float]] = field(default_factory=lambda: {change: [] for change in CHANGES})
+    """From the last commit before the change of ranks to the first after it. Another gap may be the longest one."""
     rate_shares: list[float] = field(default_factory=list)
     """The share of their normal rate that the others keep while newcomers start, for each `grow`."""
     starts_s: list[float] = field(default_factory=list)
@@ -133,6 +143,8 @@ class ChangingJob:
         """When each node became ready."""
         self._asked: dict[str, float] = {}
         """When each node asked for the state."""
+        self._trained: set[str] = set()
+        """The nodes that have trained."""
 
     def watch(self, happening: Happening) -> None:
         """Hear what happens to the job."""
@@ -142,6 +154,10 @@ class ChangingJob:
             self._ready[happening.node] = time.monotonic()
         if isinstance(happening.message, Formed) and self._change:
             self._found.formed[self._change].append(happening.message)
+            if happening.node in self._trained:
+                self._found.stayed[self._change].append(happening.message)
+        if isinstance(happening.message, Formed):
+            self._trained.add(happening.node)
 
     async def begin(self) -> None:
         """Start the nodes that train all the time."""
@@ -159,8 +175,7 @@ class ChangingJob:
             end = await self._settled(self._shape.nodes, begin)
             await until(lambda: len(self.job.nodes) == self._shape.nodes, "the end of the nodes that left")
             made = commits(self._folder)
-            self._found.gaps[change].append(longest_gap(made, begin, end))
-            self._found.steps_s[change].append(self._step_s(made, self._shape.nodes, end))
+            self._note(change, made, self._shape.nodes, begin, end)
 
     async def _grow(self) -> tuple[str, ...]:
         calm = time.monotonic()
@@ -169,8 +184,7 @@ class ChangingJob:
         nodes = await self.job.add(self._shape.changing)
         end = await self._settled(self._shape.most, begin)
         made, found = commits(self._folder), self._found
-        found.gaps["grow"].append(longest_gap(made, begin, end))
-        found.steps_s["grow"].append(self._step_s(made, self._shape.most, end))
+        self._note("grow", made, self._shape.most, begin, end)
         ready = max(self._ready[node] for node in nodes)
         found.starts_s.append(ready - begin)
         if normal := sum(calm < at <= begin for at, _, _ in made) / (begin - calm):
@@ -181,6 +195,13 @@ class ChangingJob:
                 flowing = sum(min(asked) < at <= ready for at, _, _ in made) / (ready - min(asked))
                 found.flow_shares.append(flowing / normal)
         return nodes
+
+    def _note(self, change: str, made: list[tuple[float, int, int]], nodes: int, begin: float, end: float) -> None:
+        found = self._found
+        found.gaps[change].append(longest_gap(made, begin, end))
+        found.steps_s[change].append(self._step_s(made, nodes, end))
+        before, after = changed_at(made, nodes * self._shape.ranks, begin)
+        found.switches[change].append(after - before)
 
     def _step_s(self, made: list[tuple[float, int, int]], nodes: int, end: float) -> float:
         """The median time of the last steps, on so many nodes."""

@@ -22,13 +22,16 @@ with `run.step`. Both in turns as well. `ratio` is its pause over that of `run.s
 `--state-mb N` trains a model whose parameters and momentum have N megabytes. Its newcomers follow the training before
 they join (`follow`), or take the whole state when they join, as before (`whole`); both in turns. `gap_s` is the longest
 time from one commit to the next around the change, `step_s` that of an undisturbed step after it, and `pause_s` the
-difference, all medians. `flow_rate_share` is the share of their normal rate that the others keep while the state flows.
+difference, all medians. `parts_s` is what the workers say that they spent the pause on, until the first step with the
+newcomer begins; `switches_s` is the time from the last commit without it to the first one with it, which need not be
+the longest. `flow_rate_share` is the share of their normal rate that the others keep while the state flows.
 
 `--against` measures the same three figures for torchrun, torchft or both, beside training in place, for each size of
 the state, in turns. The JSON has them under `sizes`, and those of training in place at the last size at the top.
 torchrun's script saves at each step, from 100 MB on every 10 s (`save_every_s`): what was done since is done again, and
 is part of the gap. torchft's newcomers get the state from the others; its lighthouse waits 100 ms for late replicas.
-torchft is not installed for this: `--torchft-python` is an interpreter that has it. The JSON says what is missing.
+torchft is not installed for this: `--torchft-python` is an interpreter that has it. The JSON says what is missing, and
+what did not train again within three minutes of a change: it has no further turn at that size.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ from typing import Any
 
 from bftrainer import __version__
 from bftrainer.elastic.local.coordinator import CoordinatorSettings
-from bftrainer.elastic.protocol import FOLLOW
+from bftrainer.elastic.protocol import FOLLOW, PAUSE_PARTS, Formed
 from bftrainer.processes.warm import PRELOAD as WARM
 from bftrainer.processes.warm import WarmLauncher
 from changes import CHANGES, HERE, Measured, Shape, measure_changes
@@ -191,6 +194,7 @@ async def measure_against(names: list[str], sizes: list[float], repetitions: int
     for size in sizes:
         script = partial(sized_script, size)
         sides = {name: Measured() for name in ("bftrainer", *names) if name not in lacking}
+        unfinished = dict[str, str]()
         calm_s, steps = (2.0, 20) if size < LARGE_MB else (5.0, 6)
         save_every_s = found["save_every_s"][f"{size:g}"] = 0.0 if size < LARGE_MB else 10.0
         for number in range(repetitions):
@@ -198,13 +202,21 @@ async def measure_against(names: list[str], sizes: list[float], repetitions: int
                 if name == "bftrainer":
                     settings = CoordinatorSettings(silence_s=30.0, background_start=False)
                     await measure_changes(script, launcher, Shape(), settings, side, calm_s=calm_s, steps=steps)
-                else:
+                elif name not in unfinished:
                     options = {"repetitions": 1, "calm_s": calm_s, "steps": steps}
-                    await measure_sized(name, size, side, python=python, save_every_s=save_every_s, **options)
+                    try:
+                        await measure_sized(name, size, side, python=python, save_every_s=save_every_s, **options)
+                    except SystemExit as problem:
+                        unfinished[name] = f"turn {number + 1} did not end: {problem}"
+                        print(f"{size:g} MB, {name}: {unfinished[name]}", file=sys.stderr, flush=True)
+                if name in unfinished:
+                    continue
                 pauses = ", ".join(f"{change} {side.beyond_step_s(change):.3f} s" for change in CHANGES)
                 print(f"{size:g} MB, turn {number + 1}, {name}: {pauses}", file=sys.stderr, flush=True)
         rows: dict[str, Any] = {name: {"missing": why} for name, why in lacking.items()}
-        rows |= {name: {change: in_parts(side, change) for change in CHANGES} for name, side in sides.items()}
+        rows |= {name: {"missing": why, "gaps_s": sides[name].gaps} for name, why in unfinished.items()}
+        whole = {name: side for name, side in sides.items() if name not in unfinished}
+        rows |= {name: {change: in_parts(side, change) for change in CHANGES} for name, side in whole.items()}
         found["sizes"][f"{size:g}"] = rows
     await launcher.close()
     found |= found["sizes"][f"{sizes[-1]:g}"]["bftrainer"]
@@ -234,7 +246,15 @@ def in_parts(side: Measured, change: str) -> dict[str, Any]:
         "step_s": round(statistics.median(side.steps_s[change]), 4),
         "gaps_s": rounded(side.gaps[change]),
         "steps_s": rounded(side.steps_s[change]),
+        "parts_s": parts_of(side.stayed[change]),
+        "switches_s": rounded(side.switches[change]),
     }
+
+
+def parts_of(said: list[Formed]) -> dict[str, float]:
+    """The median of each part of the pauses that workers measured themselves."""
+    known = [formed.parts for formed in said if formed.parts]
+    return {part: round(statistics.median(parts[part] for parts in known), 4) for part in PAUSE_PARTS} if known else {}
 
 
 def print_state(found: dict[str, Any]) -> None:
@@ -247,6 +267,7 @@ def print_state(found: dict[str, Any]) -> None:
             print(
                 f"{name:7} {change:7} pause {row['pause_s']:.3f} s: {row['gap_s']:.3f} s, a step {row['step_s']:.3f} s"
             )
+            print("        " + ", ".join(f"{part} {seconds:.3f} s" for part, seconds in row["parts_s"].items()))
     if found["flow_rate_share"] is not None:
         print(f"while the state flows the others keep {found['flow_rate_share']:.0%} of their rate")
 

@@ -24,13 +24,17 @@ from torch.optim import Optimizer
 
 from bftrainer.elastic import protocol
 from bftrainer.elastic.protocol import Donate
+from bftrainer.elastic.torch.follow.flat import ALIGNMENT
 from bftrainer.elastic.torch.follow.frames import FlowError, Frames
+from bftrainer.elastic.torch.follow.memory import drop, make_ready_room, make_room
 from bftrainer.elastic.torch.follow.trained import TrainedState, TrainedTree
 from bftrainer.errors import BFTrainerError, InputError
 
 _STALLED_S = 30.0
 """Seconds after which a newcomer that reads nothing is given up."""
 _LEAST_QUEUE_BYTES = 64 << 20
+_ROOMS = 2
+"""Gradients of so many steps have memory from the start: one is sent while the next one is copied."""
 _QUEUE_SHARES = 4
 """A flow may hold so many times its share of the state in gradients that are not sent yet."""
 
@@ -115,7 +119,7 @@ class DonorFlow:
             room = self._free.pop() if self._free else None
         pinned = bool(found.gradients) and found.gradients[0].is_cuda
         if room is None or room.numel() < end - begin:
-            room = _room(end - begin, pinned=pinned)
+            room = make_room(end - begin, pinned=pinned)
         room = room[: end - begin]
         found.layout.copy(found.gradients, begin, end, room)
         ready = torch.cuda.current_stream().record_event() if pinned else None
@@ -177,10 +181,10 @@ class DonorFlow:
             self._fail(f"{type(problem).__name__}: {problem}")
         else:
             self._fail("it is complete")
-        with self._lock:  # here, because it takes a while to give back so much memory
-            self._queue.clear()
-            self._free.clear()
-            self._room = self._tree = None
+        with self._lock:
+            held: list[object] = [self._queue, self._free, self._room, self._tree]
+            self._queue, self._free, self._room, self._tree = deque(), [], None, None
+        drop(held)
 
     def _flow(self) -> None:
         share, shares = self._request.share, self._request.shares
@@ -193,7 +197,10 @@ class DonorFlow:
         frames.set_timeout(_STALLED_S)
         size = self._trained.estimated_bytes // shares
         self._most_queued = max(_LEAST_QUEUE_BYTES, _QUEUE_SHARES * size)
-        self._room = _room(size, pinned=self._trained.on_gpu).zero_()  # now, not while training waits
+        # Memory is written to now: the system gives pages at the first write, and later the training would wait for it.
+        self._room = make_ready_room(size, pinned=self._trained.on_gpu)
+        gradients = self._trained.gradient_bytes // shares + ALIGNMENT
+        self._free = [make_ready_room(gradients, pinned=self._trained.on_gpu) for _ in range(_ROOMS)]
         step, step_s = self._pace()
         frames.send({"kind": "hello", "share": share, "step": step, "step_s": step_s})
         header, _ = frames.receive()
@@ -210,7 +217,7 @@ class DonorFlow:
     def _copy(self, tree: TrainedTree, room: Tensor, share: int, shares: int) -> tuple[dict[str, Any], Tensor]:
         begin, end = tree.layout.share(share, shares)
         if room.numel() < end - begin:  # the estimate was too low
-            room = _room(end - begin, pinned=self._trained.on_gpu)
+            room = make_room(end - begin, pinned=self._trained.on_gpu)
         room = room[: end - begin]
         if self._source is not None:
             stream: Any = torch.cuda.Stream(_gpu_of(tree))  # type: ignore[no-untyped-call]
@@ -336,16 +343,6 @@ class DonorFlows:
 
 def _gpu_of(tree: TrainedTree) -> torch.device | None:
     return next((tensor.device for tensor in tree.tensors if tensor.is_cuda), None)
-
-
-def _room(size: int, *, pinned: bool) -> Tensor:
-    """Return CPU memory; pinned if copies come from a GPU and the host has such memory left."""
-    if pinned:
-        try:
-            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        except RuntimeError:
-            pass
-    return torch.empty(size, dtype=torch.uint8)
 
 
 def _bytes_per_s() -> float | None:

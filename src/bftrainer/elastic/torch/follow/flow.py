@@ -40,6 +40,7 @@ class StateFlow:
         self._trained = TrainedState(stepper)
         self._donors = DonorFlows(self._trained)
         self._following: Following | None = None
+        self._kept: Tensor | None = None
         if membership is not None and membership.local_rank == 0:
             membership.on_donate = self._donate
             stepper.before_step = self._before_step
@@ -68,7 +69,7 @@ class StateFlow:
                 if not was_lost:  # after a loss the manager may not know yet who is gone
                     break
             else:
-                self._following = following
+                self._following, self._kept = following, following.kept
                 return
         if problem:
             print(f"bftrainer: this node takes the state when it joins: {problem}", file=sys.stderr, flush=True)

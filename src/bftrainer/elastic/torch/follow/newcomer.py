@@ -8,9 +8,7 @@ the checksums of the donors with the state here.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import queue
 import secrets
 import socket
@@ -25,6 +23,7 @@ from torch import Tensor
 
 from bftrainer.elastic.membership import Membership
 from bftrainer.elastic.torch.follow.frames import FlowError, FlowLateError, FlowLostError, Frames
+from bftrainer.elastic.torch.follow.memory import drop, make_heap_ready, make_ready_room, make_room
 from bftrainer.elastic.torch.follow.trained import TrainedState
 from bftrainer.errors import BFTrainerError
 from bftrainer.processes.launch import foreground
@@ -69,6 +68,8 @@ class Following:
         """Why this newcomer does not follow any more; empty while it does."""
         self.repeated = 0
         """Steps that were repeated here."""
+        self.kept: Tensor | None = None
+        """A block that is to be kept as long as this process trains. See `make_heap_ready`."""
         self._trained = trained
         self._membership = membership
         self._device = device
@@ -89,9 +90,12 @@ class Following:
         `margin` is how many steps ahead the copy of the state is at least.
         """
         try:
+            asked = time.monotonic()
             self._links = self._meet_donors()
+            self._make_memory_ready()
             step_s = max(link.step_s for link in self._links)
-            ahead = math.ceil(_AGREEING_S / step_s) if step_s else 1
+            # The donors have gone on since they said at which step they were.
+            ahead = math.ceil((_AGREEING_S + time.monotonic() - asked) / step_s) if step_s else 1
             step = max(link.step for link in self._links) + max(margin, ahead)
             for link in self._links:
                 link.frames.send({"kind": "capture", "step": step})
@@ -138,7 +142,7 @@ class Following:
         """
         held: list[object] = [self._state, self._ring, self._restore, self._links]
         self._state, self._ring, self._restore = None, [], None
-        threading.Thread(target=_drop, args=(held,), name="bftrainer-follow-end", daemon=True).start()
+        threading.Thread(target=drop, args=(held,), name="bftrainer-follow-end", daemon=True).start()
 
     def restore(self) -> None:
         """Put back what was here before the state of the others was loaded. Call it after `stop`."""
@@ -271,19 +275,29 @@ class Following:
         with self._changed:
             if kind == "state":
                 if self._state is None:
-                    self._state = self._memory(size)
+                    self._state = make_room(size, pinned=self._on_gpu)
                 return self._state
             self._changed.wait_for(lambda: self.repeated > number - _RING or self._stopped)
             if self._stopped:
                 raise FlowLostError("it was stopped")
             held, room = self._ring[number % _RING]
             if held != number:
-                room = room if room.numel() >= size else self._memory(size)
+                room = room if room.numel() >= size else make_room(size, pinned=self._on_gpu)
                 self._ring[number % _RING] = number, room
             return room[:size]
 
-    def _memory(self, size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+    def _make_memory_ready(self) -> None:
+        """Write to the memory of steps and of the first gradients: else the others would wait for its pages.
+
+        Call it before the state arrives. From then on every step counts.
+        """
+        size = self._trained.gradient_bytes
+        self._ring = [(-1, make_ready_room(size, pinned=self._on_gpu)) for _ in range(_RING)]
+        self.kept = make_heap_ready(self._trained.gradient_sizes)
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self._device.type == "cuda"
 
     def _repeat_steps(self) -> None:
         """Load the state, and repeat the steps of the others."""
@@ -338,10 +352,3 @@ class Following:
         with self._changed:
             self._verdicts[label] = key, same
             self._changed.notify_all()
-
-
-def _drop(held: list[object]) -> None:
-    """Drop objects at low priority."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-    held.clear()

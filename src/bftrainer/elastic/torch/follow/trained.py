@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from bftrainer.elastic.torch.follow.flat import ALIGNMENT, FlatLayout, Spec
 from bftrainer.elastic.torch.follow.frames import FlowError
+from bftrainer.elastic.torch.follow.memory import make_room
 from bftrainer.elastic.torch.gradients.optimizers import Stepper, params_of
 from bftrainer.elastic.torch.snapshots.portable import portable, restored
 from bftrainer.elastic.torch.state import transfer
@@ -66,6 +67,18 @@ class TrainedState:
                 size += sum(value.nbytes + ALIGNMENT for value in list(state.values()) if isinstance(value, Tensor))
         return size + ALIGNMENT * (len(self._stepper.params) + 1024)
 
+    @property
+    def gradient_sizes(self) -> list[int]:
+        """Size of each gradient on the CPU."""
+        params = (param for param in self._stepper.params if param.requires_grad and not param.is_cuda)
+        return [param.nbytes for param in params]
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Size of the gradients of the largest optimizer step, as they are sent."""
+        optimizers = self._stepper.optimizers
+        return max(FlatLayout([Spec.of(param) for param in params_of([optimizer])]).size for optimizer in optimizers)
+
     def tree(self) -> TrainedTree:
         """Return the present state. Raises an InputError that names a value that cannot be sent."""
         optimizers = self._stepper.optimizers
@@ -96,7 +109,7 @@ class TrainedState:
         here = [[Spec.of(param) for param in params_of([optimizer])] for optimizer in optimizers]
         if here != [[Spec.of(value) for value in values] for values in state["params"]]:
             raise FlowError("the others train other parameters than this node at its start")
-        before = [param.detach().clone() for param in self._stepper.params]
+        before = _in_one_block(self._stepper.params)
         states = [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers]
 
         def restore() -> None:
@@ -156,6 +169,16 @@ class TrainedState:
                 param.grad = None
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # the memory of the gradients is used again
+
+
+def _in_one_block(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return copies of tensors that share one block of memory, which goes back to the system as soon as they do."""
+    layout = FlatLayout([Spec.of(tensor) for tensor in tensors])
+    if any(tensor.is_cuda for tensor in tensors):
+        return [tensor.detach().clone() for tensor in tensors]
+    room = make_room(layout.size, pinned=False)
+    layout.copy(tensors, 0, layout.size, room)
+    return layout.views(room)
 
 
 def _in_order(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bftrainer.elastic.torch.state import transfer
-from bftrainer.elastic.torch.state.transfer import TransferGroup
+from bftrainer.elastic.torch.state.transfer import TransferGroup, memory_of
 
 
 class FollowedState(Protocol):
@@ -92,11 +92,11 @@ class StateInParts:
 
     def __init__(self, state: dict[str, Any], known: Sequence[Tensor]) -> None:
         self._skeleton, self._tensors = transfer.take_apart(state)
-        ours = {_memory_of(tensor) for tensor in known if tensor.nbytes}
+        ours = {memory_of(tensor) for tensor in known if tensor.nbytes}
         self._known = {
             place: slot
             for place, slot in transfer.placed_slots(self._skeleton)
-            if _memory_of(self._tensors[slot.number]) in ours
+            if memory_of(self._tensors[slot.number]) in ours
         }
 
     @property
@@ -144,7 +144,3 @@ def receive_rest(here: StateInParts | None, source: int, link: TransferGroup) ->
     sizes = [torch.Size(slot.shape).numel() * slot.dtype.itemsize for slot in slots]
     sent = sum(size for size, slot in zip(sizes, slots, strict=True) if slot.number not in known)
     return ReceivedRest(transfer.put_together(skeleton, tensors), sent, sum(sizes))
-
-
-def _memory_of(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()

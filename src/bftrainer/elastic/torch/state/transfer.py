@@ -109,8 +109,9 @@ class Registry:
                 f"{'registers' if missing else 'does not register'}: was it written by another version of it?"
             )
         for name, thing in self.objects.items():
+            its = _without_copies(thing, state[name]) if isinstance(thing, nn.Module) else state[name]
             try:
-                thing.load_state_dict(state[name])
+                thing.load_state_dict(its)
             except Exception as problem:
                 raise BFTrainerError(f"the state of {name!r} does not fit: {problem}") from problem
 
@@ -143,6 +144,22 @@ class Registry:
                     group.update(values)
 
         return put_back
+
+
+def _without_copies(module: nn.Module, state: Any) -> Any:
+    """Return a module's state with its own parameters in place of aliases of them: torch copies none onto itself.
+
+    A newcomer that has followed the training has its parameters already; copying them would take part of the pause.
+    """
+    if not isinstance(state, dict) or type(module).load_state_dict is not nn.Module.load_state_dict:
+        return state
+    params = [param for param in module.parameters() if param.numel() and param.layout is torch.strided]
+    own = {memory_of(param): param for param in params}
+    made = copy.copy(state)  # with the attributes of an OrderedDict
+    for key, value in state.items():
+        if isinstance(value, Tensor) and value.layout is torch.strided:
+            made[key] = own.get(memory_of(value), value)
+    return made
 
 
 def copied(state: Any) -> Any:
@@ -281,6 +298,11 @@ def _broadcast_piece(tensors: list[Tensor], source: int, link: TransferGroup, *,
 def is_bytes(tensor: Tensor) -> bool:
     """Return whether the tensor's memory is its bytes in order."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def memory_of(tensor: Tensor) -> tuple[object, ...]:
+    """Return where a dense tensor lies in memory, and how. Tensors with the same values of this have the same bytes."""
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
