@@ -14,7 +14,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_MOST_FROM_HEAP = (32 << 20) - (1 << 16)
+from bftrainer.elastic.torch.freed_memory import HEAP_BYTES
+
+_MOST_FROM_HEAP = HEAP_BYTES - (1 << 16)
 """The C library takes larger blocks from the system one by one, and gives each back when it is freed."""
 
 
