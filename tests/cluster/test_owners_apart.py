@@ -143,6 +143,24 @@ def test_another_owners_processes_cannot_be_signalled(attacked: Attacked) -> Non
     assert set(attacked.loot["signal_processes"].values()) == {"PermissionError"}
 
 
+def test_no_process_of_an_owner_shares_the_controllers_session(attacked: Attacked) -> None:
+    system = attacked.system
+    session = os.getsid(system.live.pid)
+    for user in (system.ann, system.bob):
+        sessions = set()
+        for pid in processes_of(user.uid):
+            with suppress(ProcessLookupError):
+                sessions.add(os.getsid(pid))
+        assert sessions
+        assert session not in sessions
+
+
+def test_importing_torch_makes_no_folder_in_tmp_whose_name_others_can_guess(attacked: Attacked) -> None:
+    for user in (attacked.system.ann, attacked.system.bob):
+        assert not Path("/tmp", f"torchinductor_{user.name}").exists()
+        assert list(user.home.glob(".bftrainer/compiled/parent"))
+
+
 def test_the_sockets_of_another_owners_agents_and_of_the_host_of_nodes_cannot_be_reached(attacked: Attacked) -> None:
     got = attacked.loot["connect_to_sockets"]
     assert len(got) > 1
