@@ -179,3 +179,20 @@ def test_the_doctor_warns_where_accounts_do_not_keep_owners_apart(tmp_path: Path
         assert warnings() == []
         store.keep(MODE_KEY, "own")
         assert len(warnings()) == 1
+
+
+def test_a_join_secret_ends_when_its_owner_gets_another_account(tmp_path: Path, directory: dict[str, int]) -> None:
+    def joins(*pairs: str) -> JoinSecrets:
+        return JoinSecrets.at(tmp_path, Accounts.parse(pairs))
+
+    before = joins("ann=bob")
+    secret = before.issue(RIGHT)
+    again = before.issue(replace(RIGHT, agent="a1"))
+    assert before.verify(secret, 0.0) == RIGHT
+    for text in (secret, again):
+        assert joins("ann=ann_hpc").verify(text, 0.0) is None
+        assert joins().verify(text, 0.0) is None, "she has no account"
+    assert joins("ann=bob", "x=svc").verify(again, 0.0) == replace(RIGHT, agent="a1")
+    directory["bob"] = directory["alias"] = 2004
+    assert joins("ann=bob").verify(secret, 0.0) is None, "another user has the name now"
+    assert joins("ann=ann_hpc").verify(JoinSecrets.at(tmp_path).issue(RIGHT), 0.0) is None, "it names no account"
