@@ -66,9 +66,10 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
         options = ("--nodes", "2", "--env", f"PASSWORD={PASSWORD}")
         anns = system.submit(ann, TRAINS, folder, 1000, 0.2, options=options)
         targets, loot = bob.home / "targets.json", bob.home / "loot.json"
+        # Ann has her nodes first: a hand-over of Bob's first node to her would end the secret that he misuses.
+        live.until_state(anns, "running", timeout_s=90)
         bobs = system.submit(bob, HOSTILE, targets, loot, options=("--nodes", "1"))
         assert (anns, bobs) == ("t1", "t2")
-        live.until_state(anns, "running", timeout_s=90)
         live.until_state(bobs, "running", timeout_s=90)
         before = live.until_steps(anns)
         wait_until(lambda: list(ann.home.glob(".bftrainer/trainers/*/snapshots/*")), "a snapshot", 60)
