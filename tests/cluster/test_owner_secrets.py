@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from bftrainer.cluster.config.load import load_config
 from bftrainer.cluster.doctor.doctor import examine
 from bftrainer.cluster.owners import signatures
-from bftrainer.cluster.owners.accounts import Accounts
+from bftrainer.cluster.owners.accounts import Accounts, account_warnings
 from bftrainer.cluster.owners.join_secrets import KEY_FILE, JoinRight, JoinSecrets, new_pilot
 from bftrainer.cluster.owners.modes import MODE_KEY, mode_in_words
 from bftrainer.cluster.spec.trainer import parse_spec
@@ -125,3 +126,73 @@ def test_the_mode_is_said_in_words_and_the_doctor_warns_where_owners_share_an_ac
         assert len(warnings()) == 1
         store.keep(MODE_KEY, "own")
         assert warnings() == []
+
+
+def entry(name: str, uid: int) -> pwd.struct_passwd:
+    return pwd.struct_passwd((name, "x", uid, uid, "", f"/home/{name}", "/bin/sh"))
+
+
+@pytest.fixture
+def directory(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """The accounts of a machine: user ids by name. The first name of a user id is what the system finds by the id."""
+    uids = {"root": 0, "munge": 101, "ann_hpc": 2001, "bob": 2002, "alias": 2002, "svc": 2003}
+
+    def by_uid(uid: int) -> pwd.struct_passwd:
+        return next(entry(name, known) for name, known in uids.items() if known == uid)
+
+    monkeypatch.setattr(pwd, "getpwnam", lambda name: entry(name, uids[name]))
+    monkeypatch.setattr(pwd, "getpwuid", by_uid)
+    monkeypatch.setattr(os, "getgrouplist", lambda name, gid: [gid])
+    return uids
+
+
+def test_two_owners_do_not_have_one_account(directory: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="gives the account nobody to x and y"):
+        Accounts.parse(("x=nobody", "y=nobody"))
+    with pytest.raises(InputError, match="gives to another owner"):
+        Accounts.parse(("ann=bob",)).of("bob")
+    with pytest.raises(InputError, match="user id 2002 is also that of bob"):
+        Accounts.parse(("ann=alias",)).of("ann")
+    assert Accounts.parse(("ann=bob", "bob=ann_hpc")).of("bob").name == "ann_hpc"
+
+
+def test_accounts_of_the_system_are_refused_unless_their_owner_is_named(directory: dict[str, int]) -> None:
+    for accounts, owner in ((Accounts(), "munge"), (Accounts.parse(("ann=munge",)), "ann")):
+        with pytest.raises(InputError, match="user id 101 is below 1000"):
+            accounts.of(owner)
+    assert Accounts.parse((), ("munge",)).of("munge").uid == 101
+
+
+def test_the_doctor_warns_where_accounts_do_not_keep_owners_apart(tmp_path: Path, directory: dict[str, int]) -> None:
+    assert account_warnings(Accounts(), {"bob", "ann_hpc", "no-such"}, 0) == []
+    assert account_warnings(Accounts(), {"svc"}, 2003) == []
+    (said,) = account_warnings(Accounts(), {"bob", "svc"}, 2003)
+    assert "trainers of svc run under the controller's own account" in said
+    (said,) = account_warnings(Accounts({"x": "bob", "y": "bob"}), {"x", "y"}, 0)
+    assert "the owners x, y share the account with the user id 2002" in said
+
+    def warnings() -> list[str]:
+        return [found.what for found in examine(tmp_path, Accounts()) if "below 1000" in found.what]
+
+    with Store.open(tmp_path / FILE) as store:
+        store.add_trainer(name="a", owner="munge", spec={"script": "a.py"}, time=1.0)
+        assert warnings() == []
+        store.keep(MODE_KEY, "own")
+        assert len(warnings()) == 1
+
+
+def test_a_join_secret_ends_when_its_owner_gets_another_account(tmp_path: Path, directory: dict[str, int]) -> None:
+    def joins(*pairs: str) -> JoinSecrets:
+        return JoinSecrets.at(tmp_path, Accounts.parse(pairs))
+
+    before = joins("ann=bob")
+    secret = before.issue(RIGHT)
+    again = before.issue(replace(RIGHT, agent="a1"))
+    assert before.verify(secret, 0.0) == RIGHT
+    for text in (secret, again):
+        assert joins("ann=ann_hpc").verify(text, 0.0) is None
+        assert joins().verify(text, 0.0) is None, "she has no account"
+    assert joins("ann=bob", "x=svc").verify(again, 0.0) == replace(RIGHT, agent="a1")
+    directory["bob"] = directory["alias"] = 2004
+    assert joins("ann=bob").verify(secret, 0.0) is None, "another user has the name now"
+    assert joins("ann=ann_hpc").verify(JoinSecrets.at(tmp_path).issue(RIGHT), 0.0) is None, "it names no account"

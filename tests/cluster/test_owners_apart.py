@@ -66,9 +66,10 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
         options = ("--nodes", "2", "--env", f"PASSWORD={PASSWORD}")
         anns = system.submit(ann, TRAINS, folder, 1000, 0.2, options=options)
         targets, loot = bob.home / "targets.json", bob.home / "loot.json"
+        # Ann has her nodes first: a hand-over of Bob's first node to her would end the secret that he misuses.
+        live.until_state(anns, "running", timeout_s=90)
         bobs = system.submit(bob, HOSTILE, targets, loot, options=("--nodes", "1"))
         assert (anns, bobs) == ("t1", "t2")
-        live.until_state(anns, "running", timeout_s=90)
         live.until_state(bobs, "running", timeout_s=90)
         before = live.until_steps(anns)
         wait_until(lambda: list(ann.home.glob(".bftrainer/trainers/*/snapshots/*")), "a snapshot", 60)
@@ -141,6 +142,24 @@ def test_another_owners_processes_cannot_be_looked_into(attacked: Attacked) -> N
 
 def test_another_owners_processes_cannot_be_signalled(attacked: Attacked) -> None:
     assert set(attacked.loot["signal_processes"].values()) == {"PermissionError"}
+
+
+def test_no_process_of_an_owner_shares_the_controllers_session(attacked: Attacked) -> None:
+    system = attacked.system
+    session = os.getsid(system.live.pid)
+    for user in (system.ann, system.bob):
+        sessions = set()
+        for pid in processes_of(user.uid):
+            with suppress(ProcessLookupError):
+                sessions.add(os.getsid(pid))
+        assert sessions
+        assert session not in sessions
+
+
+def test_importing_torch_makes_no_folder_in_tmp_whose_name_others_can_guess(attacked: Attacked) -> None:
+    for user in (attacked.system.ann, attacked.system.bob):
+        assert not Path("/tmp", f"torchinductor_{user.name}").exists()
+        assert list(user.home.glob(".bftrainer/compiled/parent"))
 
 
 def test_the_sockets_of_another_owners_agents_and_of_the_host_of_nodes_cannot_be_reached(attacked: Attacked) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -15,7 +16,8 @@ from typing import Any
 import pytest
 
 from bftrainer.processes.launch import Command, Process
-from bftrainer.processes.parent import WarmParent
+from bftrainer.processes.parent import NotWarmError, WarmParent
+from bftrainer.processes.warm import WarmLauncher
 from support.waiting import until
 
 DEADLINE_S = 30.0
@@ -123,5 +125,78 @@ def test_a_parent_has_ended_also_if_another_process_holds_its_socket_open(tmp_pa
             there.seems.kill_group()
             assert await there.status() == -SIGKILL
             await until(lambda: there.parent.gone)
+
+    asyncio.run(play())
+
+
+FORGED = "x\n2026-11-19 00:00:00,000 FORGED\r\u2028\x1b[2J" + "y" * 1000
+
+
+def test_the_modules_that_a_parent_says_to_miss_are_one_short_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def play() -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            seems = ParentProcess()
+            theirs.sendall(json.dumps({"problems": [FORGED, *["more"] * 1000]}).encode() + b"\n")
+            parent = await WarmParent.connected(seems, *await asyncio.open_unix_connection(sock=ours))
+            theirs.sendall(json.dumps({"problems": [FORGED]}).encode() + b"\n" + b"nonsense \xe2\x80\xa8 FORGED\n")
+            await until(lambda: parent.gone)
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(play())
+    assert len(caplog.messages) == 2
+    assert all(message.isprintable() and len(message) < 400 for message in caplog.messages)
+
+
+@pytest.mark.waits
+def test_a_parent_that_starts_nothing_is_warned_of_once_in_one_short_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = tmp_path / "x.py"
+    script.write_text("")
+
+    async def play() -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            seems = ParentProcess()
+            theirs.sendall(b'{"problems": []}\n')
+            parent = await WarmParent.connected(seems, *await asyncio.open_unix_connection(sock=ours))
+            launcher = WarmLauncher()
+
+            async def spawned(*_: Any) -> WarmParent:
+                return parent
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(WarmParent, "spawned", spawned)
+                for number in range(1, 4):
+                    starting = asyncio.create_task(launcher.start(Command((str(script),), {}, str(tmp_path), None)))
+                    await asyncio.to_thread(theirs.recv, 1 << 16)  # the order to start it
+                    theirs.sendall(json.dumps({"failed": number, "why": FORGED}).encode() + b"\n")
+                    assert await (await starting).wait() == 0
+            seems.kill_group()
+            await launcher.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(play())
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].isprintable()
+    assert len(caplog.messages[0]) < 400 + len(str(script))
+
+
+def test_what_a_branch_says_of_a_module_is_one_short_line(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with scene(tmp_path) as there:
+            there.say({"bad": FORGED, "problem": FORGED})
+            await until(lambda: there.parent.bad)
+            assert all(text.isprintable() and len(text) <= 300 for pair in there.parent.bad.items() for text in pair)
+            starting = asyncio.create_task(
+                there.parent.start(Command(("x.py",), dict(os.environ), str(tmp_path), None))
+            )
+            await asyncio.sleep(0)
+            there.say({"failed": 2, "why": FORGED})
+            with pytest.raises(NotWarmError) as failure:
+                await asyncio.wait_for(starting, DEADLINE_S)
+            assert str(failure.value).isprintable()
+            there.seems.kill_group()
 
     asyncio.run(play())

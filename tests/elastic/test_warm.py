@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -309,3 +310,26 @@ def test_what_a_forked_script_left_open_is_written_and_freed_at_its_end(
     names = ("at_module_level", "in_a_ring", "in_a_function", "kept_elsewhere")
     assert files == {f"{name}.txt": "written\n" for name in names}
     assert [path for path in tmp_path.iterdir() if path.is_dir() and path.name.startswith("tmp")] == []
+
+
+def test_the_parent_of_an_owners_agents_has_torchs_cache_at_home_and_not_in_tmp(run: Run, tmp_path: Path) -> None:
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    (tmp_path / "at_import.py").write_text(f"import os\nCACHE = os.environ.get({name!r})\n")
+    text = f"import os, at_import\nprint(at_import.CACHE, os.environ.get({name!r}))"
+    home = tmp_path / "home"
+    home.mkdir()
+
+    async def play(**env: str) -> str:
+        launcher = WarmLauncher(preload=("at_import",))
+        command = script(tmp_path, text, PYTHONPATH=str(tmp_path), HOME=str(home), **env)
+        without = {key: value for key, value in command.env.items() if key != name or key in env}
+        try:
+            return (await output(launcher, replace(command, env=without)))[1].strip()
+        finally:
+            await launcher.close()
+
+    assert run(play()) == "None None"
+    assert run(play(BFTRAINER_OWNER="ann", **{name: "/x"})) == "/x /x"
+    assert list(home.iterdir()) == []
+    assert run(play(BFTRAINER_OWNER="ann")) == f"{home}/.bftrainer/compiled/parent None"
+    assert (home / ".bftrainer").stat().st_mode & 0o777 == 0o700

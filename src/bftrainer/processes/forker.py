@@ -132,6 +132,8 @@ class _Forker:
     def serve(self) -> Command | None:
         """Fork the processes that the manager requests. Return the command in each forked child, None at the end."""
         os.environ.setdefault(*variables.TORCH_LOG_LEVEL)
+        if os.environ.get(variables.OWNER):
+            _cache_at_home()
         gc.disable()  # the imports make half a million objects that stay: looking for garbage among them takes long
         importing = start_up.now()
         told = self._import_all()
@@ -270,6 +272,21 @@ class _Forker:
     def _tell(self, **message: Any) -> None:
         with suppress(OSError):  # the manager is gone, which the loop will notice
             self._manager.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _cache_at_home() -> None:
+    """Have torch make its folder of compiled code in the home of this process's account, and not in /tmp.
+
+    That is for imports of this process. Each worker has the variable of its own command.
+    """
+    base = Path(os.environ.get("HOME", "")) / ".bftrainer"
+    if variables.INDUCTOR_CACHE in os.environ or not base.is_absolute():
+        return
+    folder = base / "compiled" / "parent"
+    with suppress(OSError):  # there is no home: torch then takes /tmp
+        base.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.environ[variables.INDUCTOR_CACHE] = str(folder)
 
 
 def _import(module: str) -> str | None:

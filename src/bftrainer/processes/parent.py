@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from bftrainer.errors import BFTrainerError
 from bftrainer.processes.launch import ColdProcess, Command, Process, RunAs, open_output, spawn
+from bftrainer.util.text import printable_line
 
 READY_S = 120.0
 """Seconds that the imports may take before workers are started without them."""
@@ -36,6 +37,9 @@ READ_AT_LOAD = (
 )
 """Variables that programs and libraries read when they are loaded, such as OMP_NUM_THREADS. After a fork it is too late
 to change them, so a command that differs in one of them gets another parent."""
+
+_MOST_SAID = 300
+"""Characters of what a parent says that are logged: it may run under another account than the one that logs."""
 
 _log = logging.getLogger(__name__)
 
@@ -116,8 +120,9 @@ class WarmParent:
             if isinstance(failure, TimeoutError):
                 raise NotWarmError(f"it was not ready after {READY_S:g} s") from None
             raise
-        for problem in problems:
-            _log.warning("the warm parent continues without a module: %s", problem)
+        if problems:
+            said = printable_line("; ".join(str(problem) for problem in problems), _MOST_SAID)
+            _log.warning("the warm parent continues without a module: %s", said)
         return parent
 
     async def start(self, command: Command) -> WarmProcess:
@@ -210,7 +215,7 @@ class WarmParent:
         """Handle a message. Those about unknown processes are ignored; a malformed one raises `ValueError`."""
         match message:
             case {"bad": str(module), "problem": str(problem)}:
-                self.bad = {module: problem}
+                self.bad = {printable_line(module, _MOST_SAID): printable_line(problem, _MOST_SAID)}
                 if not self._is_ready.done():
                     self._is_ready.set_result([])
             case {"problems": list(problems)}:
@@ -230,7 +235,7 @@ class WarmParent:
             case {"failed": int(number), "why": str(why)}:
                 started = self._starting.pop(number, None)
                 if started is not None and not started.done():
-                    started.set_exception(NotWarmError(why))
+                    started.set_exception(NotWarmError(printable_line(why, _MOST_SAID)))
             case {"exited": int(number), "status": int(status)}:
                 if (running := self._running.pop(number, None)) is not None:
                     running.exited.set_result(status)

@@ -35,6 +35,9 @@ CALL_BACK = "BFTRAINER_CALL_BACK"
 STATE_ID = "BFTRAINER_STATE_ID"
 """Environment of agents and workers: the controller they belong to, so that a stray one is recognised."""
 
+INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+"""Environment: torch's folder of compiled code. Without it, importing `torch._dynamo` makes one in /tmp whose name
+anybody can guess."""
 TORCH_LOG_LEVEL = ("TORCH_CPP_LOG_LEVEL", "ERROR")
 """Environment of workers, unless it is set: else torch prints warnings whenever a peer is lost or keeps others waiting.
 Torch reads it when it is imported, so a warm parent needs it too."""

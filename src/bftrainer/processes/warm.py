@@ -45,6 +45,8 @@ class WarmLauncher:
         self._cold = ColdLauncher(python, run_as)
         self._parents: dict[tuple[str, ...], asyncio.Task[WarmParent]] = {}
         self._branches = Branches(self._parent)
+        self._warned: set[tuple[str, ...]] = set()
+        """The parents without which a command was started, after a warning."""
 
     async def start(self, command: Command) -> Process:
         """See `ProcessLauncher`."""
@@ -56,7 +58,7 @@ class WarmLauncher:
                 parent = await self._parent(command)
                 return await parent.start(command)
             except NotWarmError as problem:
-                _log.warning("%s starts without the warm parent: %s", command.argv[0], problem)
+                self._warn(command, problem)
         return await self._cold.start(command)
 
     def prepare(self, environment: Mapping[str, str], inherited: tuple[int, socket.socket] | None = None) -> None:
@@ -102,6 +104,13 @@ class WarmLauncher:
                 _log.warning("a new warm parent replaces the inherited one: %s", problem)
         return await WarmParent.spawned(command, self._python, self._preload, self._run_as)
 
+    def _warn(self, command: Command, problem: NotWarmError) -> None:
+        """Warn once per parent that a command starts without it: a parent may fail as often as it wants."""
+        key = what_loading_reads(command)
+        if key not in self._warned:
+            self._warned = {*(self._warned & self._parents.keys()), key}
+            _log.warning("%s starts without the warm parent: %s", command.argv[0], problem)
+
     async def _parent(self, command: Command) -> WarmParent:
         """Return the warm parent for a command, once it is ready."""
         key = what_loading_reads(command)
@@ -109,6 +118,7 @@ class WarmLauncher:
             # A parent that never got ready stays, with its error: the next one would fail too.
             if task.done() and task.exception() is None and task.result().gone:
                 del self._parents[known]
+                self._warned.discard(known)
         if key not in self._parents:
             if len(self._parents) >= PARENTS:
                 raise NotWarmError(f"there are {PARENTS} with other settings")

@@ -22,6 +22,12 @@ def one_line(message: object) -> str:
     return " ".join(str(message).split())
 
 
+def printable_line(message: object, most: int) -> str:
+    """Return a message of an untrusted sender as one line of at most `most` characters, without control characters."""
+    line = one_line(str(message)[: most * 4])[:most]
+    return "".join(character if character.isprintable() else "?" for character in line)
+
+
 def last_line(output: str) -> str:
     """Return the last line that is not blank, without the white space around it; empty if there is none."""
     return next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "")

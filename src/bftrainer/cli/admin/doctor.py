@@ -13,8 +13,11 @@ from rich.text import Text
 
 from bftrainer.cli.common.connection import state_of
 from bftrainer.cli.common.output import print_json
+from bftrainer.cluster.config.load import load_config
 from bftrainer.cluster.doctor.doctor import examine
 from bftrainer.cluster.doctor.invariants import DoctorFinding
+from bftrainer.cluster.owners.accounts import Accounts
+from bftrainer.errors import BFTrainerError
 
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
@@ -30,7 +33,10 @@ def doctor(
     Nothing is changed. The exit status is 0 without errors, 1 with errors, 2 if there is no database.
     """
     folder = state_of(state)
-    findings = examine(folder)
+    accounts, problem = _accounts(folder)
+    findings = examine(folder, accounts)
+    if problem:
+        findings.append(DoctorFinding("warning", problem, "accounts of owners were not looked at"))
     errors, warnings = (sum(finding.level == level for finding in findings) for level in ("error", "warning"))
     if as_json:
         print_json(
@@ -45,6 +51,14 @@ def doctor(
         _show(folder, findings, errors, warnings)
     if errors:
         raise typer.Exit(1)
+
+
+def _accounts(folder: Path) -> tuple[Accounts | None, str]:
+    """Return the accounts of owners that the configuration names, or what is wrong with it."""
+    try:
+        return load_config(overrides={"server.state": folder}).users.as_accounts(), ""
+    except BFTrainerError as problem:
+        return None, str(problem)
 
 
 def _show(folder: Path, findings: list[DoctorFinding], errors: int, warnings: int) -> None:

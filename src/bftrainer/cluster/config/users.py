@@ -30,7 +30,7 @@ class UsersSettings:
     root_owners: Annotated[
         Texts,
         Field(description="a list of names of owners"),
-        Doc("with own: owners whose trainers may run as root"),
+        Doc("with own: owners whose trainers may run as root, or under another account with a user id below 1000"),
     ] = ()
 
     @property

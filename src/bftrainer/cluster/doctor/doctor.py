@@ -24,6 +24,7 @@ from bftrainer.cluster.doctor.invariants import (
     trainers_agree,
     workers_agree,
 )
+from bftrainer.cluster.owners.accounts import Accounts, account_warnings
 from bftrainer.cluster.owners.join_secrets import KEY_FILE
 from bftrainer.cluster.owners.modes import MODE_KEY, misfit
 from bftrainer.cluster.pools.slurm import callbacks
@@ -55,8 +56,11 @@ class Found:
     worker: str
 
 
-def examine(state_folder: Path) -> list[DoctorFinding]:
-    """Return all findings about a state folder, good and bad. `InputError` if there is no database."""
+def examine(state_folder: Path, accounts: Accounts | None = None) -> list[DoctorFinding]:
+    """Return all findings about a state folder, good and bad. `InputError` if there is no database.
+
+    `accounts`: those of owners, as the configuration says.
+    """
     path = state_folder / FILE
     if not path.is_file():
         raise InputError(
@@ -72,6 +76,9 @@ def examine(state_folder: Path) -> list[DoctorFinding]:
     try:
         with Store.open(path, read_only=True) as store:
             findings += _database(store, alive)
+            if accounts is not None and store.kept(MODE_KEY) == "own":
+                account_findings = _accounts(store, accounts, state_folder.stat().st_uid)
+                findings += summed("owners have accounts of their own", account_findings)
     except BFTrainerError as problem:
         findings.append(DoctorFinding("error", str(problem)))
     return findings
@@ -150,6 +157,13 @@ def _users(store: Store, trainers: Sequence[TrainerRow]) -> Iterator[DoctorFindi
     owners = {trainer.owner for trainer in trainers if not trainer.finished}
     if why := misfit(str(store.kept(MODE_KEY) or "shared"), owners):
         yield DoctorFinding("warning", why, 'set users.mode to "own" (docs/security.md), or trust all of them')
+
+
+def _accounts(store: Store, accounts: Accounts, controller: int) -> Iterator[DoctorFinding]:
+    owners = {trainer.owner for trainer in store.trainers(unfinished=True)}
+    owners |= {token.owner for token in store.tokens.all() if token.revoked is None and token.role != "admin"}
+    for what in account_warnings(accounts, owners, controller):
+        yield DoctorFinding("warning", what, "give each owner an account of their own in users.accounts")
 
 
 def _values(store: Store, trainers: Sequence[TrainerRow]) -> Iterator[DoctorFinding]:

@@ -1,5 +1,7 @@
 """Join secrets let one agent join for one owner, on one node.
 
+A secret is good only while the owner has the account for which it was issued.
+
 The controller issues a secret when a pool starts an agent, or asks a lender to. It has an HMAC by a key that only the
 controller knows, so that a secret need not be stored, and cannot be changed into one for another owner, node or pilot.
 Which pilot of a node may join is kept by the controller (`controller/invitations.py`): issuing a secret for a node ends
@@ -17,6 +19,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from bftrainer.cluster.owners.accounts import Accounts
 from bftrainer.errors import InputError
 from bftrainer.util.files import replace_file
 
@@ -46,32 +49,34 @@ class JoinRight:
 class JoinSecrets:
     """Issues join secrets, and verifies them."""
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, accounts: Accounts | None = None) -> None:
+        """`accounts` are those of the owners. A secret ends when the account of its owner becomes another one."""
         if len(key) < 32:
             raise InputError(f"the key of join secrets must have 32 bytes or more, but has {len(key)}")
         self._key = key
+        self._accounts = accounts
 
     @classmethod
-    def at(cls, folder: Path) -> JoinSecrets:
+    def at(cls, folder: Path, accounts: Accounts | None = None) -> JoinSecrets:
         """Read the key of a state folder, or make it."""
         path = folder / KEY_FILE
         try:
-            return cls(bytes.fromhex(path.read_text().strip()))
+            return cls(bytes.fromhex(path.read_text().strip()), accounts)
         except FileNotFoundError:
             key = secrets.token_bytes(32)
             replace_file(path, key.hex() + "\n")
-            return cls(key)
+            return cls(key, accounts)
         except ValueError:
             raise InputError(f"{path} must have 64 hexadecimal digits: remove it, and a new one is made") from None
 
     def issue(self, right: JoinRight) -> str:
         """Return the secret of a right: one word of ASCII characters."""
-        fields = [right.owner, right.node, right.pilot, right.expires, right.agent]
+        fields = [right.owner, right.node, right.pilot, right.expires, right.agent, self._account_of(right.owner)]
         body = _plain(json.dumps(fields, separators=(",", ":")).encode())
         return f"{_PREFIX}{body}.{_plain(self._mac(body))}"
 
     def verify(self, secret: str, now: float) -> JoinRight | None:
-        """Return what a secret is good for; None if it is not one of ours, or has expired."""
+        """Return what a secret is good for; None if it is not one of ours, has expired, or has ended."""
         if not secret.startswith(_PREFIX) or len(secret) > _MOST_BYTES:
             return None
         body, _, mac = secret.removeprefix(_PREFIX).partition(".")
@@ -81,9 +86,24 @@ class JoinSecrets:
             return None
         if not hmac.compare_digest(given, self._mac(body)):
             return None
-        owner, node, pilot, expires, agent = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+        fields = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+        owner, node, pilot, expires, agent, *account = fields
         right = JoinRight(owner, node, pilot, float(expires), agent)
+        if self._accounts is not None:
+            present = self._account_of(owner)
+            if not present or account != [present]:
+                return None
         return right if now < right.expires else None
+
+    def _account_of(self, owner: str) -> str:
+        """Return the account of an owner, name and user id; empty if there is none, or if none are known."""
+        if self._accounts is None:
+            return ""
+        try:
+            account = self._accounts.of(owner)
+        except InputError:
+            return ""
+        return f"{account.name}:{account.uid}"
 
     def _mac(self, body: str) -> bytes:
         return hmac.digest(self._key, b"bftrainer join\0" + body.encode(), hashlib.sha256)

@@ -6,11 +6,15 @@ several accounts. Without root there is one owner: the account that runs the con
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from bftrainer.cluster.owners.accounts import Account, clean_environment
@@ -18,25 +22,46 @@ from bftrainer.cluster.owners.folders import OwnFolders
 from bftrainer.cluster.pools.base import PoolHost
 from bftrainer.errors import InputError
 from bftrainer.processes import variables
+from bftrainer.util.backoff import Backoff
+from bftrainer.util.daemon_threads import DaemonThreads
 
 END_S = 10.0
 """The agent of a former owner is killed if it has not ended this long after it was dismissed."""
-TRY_S = 10.0
+TRY_S = 5.0
 """How long it may take an account to start Python."""
-TRY_AGAIN_S = 30.0
-"""An account that cannot run Python is tried again after this time."""
+TRY_AGAIN = Backoff(30.0, 3600.0)
+"""When an account that cannot run Python is tried again."""
+_MOST_TRIALS = 64
+"""How many accounts are tried at a time. An account whose user holds up the trial does not keep others waiting."""
+_BUSY_S = 1.0
+_KILLED_S = 1.0
+"""Seconds to wait for a killed process: its user may have another process that keeps it from being reaped."""
+
+
+@dataclass(slots=True)
+class _Trial:
+    """Whether an account can run Python."""
+
+    able: bool | None = None
+    """None: not known yet."""
+    failures: int = 0
+    again_at: float = 0.0
+    running: asyncio.Task[None] | None = None
 
 
 class OwnNodes:
     """The owners for whom nodes are to be started, and the nodes that change their owner."""
 
-    def __init__(self, host: PoolHost) -> None:
+    def __init__(self, host: PoolHost, changed: Callable[[], None] = lambda: None) -> None:
+        """`changed` is called when it is known whether an account can run Python."""
         self._host = host
+        self._changed = changed
+        self._threads = DaemonThreads(_MOST_TRIALS, "trial of an account")
         self._owners: Mapping[str, str] = {}
         self._refused: dict[str, str] = {}
         """Owners as whom nothing can be started, and why. Each reason is noted once."""
-        self._tried: dict[int, tuple[bool, float]] = {}
-        """Whether an account can run Python, and when that was tried."""
+        self._trials: dict[int, _Trial] = {}
+        """By user id."""
         self._leaving: dict[str, float] = {}
         """Nodes whose agents end for those of other owners, and when each is killed."""
 
@@ -75,16 +100,29 @@ class OwnNodes:
         return late
 
     def why_not(self, owner: str) -> str:
-        """Return why no agent can be started for an owner; empty if one can be."""
-        return "" if self._account(owner) is not None else self._refused[owner]
+        """Return why no agent can be started for an owner; empty if one can be, or if that is not known yet."""
+        return "" if self._account(owner) is not None else self._refused.get(owner, "")
+
+    def close(self) -> None:
+        """Wait for no trial of an account any more."""
+        for trial in self._trials.values():
+            if trial.running is not None:
+                trial.running.cancel()
 
     def _account(self, owner: str) -> Account | None:
-        """Return the account of an owner; None if agents cannot run under it, and that is noted."""
+        """Return the account of an owner; None if agents cannot run under it, which is noted, or if it is not known."""
         try:
             account = self._host.accounts.of(owner)
             if os.geteuid() not in (0, account.uid):
                 raise InputError(f"only root can start agents as {account.name}: run the controller as root")
-            self._check_python(account)
+            able = self._runs_python(account)
+            if able is None:
+                return None
+            if not able:
+                raise InputError(
+                    f"{account.name} cannot run {sys.executable} with BFTrainer, which agents are started with: "
+                    "install BFTrainer where all users may read it, such as below /opt, and serve from there"
+                )
         except InputError as problem:
             if self._refused.get(owner) != str(problem):
                 self._refused[owner] = str(problem)
@@ -93,38 +131,58 @@ class OwnNodes:
         self._refused.pop(owner, None)
         return account
 
-    def _check_python(self, account: Account) -> None:
-        """Raise `InputError` if an account cannot run this process's Python with BFTrainer, as agents must."""
+    def _runs_python(self, account: Account) -> bool | None:
+        """Return whether an account can run this process's Python with BFTrainer, as agents must.
+
+        Agents of another account are not started before that was tried. Trials run in threads: a user can hold up the
+        processes that are started under the user's account.
+        """
         if account.uid == os.geteuid():
-            return
-        now = time.monotonic()
-        able, at = self._tried.get(account.uid, (False, -TRY_AGAIN_S))
-        if not able and now - at >= TRY_AGAIN_S:
-            able = can_run(account)
-            self._tried[account.uid] = (able, now)
-        if not able:
-            raise InputError(
-                f"{account.name} cannot run {sys.executable} with BFTrainer, which agents are started with: install "
-                "BFTrainer where all users may read it, such as below /opt, and serve from there"
-            )
+            return True
+        trial = self._trials.setdefault(account.uid, _Trial())
+        if not trial.able and trial.running is None and time.monotonic() >= trial.again_at:
+            trial.running = asyncio.get_running_loop().create_task(self._try(account, trial))
+        return trial.able
+
+    async def _try(self, account: Account, trial: _Trial) -> None:
+        try:
+            trial.able = await self._threads.run(lambda: can_run(account))
+        except TimeoutError:
+            trial.again_at = time.monotonic() + _BUSY_S
+        else:
+            trial.failures = 0 if trial.able else trial.failures + 1
+            trial.again_at = time.monotonic() + TRY_AGAIN.wait_s(trial.failures)
+        finally:
+            trial.running = None
+        self._changed()
 
 
 def can_run(account: Account) -> bool:
-    """Whether an account can run this process's Python with BFTrainer. Only root can find out for another one."""
+    """Whether an account can run this process's Python with BFTrainer. Only root can find out for another one.
+
+    The account's user can stop and change the process that is started. So it has a session of its own, without a
+    terminal, runs no code of the user's at its start (`-I`), and is not waited for when it was killed in vain.
+    """
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", "import bftrainer"],
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-c", "import bftrainer"],
             cwd="/",
             env=clean_environment(account),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=TRY_S,
-            check=False,
+            start_new_session=True,
             user=account.uid,
             group=account.gid,
             extra_groups=account.groups,
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except OSError:
         return False
-    return done.returncode == 0
+    try:
+        return process.wait(TRY_S) == 0
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_KILLED_S)
+        return False

@@ -140,7 +140,7 @@ class LocalPool:
     async def open(self, host: PoolHost) -> None:
         """See `base.Pool`."""
         self._host_link.open(host)
-        self._own = OwnNodes(host) if host.own_users else None
+        self._own = OwnNodes(host, self._wake.set) if host.own_users else None
         self._gpus = await asyncio.to_thread(find_gpus, os.environ)
         self._find_origin()
         self._done_s = self._now_s()
@@ -165,6 +165,8 @@ class LocalPool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._own is not None:
+            self._own.close()
         link, self._link = self._link, None
         if link is None and drain:
             link = await HostLink.find(self._folder)
