@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
 import time
@@ -10,7 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from bftrainer.cluster.config.keys import Config, Server
 from bftrainer.cluster.config.load import load_config
+from bftrainer.cluster.config.users import UsersSettings
+from bftrainer.cluster.controller.controller import Controller
+from bftrainer.cluster.controller.nodes.invitations import Invitations
+from bftrainer.cluster.controller.output.logbook import Logbook
 from bftrainer.cluster.doctor.doctor import examine
 from bftrainer.cluster.owners import signatures
 from bftrainer.cluster.owners.accounts import Accounts, account_warnings
@@ -19,6 +25,8 @@ from bftrainer.cluster.owners.modes import MODE_KEY, mode_in_words
 from bftrainer.cluster.spec.trainer import parse_spec
 from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.errors import InputError
+from support.cluster.api import NoPool
+from support.cluster.bench import Bench
 
 RIGHT = JoinRight("ann", "node-1", "node-1#1", 1000.0)
 
@@ -196,3 +204,26 @@ def test_a_join_secret_ends_when_its_owner_gets_another_account(tmp_path: Path, 
     directory["bob"] = directory["alias"] = 2004
     assert joins("ann=bob").verify(secret, 0.0) is None, "another user has the name now"
     assert joins("ann=ann_hpc").verify(JoinSecrets.at(tmp_path).issue(RIGHT), 0.0) is None, "it names no account"
+
+
+def test_a_controller_refuses_join_secrets_of_the_account_that_an_owner_had_before(
+    tmp_path: Path, directory: dict[str, int]
+) -> None:
+    bench = Bench(tmp_path)
+
+    def invitations(account: str) -> Invitations:
+        users = UsersSettings(mode="own", accounts=(f"ann={account}",))
+        config = replace(Config(), server=Server(state=tmp_path), users=users)
+        controller = Controller(bench.cluster, NoPool(), config, lambda name: Logbook(tmp_path / name, 1 << 20), {})
+        assert controller.agents.invitations is not None
+        return controller.agents.invitations
+
+    async def play() -> None:
+        secret = invitations("bob").invite("n1", "ann", 0.0)
+        assert invitations("bob").right(secret, 1.0) is not None
+        assert invitations("ann_hpc").right(secret, 1.0) is None
+
+    try:
+        asyncio.run(play())
+    finally:
+        bench.store.close()

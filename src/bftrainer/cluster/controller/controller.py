@@ -81,7 +81,7 @@ class Controller:
         self.eta = EtaService(cluster.store.path, config, cluster)
         accounts = config.users.as_accounts() if config.users.own else None
         if accounts is not None:
-            invitations = self.agents.invitations = Invitations(cluster.store, JoinSecrets.at(config.state))
+            invitations = self.agents.invitations = Invitations(cluster.store, JoinSecrets.at(config.state, accounts))
             cluster.hand_overs.more_come = lambda now: bool(invitations.pending(now))
         self._pool_host = ControllerPoolHost(self._runner, self.agents, agents, accounts)
         self._runner.hand_over = self._hand_over
