@@ -226,8 +226,8 @@ class Store:
         if owner is not None:
             where.append("owner = ?")
             values.append(text(owner))
-        only = f"WHERE {' AND '.join(where)}" if where else ""
-        sql = f"{_BRIEF_SQL if brief else _TRAINER_SQL} {only} ORDER BY number"
+        start = _BRIEF_SQL if brief else _TRAINER_SQL
+        sql = f"{start} {'WHERE ' + ' AND '.join(where) if where else ''} ORDER BY number"
         return [_trainer(row) for row in self._db.rows(sql, tuple(values))]
 
     # Values that trainers reported over time; see `MetricHistory`.
@@ -292,6 +292,10 @@ class Store:
         rows = self._db.rows(sql, (_number(trainer),) if trainer else ())
         return [WorkerRow(row[0], f"t{row[1]}", *row[2:]) for row in rows]
 
+    def node_of(self, worker: str) -> str | None:
+        """Return the node of a worker that runs or has ended; None if there is no such worker."""
+        return next((row[0] for row in self._db.rows("SELECT node FROM workers WHERE worker = ?", (text(worker),))), None)
+
     def put_node(
         self,
         node: str,
@@ -353,6 +357,10 @@ class Store:
         """Return the value of a key."""
         row = self._db.row("SELECT value FROM kept WHERE key = ?", (text(key),))
         return default if row is None else decoded(row[0])
+
+    def kept_keys(self, prefix: str) -> list[str]:
+        """Return the keys that begin with a text."""
+        return [row[0] for row in self._db.rows("SELECT key FROM kept WHERE key GLOB ?", (f"{prefix}*",))]
 
     def forget(self, key: str) -> None:
         """Remove the value of a key."""
