@@ -161,6 +161,32 @@ def test_an_agent_whose_node_has_left_is_heard_no_more(tmp_path: Path, lose: Cal
     assert not (tmp_path / ABSURD).exists()
 
 
+def test_an_agent_whose_node_goes_to_another_owner_is_heard_no_more(tmp_path: Path) -> None:
+    async def scene(controller: Controller) -> None:
+        right = invite(controller, "n1", "bob")
+        wire = knock(controller, right)
+        await until(lambda: wire.received)
+        spec = TrainerSpec.model_validate({"script": "/train.py", "nodes": "1-1", "signature": "v1:x"})
+        controller.submit(spec, "ann")
+        await until(lambda: wire.of_kind("bye"))
+        assert wire.of_kind("bye")[0]["reason"] == "the node goes to another owner"
+        before = facts(controller)
+        for message in EVERYTHING:
+            wire.to_controller.put_nowait(codec.encode(message))
+        await ended(wire)
+        await settled(controller)
+        assert facts(controller) == before
+        again = knock(controller, right, *EVERYTHING)
+        await ended(again)
+        assert again.received == ["bye"]
+        assert facts(controller) == before
+        assert controller.agents.nodes == frozenset()
+
+    play(tmp_path, scene, own_users=True)
+    assert no_log(tmp_path)
+    assert not (tmp_path / ABSURD).exists()
+
+
 def test_an_agent_that_goes_or_is_gone_cannot_come_back_but_one_that_fell_silent_can(tmp_path: Path) -> None:
     async def scene(controller: Controller) -> None:
         rights = {node: invite(controller, node, "bob") for node in ("n1", "n2", "n3")}

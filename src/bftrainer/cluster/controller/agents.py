@@ -179,6 +179,8 @@ class AgentHub:
             return
         self._handle_node(node)
         if self._runner.cluster.hand_overs.vacated(node):
+            if node in self._connections:
+                self._shut_out(self._connections[node])
             return
         connection = self._connections.pop(node, None)
         if connection is not None:
@@ -299,7 +301,7 @@ class AgentHub:
         node, known = cluster.nodes.get(name), cluster.trainers.get(trainer) or cluster.store.trainer(trainer)
         if node is None or known is None or known.owner != node.owner:
             return False
-        return cluster.store.node_of(worker) == name
+        return [row.node for row in cluster.store.workers(worker=worker)] == [name]
 
     def _logged(self, node: str, worker: str, offset: int) -> None:
         self._connections.send(node, Logged(worker, offset))

@@ -102,7 +102,6 @@ class StatusReader:
             "last_decision": last_decision,
         }
 
-
     def _pool(self, owner: str | None) -> Mapping[str, Any]:
         """Return what the pool says of itself, to admins or to one owner.
 

@@ -284,17 +284,15 @@ class Store:
             (ended, status, text(outcome), text(worker)),
         )
 
-    def workers(self, *, running: bool = False, trainer: str = "") -> list[WorkerRow]:
-        """Return workers in the order in which they were started."""
+    def workers(self, *, running: bool = False, trainer: str = "", worker: str = "") -> list[WorkerRow]:
+        """Return workers in the order in which they were started: all, or those that fit."""
         where = ["ended IS NULL"] if running else []
         where += ["trainer = ?"] if trainer else []
+        where += ["worker = ?"] if worker else []
+        values = (*((_number(trainer),) if trainer else ()), *((text(worker),) if worker else ()))
         sql = f"{_WORKER_SQL} {'WHERE ' + ' AND '.join(where) if where else ''} ORDER BY rowid"
-        rows = self._db.rows(sql, (_number(trainer),) if trainer else ())
+        rows = self._db.rows(sql, values)
         return [WorkerRow(row[0], f"t{row[1]}", *row[2:]) for row in rows]
-
-    def node_of(self, worker: str) -> str | None:
-        """Return the node of a worker that runs or has ended; None if there is no such worker."""
-        return next((row[0] for row in self._db.rows("SELECT node FROM workers WHERE worker = ?", (text(worker),))), None)
 
     def put_node(
         self,

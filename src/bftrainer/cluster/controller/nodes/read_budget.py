@@ -6,6 +6,8 @@ itself waiting. The budget is the node's, so connecting again does not renew it.
 
 from __future__ import annotations
 
+import math
+
 BYTES_PER_S = 2 << 20
 """What an agent may send all the time: far more than a node with a thousand workers does."""
 BURST_BYTES = 32 << 20
@@ -26,7 +28,7 @@ class ReadBudget:
     def spend(self, node: str, frame: str, now: float) -> float:
         """Count a frame that came from a node. Returns how many seconds to wait before it is decoded."""
         cost = len(frame) + FRAME_BYTES + PART_BYTES * frame.count(",")
-        paid = max(self._paid_at.get(node, 0.0), now - BURST_BYTES / BYTES_PER_S) + cost / BYTES_PER_S
+        paid = max(self._paid_at.get(node, -math.inf), now - BURST_BYTES / BYTES_PER_S) + cost / BYTES_PER_S
         self._paid_at[node] = paid
         return max(paid - now, 0.0)
 
