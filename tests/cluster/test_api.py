@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
 from bftrainer.cluster.controller.output.logbook import Logbook
-from support.cluster.api import SECRET, SPEC, by, play
+from bftrainer.cluster.wire.messages import Gpu, Join
+from support.cluster.api import SECRET, SPEC, NoPool, by, play
 from support.cluster.bench import Bench
 
 
@@ -177,3 +179,35 @@ def test_the_log_has_every_piece_once_whatever_was_sent_again(tmp_path: Path) ->
     assert again.append(1.0, "w", "n", 9, "z\n", 2) == 4  # a piece is missing before it
     assert again.append(1.0, "w", "n", 4, "c\n", 2) == 6
     assert [line.text for line in again.read(0)[0]] == ["a", "b", "c"]
+
+
+def test_where_agents_have_owners_a_user_sees_of_others_nodes_only_that_they_are_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"kind": "x", "lenders": {"ann": 1, "bob": 2}, "problem": "of ann", "warning": "of ann", "nodes": 2}
+    monkeypatch.setattr(NoPool, "describe", lambda pool: said)
+
+    async def scene(client: httpx.AsyncClient, bench: Bench, tokens: dict[str, str]) -> None:
+        shared = (await client.get("/v1/status", headers=by(tokens, "bob"))).json()["pool"]
+        assert shared["problem"] == "of ann"
+        bench.cluster.settings = replace(bench.cluster.settings, own_users=True)
+        for node, owner in (("n1", "ann"), ("n2", "bob")):
+            with bench.store.transaction():
+                join = Join(node, node, "a", pid=7, gpus=(Gpu("0"),), slots=3)
+                bench.act(bench.cluster.joined(join, bench.now, owner))
+        rows = (await client.get("/v1/nodes", headers=by(tokens, "bob"))).json()["nodes"]
+        anns, bobs = rows
+        assert (bobs["state"], bobs["serves"], bobs["agent_pid"], bobs["slots"]) == ("free", "bob", 7, 3)
+        assert anns == {
+            **{"node": "n1", "host": "n1", "state": "other", "trainer": None, "owner": None, "worker": None},
+            **{"since": 0.0, "agent_pid": 0, "heard_s": 0.0, "gpus": [], "slots": 0, "ranks": []},
+        }
+        rows = (await client.get("/v1/nodes", headers=by(tokens, "root"))).json()["nodes"]
+        assert [row["serves"] for row in rows] == ["ann", "bob"]
+        bobs = (await client.get("/v1/status", headers=by(tokens, "bob"))).json()["pool"]
+        assert bobs["lenders"] == {"bob": 2}
+        assert not {"problem", "warning"} & bobs.keys()
+        all_of_it = (await client.get("/v1/status", headers=by(tokens, "root"))).json()["pool"]
+        assert said.items() <= all_of_it.items()
+
+    play(tmp_path, scene)

@@ -6,9 +6,14 @@ import asyncio
 import gc
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
+import pytest
+
+from bftrainer.cluster.controller import agents
 from bftrainer.cluster.controller.controller import Controller
+from bftrainer.cluster.controller.nodes.read_budget import ReadBudget
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.wire import codec, messages
 from bftrainer.cluster.wire.messages import Join
@@ -75,6 +80,68 @@ def test_nonsense_from_an_agent_ends_its_connection_and_nothing_else(tmp_path: P
             assert controller.agents.nodes == frozenset()
         assert not controller.failed.done()
         assert not Path(tmp_path.parent.parent, "x").exists()
+
+    play(tmp_path, scene)
+
+
+def test_a_connection_that_sends_no_join_ends_and_one_that_has_joined_may_be_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(controller: Controller) -> None:
+        joined = Wire()
+        joined.serve(controller)
+        joined.to_controller.put_nowait(codec.encode(Join("n1", "n1", "a")))
+        await until(lambda: "n1" in controller.agents.nodes)
+        ends = controller.agents._connections["n1"].on_close
+        assert isinstance(ends, partial)
+        assert ends.args[0].when() is None, "no time limit any more"
+        monkeypatch.setattr(agents, "JOIN_S", 0.0)
+        silent = Wire()
+        await asyncio.wait_for(silent.serve(controller), 10)
+        assert silent.received == []
+        assert controller.agents.nodes == {"n1"}
+
+    play(tmp_path, scene)
+
+
+def test_what_an_agent_may_send_is_limited_and_connecting_again_does_not_help(tmp_path: Path) -> None:
+    budget, mb = ReadBudget(), "x" * (1 << 20)
+    waits = [budget.spend("n1", mb, 1000.0) for _ in range(40)]
+    assert waits[:30] == [0.0] * 30
+    assert 0.0 < waits[35] < waits[39]
+    assert budget.spend("n2", mb, 1000.0) == 0.0, "it is another node's"
+    budget.forget_paid(1000.0)
+    assert budget.spend("n1", mb, 1000.0) > waits[39]
+    assert ReadBudget().spend("n1", "," * len(mb), 0.0) == 0.0
+    assert budget.spend("n1", mb, 2000.0) == 0.0
+
+    async def scene(controller: Controller) -> None:
+        wires = [Wire(), Wire()]
+        for name, wire in zip(("n1", "n2"), wires, strict=True):
+            wire.serve(controller)
+            wire.to_controller.put_nowait(codec.encode(Join(name, name, "a")))
+        await until(lambda: controller.agents.nodes == {"n1", "n2"})
+        controller.agents._read.spend("n1", "x" * (200 << 20), time.monotonic())
+        times = {name: node.heard for name, node in controller.cluster.nodes.items()}
+        for wire in wires:
+            wire.to_controller.put_nowait(codec.encode(messages.Beat()))
+        await until(lambda: controller.cluster.nodes["n2"].heard > times["n2"])
+        assert controller.cluster.nodes["n1"].heard == times["n1"]
+
+    play(tmp_path, scene)
+
+
+def test_the_reports_of_a_node_between_two_ticks_are_of_a_thousand_workers_at_most(tmp_path: Path) -> None:
+    async def scene(controller: Controller) -> None:
+        wire = Wire()
+        serving = wire.serve(controller)
+        wire.to_controller.put_nowait(codec.encode(Join("n1", "n1", "a")))
+        for beat in range(2):
+            reports = {f"t1-{1000 * beat + i}": {} for i in range(1000)}
+            wire.to_controller.put_nowait(codec.encode(messages.Beat(reports)))
+        await asyncio.wait_for(serving, 10)
+        await until(lambda: not controller.cluster.nodes)
+        assert not controller.failed.done()
 
     play(tmp_path, scene)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bftrainer.allocate.place import Homes, place
+from bftrainer.cluster.controller.active import ControllerSettings, Disconnected
 from bftrainer.cluster.controller.effects import Effects
 from bftrainer.cluster.controller.nodes.hand_over import MOST_S, SETTLE_S, UNMEASURED_S
 from bftrainer.cluster.controller.nodes.invitations import Invitations
@@ -22,7 +23,7 @@ from bftrainer.cluster.owners.signatures import REFUSED
 from bftrainer.cluster.report.rerun import KINDS, check
 from bftrainer.cluster.spec.trainer import TrainerSpec
 from bftrainer.cluster.store.store import Store
-from bftrainer.cluster.wire.messages import Bye, Going, Heard, Join
+from bftrainer.cluster.wire.messages import Bye, Ended, FromAgent, Going, Heard, Join, Started
 from bftrainer.core.pool import Pool
 from bftrainer.elastic import protocol
 from support.cluster.bench import Bench
@@ -33,9 +34,10 @@ class OwnedBench(Bench):
 
     owners: dict[str, str]
     handed: list[tuple[str, str]]
+    farewells: list[str]
 
     def __post_init__(self) -> None:
-        self.owners, self.handed = {}, []
+        self.owners, self.handed, self.farewells = {}, [], []
         super().__post_init__()
 
     def submit_for(self, owner: str, nodes: str = "1-8", **more: Any) -> str:
@@ -64,6 +66,7 @@ class OwnedBench(Bench):
     def _obey(self, node: str, message: object) -> None:
         if isinstance(message, Bye) and node not in self.cut:
             self.dismissed.append(node)
+            self.farewells.append(message.reason)
             self.agents.pop(node, None)
             with self.store.transaction():
                 self.act(self.cluster.agents_said([(node, Going("dismissed"))], self.now))
@@ -79,7 +82,7 @@ class OwnedBench(Bench):
 
 @pytest.fixture
 def on(tmp_path: Path) -> OwnedBench:
-    return OwnedBench(tmp_path)
+    return OwnedBench(tmp_path, ControllerSettings(own_users=True))
 
 
 def test_a_trainer_starts_on_nodes_of_its_owner_and_a_node_of_another_is_handed_over_first(on: OwnedBench) -> None:
@@ -90,6 +93,7 @@ def test_a_trainer_starts_on_nodes_of_its_owner_and_a_node_of_another_is_handed_
     bobs = on.submit_for("bob", "1-1")
     assert on.handed == [("n2", "bob")]
     assert on.dismissed == ["n2"]
+    assert on.farewells == ["the node goes to another owner"], "whose it is next is no business of ann's"
     assert on.started == [], "no agent of bob is there yet"
     assert len(on.cluster.planner.state.pool) == 2, "the node stays in the pool"
     on.now += 3.0
@@ -226,6 +230,42 @@ def test_an_agent_can_speak_of_the_workers_on_its_own_node_only(on: OwnedBench) 
     assert on.cluster.trainers[anns].job.progress.samples == 0
 
 
+@pytest.mark.parametrize("speaker", ["n9", "n2", "n3"], ids=["unknown", "of another owner", "another of the owner"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        lambda worker: Heard(worker, protocol.as_json(protocol.Failed("a lie", ""))),
+        lambda worker: Heard(worker, protocol.as_json(protocol.Follow("evil:1", "secret"))),
+        lambda worker: Heard(worker, protocol.as_json(protocol.Broken(1, "a lie"))),
+        lambda worker: Heard(worker, protocol.as_json(protocol.Done(1))),
+        lambda worker: Started(worker, 666, "a lie"),
+        lambda worker: Ended(worker, -9, "a lie", "a lie"),
+        lambda worker: Going("a lie"),
+        lambda worker: Disconnected("a lie"),
+    ],
+    ids=["failed", "follow", "broken", "done", "started", "ended", "going", "disconnected"],
+)
+def test_nothing_that_another_agent_says_changes_anything_for_a_trainer(
+    on: OwnedBench, said: Callable[[str], FromAgent | Disconnected], speaker: str
+) -> None:
+    on.join_for("ann", "n1", "n3")
+    on.join_for("bob", "n2")
+    anns = on.submit_for("ann", "1-1")
+    (worker,) = on.cluster.trainers[anns].job.workers
+    if on.cluster.trainers[anns].job.workers[worker].node == speaker:
+        pytest.skip("it is the worker's own")
+    on.cluster.nodes["n1"].beat(on.now)
+    live, before = on.cluster.trainers[anns], repr(on.cluster.trainers[anns].job.__dict__)
+    with on.store.transaction():
+        effects = on.cluster.agents_said([(speaker, said(worker))], on.now)
+        effects.add(on.cluster.reports({worker: {"generation": 1, "samples": 10**6}}, on.now, speaker))
+        on.cluster.beat(speaker, on.now)
+    assert (live.job.outcome, live.job.progress.samples) == (None, 0)
+    assert repr(on.cluster.trainers[anns].job.__dict__) == before
+    assert {node for node, _ in effects.messages} <= {speaker}
+    assert speaker != "n9" or (effects.messages, effects.decide, effects.left) == ([], None, [])
+
+
 def test_new_nodes_are_harvested_for_whom_the_scheduler_would_give_them(on: OwnedBench) -> None:
     planner = on.cluster.planner
     nodes = ["n1", "n2", "n3", "n4"]
@@ -259,8 +299,25 @@ def test_only_the_last_invitation_of_a_node_counts_and_only_for_the_agent_that_j
         for right in (second, again):
             assert later.refusal(right, join) == ""
             assert "another agent has joined" in later.refusal(right, replace(join, agent="a2"))
-        later.withdraw("n1")
+        later.left("n1", "another agent")
+        assert later.refusal(again, join) == ""
+        later.left("n1", "a1")
         assert "is good no more" in later.refusal(again, join)
+
+
+def test_at_a_pause_only_agents_that_have_joined_keep_their_invitations(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "db") as store:
+        invitations = Invitations(store, JoinSecrets(b"k" * 32))
+        joins = {node: Join(node, node, "a") for node in ("n1", "n2", "n3")}
+        rights = {node: invitations.right(invitations.invite(node, "ann", 0.0), 1.0) for node in joins}
+        for node in ("n1", "n2"):
+            right = rights[node]
+            assert right is not None
+            invitations.joined(right, joins[node], 1.0)
+        later = Invitations(store, JoinSecrets(b"k" * 32))  # after a restart
+        later.withdraw_all({"n1": "a", "n3": "b"})
+        good = {node for node, right in rights.items() if right is not None and not later.refusal(right, joins[node])}
+        assert good == {"n1"}
 
 
 @given(st.data())

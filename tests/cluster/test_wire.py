@@ -7,21 +7,25 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from pydantic import ValidationError
 
-from bftrainer.cluster.wire.codec import decode, encode
+from bftrainer.cluster.wire.codec import MOST_BYTES, MOST_JOIN_BYTES, MOST_PARTS, decode, decode_from_agent, encode
 from bftrainer.cluster.wire.messages import (
     MOST_MODULES,
+    MOST_WORKERS,
     Beat,
     Bye,
     Ended,
     Forget,
     Going,
+    GpuUse,
     Heard,
     Join,
     Log,
     Logged,
     Message,
     Prepare,
+    RankStatus,
     Say,
     Start,
     Started,
@@ -252,3 +256,61 @@ def test_a_worker_s_message_is_cut_to_what_can_be_stored() -> None:
     assert formed.parts == {"send": 1.0, "wait": 0.5}
     with pytest.raises(ProtocolError):
         parse_worker_message({"type": "formed", **times, "parts": {"send": "long"}})
+
+
+REPORT = {
+    **{"generation": 3, "step": 10**6, "epoch": 12, "samples": 10**9, "world": 64, "snapshot_step": 10**6},
+    "rates": {str(nodes): 123.456789 for nodes in range(1, 17)},
+    "metrics": {f"a metric with a long name {i}": 0.123456789 for i in range(16)},
+    "metrics_at": {f"a metric with a long name {i}": [12, 10**6, 10**9] for i in range(16)},
+}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Beat({f"t1-{i}": REPORT for i in range(MOST_WORKERS)}, tuple(GpuUse(str(i), 99, 80_000) for i in range(8))),
+        Log("t1-1", 0, "\x00" * (256 << 10), 256 << 10),
+        Log("t1-1", 0, "," * (256 << 10), 256 << 10),
+        Heard("t1-1", {"type": "failed", "error": "\x00" * 20_000, "traceback": "\x00" * 20_000}),
+        Ended("t1-1", 1, "\x00" * 4000, "\x00" * 20_000),
+        Join(
+            *("n1", "n1", "a"),
+            tuple(
+                WorkerStatus(f"t1-{i}", "t1", 1, status=1, tail="x" * 4000, report=REPORT, ranks=(RankStatus(1),) * 8)
+                for i in range(MOST_WORKERS)
+            ),
+        ),
+    ],
+    ids=["beat", "log", "log of commas", "failed", "ended", "join"],
+)
+def test_the_limits_of_an_agents_frames_are_far_above_what_agents_send(message: Message) -> None:
+    frame = encode(message)
+    assert decode_from_agent(frame) is not None
+    most = MOST_JOIN_BYTES if isinstance(message, Join) else MOST_BYTES
+    assert len(frame) * 3 / 2 < most
+    assert frame.count(",") * 3 / 2 < MOST_PARTS
+
+
+@pytest.mark.parametrize(
+    ("frame", "problem"),
+    [
+        ('{"type": "beat", "x": "' + "x" * MOST_BYTES + '"}', "characters"),
+        ('{"type": "log", "worker": "t1-1", "text": "' + "x" * MOST_BYTES + '"}', "characters"),
+        ('{"type": "join", "x": "' + "x" * MOST_JOIN_BYTES + '"}', "characters"),
+        ('{"type": "beat", "x": [' + "1," * MOST_PARTS + "1, 1]}", "commas"),
+        (json.dumps({"type": "beat", "reports": {str(i): {} for i in range(MOST_WORKERS + 1)}}), "1000 entries"),
+    ],
+    ids=["beat", "log", "join", "parts", "reports"],
+)
+def test_an_agents_frame_that_would_take_long_to_decode_is_refused(frame: str, problem: str) -> None:
+    with pytest.raises(ProtocolError, match=problem):
+        decode_from_agent(frame)
+
+
+def test_of_many_mistakes_in_a_frame_one_is_looked_for() -> None:
+    with pytest.raises(ProtocolError, match=r"workers.0.worker") as refused:
+        decode(json.dumps({"type": "join", "node": "n", "host": "h", "agent": "a", "workers": [{}] * MOST_WORKERS}))
+    cause = refused.value.__context__
+    assert isinstance(cause, ValidationError)
+    assert {error["loc"][:2] for error in cause.errors()} == {("workers", 0)}

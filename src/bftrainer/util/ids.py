@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 
 _TRAINER = re.compile(r"t([1-9][0-9]{0,17})")
+MOST_PLAUSIBLE = 10**12
+"""No controller has given so many ids: a greater number in the name of a folder was not made by one."""
 
 
 def trainer_id(number: int) -> str:

@@ -244,7 +244,7 @@ class Bench:
         worker = self.members(trainer)[0]
         values = {"generation": self.workers[worker].formed, "world": len(self.members(trainer)), **values}
         with self.store.transaction():
-            self.act(self.cluster.reports({worker: values}, self.now))
+            self.act(self.cluster.reports({worker: values}, self.now, self.workers[worker].node))
 
     def settle(self) -> None:
         """Deliver messages and decide until nothing happens any more."""

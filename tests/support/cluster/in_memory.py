@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from bftrainer.cluster.config.keys import Config, Server, TrainerSettings
+from bftrainer.cluster.config.users import UsersSettings
+from bftrainer.cluster.controller.active import ControllerSettings
 from bftrainer.cluster.controller.controller import Controller
 from bftrainer.cluster.controller.output.logbook import Logbook
+from bftrainer.cluster.owners.join_secrets import JoinRight
 from support.cluster.api import NoPool
 from support.cluster.bench import Bench
 
@@ -36,9 +39,9 @@ class Wire:
         """The messages of one kind that came."""
         return [message for message in self.messages if message["type"] == kind]
 
-    def serve(self, controller: Controller) -> asyncio.Task[None]:
-        """Have the controller serve this connection."""
-        self.serving = asyncio.create_task(controller.agents.serve(self.frames(), self.send))
+    def serve(self, controller: Controller, right: JoinRight | None = None) -> asyncio.Task[None]:
+        """Have the controller serve this connection. `right`: what its secret is good for, where agents have owners."""
+        self.serving = asyncio.create_task(controller.agents.serve(self.frames(), self.send, right))
         _SERVED.add(self.serving)
         self.serving.add_done_callback(_SERVED.discard)
         return self.serving
@@ -51,12 +54,20 @@ class Wire:
         self.messages.append(json.loads(frame))
 
 
-def play(folder: Path, scene: Callable[[Controller], Awaitable[None]], trainers: TrainerSettings | None = None) -> None:
-    """Run a scene with a controller whose agents are in memory."""
-    bench = Bench(folder)
+def play(
+    folder: Path,
+    scene: Callable[[Controller], Awaitable[None]],
+    trainers: TrainerSettings | None = None,
+    *,
+    own_users: bool = False,
+) -> None:
+    """Run a scene with a controller whose agents are in memory. `own_users`: they have owners."""
+    bench = Bench(folder, ControllerSettings(own_users=own_users))
+    users = UsersSettings("own" if own_users else "shared")
 
     async def run() -> None:
-        config = dataclasses.replace(Config(), server=Server(state=folder), trainers=trainers or TrainerSettings())
+        config = dataclasses.replace(Config(), server=Server(state=folder), users=users)
+        config = dataclasses.replace(config, trainers=trainers or TrainerSettings())
         controller = Controller(bench.cluster, NoPool(), config, lambda trainer: Logbook(folder / trainer, 1 << 20), {})
         await controller.start()
         try:

@@ -20,6 +20,7 @@ from bftrainer.cluster.controller.active import Disconnected
 from bftrainer.cluster.controller.connection import Connection, Connections
 from bftrainer.cluster.controller.event_runner import EventRunner
 from bftrainer.cluster.controller.nodes.invitations import Invitations
+from bftrainer.cluster.controller.nodes.read_budget import ReadBudget
 from bftrainer.cluster.controller.output.budget import OutputBudget
 from bftrainer.cluster.controller.output.logbook import Logbooks
 from bftrainer.cluster.controller.output.writer import OutputWriter
@@ -27,6 +28,7 @@ from bftrainer.cluster.launchers import HEAD
 from bftrainer.cluster.owners.join_secrets import JoinRight
 from bftrainer.cluster.wire import codec
 from bftrainer.cluster.wire.messages import (
+    MOST_WORKERS,
     Beat,
     Bye,
     Ended,
@@ -46,6 +48,8 @@ from bftrainer.util import ids
 SLICE = 40
 """How many agent messages are handled before other tasks get a turn. After an event a thousand may come at once."""
 
+JOIN_S = 60.0
+"""How long a connection may wait before its first message, a join."""
 EXCESS_S = 1.0
 """An agent that sends output without waiting for acknowledgements is not read for this long."""
 
@@ -75,13 +79,14 @@ class AgentHub:
         self._filled = asyncio.Event()
         self._reports: dict[str, dict[str, Mapping[str, Any]]] = {}
         """Reports since the last tick, by node and worker, so that a thousand heartbeats need few transactions."""
+        self._read = ReadBudget()
         self._closing = False
 
     @property
     def nodes(self) -> frozenset[str]:
         """The nodes whose agents are connected, or will connect again soon after their connection broke."""
-        away = (name for name, node in self._runner.cluster.nodes.items() if node.cut)
-        return frozenset((*self._connections, *away)) - {HEAD}
+        known = self._runner.cluster.nodes
+        return frozenset(name for name, node in known.items() if node.cut or name in self._connections) - {HEAD}
 
     @property
     def has_head(self) -> bool:
@@ -103,9 +108,12 @@ class AgentHub:
         sending: asyncio.Task[None] | None = None
         end: Going | Disconnected = Disconnected("connection closed")
         try:
-            async with asyncio.timeout(None) as opened:  # no time limit: `_end_reading` ends it
+            async with asyncio.timeout(JOIN_S) as opened:  # no time limit once it has joined: `_end_reading` ends it
                 async for frame in frames:
-                    message = codec.decode(frame)
+                    node = right.node if right is not None else connection.node if connection is not None else ""
+                    if node and (wait_s := self._read.spend(node, frame, time.monotonic())):
+                        await asyncio.sleep(wait_s)
+                    message = codec.decode_from_agent(frame)
                     if connection is None:
                         if not isinstance(message, Join):
                             raise ProtocolError("the first frame must be a join")
@@ -114,6 +122,7 @@ class AgentHub:
                             await send(codec.encode(Bye(refusal)))
                             return
                         connection = self._joined(message, right)
+                        opened.reschedule(None)
                         connection.on_close = partial(_end_reading, opened)
                         sending = asyncio.create_task(connection.pump(send))
                     elif isinstance(message, Going):
@@ -170,12 +179,22 @@ class AgentHub:
             return
         self._handle_node(node)
         if self._runner.cluster.hand_overs.vacated(node):
+            if node in self._connections:
+                self._shut_out(self._connections[node])
             return
         connection = self._connections.pop(node, None)
         if connection is not None:
             connection.close()
         with self._runner.event() as effects:
-            effects.add(self._runner.cluster.lost(node, reason, time.time()))
+            effects.add(self._runner.cluster.lost(node, reason, time.time(), for_good=True))
+
+    def left(self, node: str, agent: str) -> None:
+        """Shut out the agent of a node that has left, where agents have owners."""
+        if self.invitations is not None:
+            self.invitations.left(node, agent)
+        connection = self._connections.get(node)
+        if connection is not None and connection.agent == agent:
+            self._shut_out(connection)
 
     def keep_nodes(self) -> None:
         """Count no node as lost from now on: agents that are not dismissed wait for the next controller."""
@@ -190,7 +209,14 @@ class AgentHub:
         """Return why an agent may not join; empty if it may. Where agents have no owners, its secret was enough."""
         if self.invitations is None:
             return ""
-        return "it has no right to join" if right is None else self.invitations.refusal(right, join)
+        if refusal := "it has no right to join" if right is None else self.invitations.refusal(right, join):
+            return refusal
+        node = self._runner.cluster.nodes.get(join.node)
+        if not self._runner.cluster.paused or (node is not None and node.agent == join.agent):
+            return ""
+        with self._runner.event():
+            self.invitations.withdraw(join.node)  # it may not come back after the pause either
+        return "harvesting is paused"
 
     def _joined(self, join: Join, right: JoinRight | None) -> Connection:
         connection = Connection(join.node, join.agent)
@@ -211,6 +237,24 @@ class AgentHub:
             effects.add(self._runner.cluster.joined(join, time.time(), owner))
         return connection
 
+    def _is_heard(self, connection: Connection) -> bool:
+        """Whether what comes over a connection counts.
+
+        It does not if the node's agent has another connection. Where agents have owners, it does not either if the node
+        is not known, or is known with another agent; the connection is then closed.
+        """
+        if not self._connections.is_current(connection):
+            return False
+        node = self._runner.cluster.nodes.get(connection.node)
+        if self.invitations is None or (node is not None and node.agent == connection.agent):
+            return True
+        self._shut_out(connection)
+        return False
+
+    def _shut_out(self, connection: Connection) -> None:
+        del self._connections[connection.node]
+        connection.close()
+
     def _parted(self, connection: Connection, end: Going | Disconnected) -> None:
         if not self._closing and not self._runner.failed.done():
             self._queue(connection, end)
@@ -218,14 +262,18 @@ class AgentHub:
             del self._connections[connection.node]
 
     def _heard(self, connection: Connection, message: Message) -> None:
-        if not self._connections.is_current(connection):
+        if not self._is_heard(connection):
             return
         now, node = time.time(), connection.node
         self._runner.cluster.beat(node, now, message.gpus if isinstance(message, Beat) else ())
         match message:
             case Beat(reports):
                 if reports:
-                    self._reports.setdefault(node, {}).update(_checked(reports))
+                    mine = self._reports.setdefault(node, {})
+                    mine.update(_checked(reports))
+                    if len(mine) > MOST_WORKERS:
+                        del self._reports[node]
+                        raise ProtocolError(f"a node has at most {MOST_WORKERS} workers, but more have reported")
             case Heard() | Started() | Ended():
                 self._queue(connection, message)
             case _:
@@ -233,7 +281,7 @@ class AgentHub:
 
     def _printed(self, connection: Connection, log: Log) -> bool:
         """Handle a piece of a worker's output. Returns False if it came before the last one was acknowledged."""
-        if not self._connections.is_current(connection):
+        if not self._is_heard(connection):
             return True
         now, node = time.time(), connection.node
         self._runner.cluster.beat(node, now)
@@ -243,12 +291,17 @@ class AgentHub:
         return self.output.take(node, log, self._logbooks.of(ids.trainer_of(log.worker)), now)
 
     def _may_print(self, worker: str, name: str) -> bool:
-        """Whether output that a node sends can be a worker's: where agents have owners, of the owner's trainers."""
-        node, trainer = self._runner.cluster.nodes.get(name), ids.trainer_of(worker)
-        if node is None or not node.owner:
+        """Whether output that a node sends can be a worker's.
+
+        Where agents have owners, it is only if the worker is or was on the node, for a trainer of the owner.
+        """
+        if self.invitations is None:
             return True
-        known = self._runner.cluster.trainers.get(trainer) or self._runner.cluster.store.trainer(trainer)
-        return known is not None and known.owner == node.owner
+        cluster, trainer = self._runner.cluster, ids.trainer_of(worker)
+        node, known = cluster.nodes.get(name), cluster.trainers.get(trainer) or cluster.store.trainer(trainer)
+        if node is None or known is None or known.owner != node.owner:
+            return False
+        return [row.node for row in cluster.store.workers(worker=worker)] == [name]
 
     def _logged(self, node: str, worker: str, offset: int) -> None:
         self._connections.send(node, Logged(worker, offset))
@@ -270,6 +323,7 @@ class AgentHub:
 
     async def handle_reports(self) -> None:
         """Handle the reports since the last call."""
+        self._read.forget_paid(time.monotonic())
         names = iter(list(self._reports))
         while some := list(itertools.islice(names, SLICE)):
             self._handle_reports(some)
@@ -286,7 +340,7 @@ class AgentHub:
         with self._runner.event() as effects:
             current = []
             for connection, message in said:
-                if self._connections.is_current(connection):  # no other connection has replaced it
+                if self._is_heard(connection):
                     current.append((connection.node, message))
                     if isinstance(message, Going | Disconnected):
                         del self._connections[connection.node]

@@ -82,6 +82,7 @@ class Controller:
         accounts = config.users.as_accounts() if config.users.own else None
         if accounts is not None:
             invitations = self.agents.invitations = Invitations(cluster.store, JoinSecrets.at(config.state, accounts))
+            self._runner.left = self.agents.left
             cluster.hand_overs.more_come = lambda now: bool(invitations.pending(now))
         self._pool_host = ControllerPoolHost(self._runner, self.agents, agents, accounts)
         self._runner.hand_over = self._hand_over
@@ -231,6 +232,8 @@ class Controller:
         """Stop harvesting and give all nodes back, after a short grace period."""
         with self._runner.event() as effects:
             effects.add(self.cluster.pause(self.config.agents.pause_grace_s, time.time()))
+            if self.agents.invitations is not None:
+                self.agents.invitations.withdraw_all({name: node.agent for name, node in self.cluster.nodes.items()})
         await self.pool.pause()
 
     async def resume(self) -> None:

@@ -28,6 +28,8 @@ class Effects:
 
     hand_over: list[tuple[str, str]] = field(default_factory=list)
     """Nodes and the owners whose agents the pool is to start there, in place of another owner's."""
+    left: list[tuple[str, str]] = field(default_factory=list)
+    """Nodes that have left for good, and their agents, which may not come back."""
 
     def tell(self, node: str, message: FromController) -> None:
         """Add a message for the agent of a node."""
@@ -39,5 +41,6 @@ class Effects:
         self.over += other.over
         self.files += other.files
         self.hand_over += other.hand_over
+        self.left += other.left
         if self.decide != "now":
             self.decide = other.decide or self.decide

@@ -37,6 +37,8 @@ class EventRunner:
         self._logbooks = logbooks
         self.hand_over: Callable[[str, str], None] = lambda node, owner: None
         """Tells the pool to start an agent of another owner on a node."""
+        self.left: Callable[[str, str], None] = lambda node, agent: None
+        """Told, within the transaction, of a node that has left for good and of its agent."""
 
     @contextlib.contextmanager
     def event(self) -> Iterator[Effects]:
@@ -47,6 +49,8 @@ class EventRunner:
         try:
             with self.cluster.store.transaction():
                 yield effects
+                for node, agent in effects.left:
+                    self.left(node, agent)
         except ProtocolError:  # an invalid message; it changed nothing
             raise
         except BFTrainerError as problem:

@@ -13,6 +13,7 @@ from typing import Any
 from bftrainer.cluster.controller.active import ActiveTrainer, ControllerSettings, Disconnected
 from bftrainer.cluster.controller.effects import Effects
 from bftrainer.cluster.controller.job_runner import JobRunner
+from bftrainer.cluster.controller.nodes.boundary import may_speak_of
 from bftrainer.cluster.controller.nodes.hand_over import HandOvers
 from bftrainer.cluster.controller.nodes.reattach import clear, reattach
 from bftrainer.cluster.controller.nodes.state import NodeState
@@ -105,7 +106,7 @@ class Reconciler:
 
     def beat(self, name: str, now: float, gpus: tuple[GpuUse, ...] = ()) -> None:
         """Record that an agent is alive, and the reading of its GPUs if it sent one."""
-        if (node := self.nodes.get(name)) is not None:
+        if (node := self.nodes.get(name)) is not None and node.dismissed is None:
             node.beat(now, gpus)
 
     def leaving(self, name: str, grace_s: float, now: float) -> Effects:
@@ -137,17 +138,19 @@ class Reconciler:
         gone = [name for name, node in self.nodes.items() if node.cut and live.job.is_missed(name)]
         return [trainer for name in gone for trainer in self._lost(name, "connection closed", now, effects)]
 
-    def lost(self, name: str, reason: str, now: float) -> Effects:
-        """Handle the loss of a node."""
+    def lost(self, name: str, reason: str, now: float, *, for_good: bool = False) -> Effects:
+        """Handle the loss of a node. Its agent may come back, unless it is lost `for_good` or was leaving."""
         effects = Effects()
-        self._reconcile(self._lost(name, reason, now, effects), now, effects)
+        self._reconcile(self._lost(name, reason, now, effects, for_good=for_good), now, effects)
         return effects
 
-    def _lost(self, name: str, reason: str, now: float, effects: Effects) -> list[str]:
+    def _lost(self, name: str, reason: str, now: float, effects: Effects, *, for_good: bool = False) -> list[str]:
         """Remove a node. Returns the trainers that it concerned."""
         node = self.nodes.pop(name, None)
         if node is None:
             return []
+        if for_good or node.leave_by is not None:
+            effects.left.append((name, node.agent))
         self.store.update_node(name, left=now)
         self.store.log(now, events.HeadLeft(name, reason) if name == HEAD else events.NodeLeft(name, reason))
         touched = self._pool_changed(Event(now, left=(name,)), now, effects) if node.in_pool else []
@@ -191,6 +194,8 @@ class Reconciler:
         effects = Effects()
         touched: list[str] = []
         for name, message in said:
+            if self.settings.own_users and name not in self.nodes:
+                continue  # refused, or lost: it speaks for nobody
             match message:
                 case Heard(worker, words):
                     if live := self._trainer_of(worker, name):
@@ -209,7 +214,7 @@ class Reconciler:
                     effects.tell(name, Forget(worker))
                     touched += self._freed(name, now, effects)
                 case Going(reason) if not self.hand_overs.vacated(name):
-                    touched += self._lost(name, reason, now, effects)
+                    touched += self._lost(name, reason, now, effects, for_good=True)
                 case Disconnected(reason):
                     touched += self._disconnected(name, reason, now, effects)
                 case _:
@@ -291,14 +296,9 @@ class Reconciler:
         return not self.settings.dry_run and any(live.job.nodes or live.job.workers for live in self._on_head())
 
     def _trainer_of(self, worker: str, name: str) -> ActiveTrainer | None:
-        """Return the trainer of a worker that the agent of a node speaks of; None if it has no such worker.
-
-        An agent that has an owner can speak of the workers on its own node only.
-        """
-        live, node = self.trainers.get(ids.trainer_of(worker)), self.nodes.get(name)
-        if live is None or worker not in live.job.workers:
-            return None
-        return live if node is None or not node.owner or live.job.workers[worker].node == name else None
+        """Return the trainer of a worker that the agent of a node speaks of; None if it may not speak of it."""
+        live, node, own = self.trainers.get(ids.trainer_of(worker)), self.nodes.get(name), self.settings.own_users
+        return live if live is not None and may_speak_of(worker, live, node, own_users=own) else None
 
     # Harvesting.
 

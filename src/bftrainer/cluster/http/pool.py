@@ -9,9 +9,12 @@ from fastapi import APIRouter, HTTPException, Query
 
 from bftrainer.cluster.http import views
 from bftrainer.cluster.http.auth import Admin, Api, Caller, find_trainer
-from bftrainer.cluster.wire.api import StatusView
+from bftrainer.cluster.wire.api import NodeView, StatusView
 
 router = APIRouter()
+
+OTHERS = "other"
+"""The state of a node that serves another owner, as users see it who are no admins."""
 
 
 @router.get("/v1/status", response_model=dict[str, Any])
@@ -24,13 +27,19 @@ async def status(api: Api, caller: Caller) -> StatusView:
 async def nodes(api: Api, caller: Caller) -> dict[str, Any]:
     """The nodes in the pool."""
     rows = [views.node(node, api.cluster, time.time()) for node in api.cluster.nodes.values()]
-    for row in rows:
-        if caller.role != "admin" and row["owner"] != caller.owner:
-            row["trainer"] = row["owner"] = row["worker"] = None  # other owners must not see who uses the node
-            row["ranks"] = []
-        if caller.role != "admin" and row.get("serves") != caller.owner:
-            row.pop("serves", None)
-    return {"nodes": rows}
+    return {"nodes": rows if caller.role == "admin" else [_as_seen_by(caller.owner, row) for row in rows]}
+
+
+def _as_seen_by(owner: str, row: NodeView) -> NodeView:
+    """Leave out what a user who is no admin must not see of a node: who else uses it, and how."""
+    if row["owner"] != owner:
+        row["trainer"] = row["owner"] = row["worker"] = None
+        row["ranks"] = []
+    if row.get("serves", owner) != owner:  # an agent of another owner runs there, under that owner's account
+        del row["serves"]
+        row["state"], row["agent_pid"], row["slots"], row["since"], row["heard_s"] = OTHERS, 0, 0, 0.0, 0.0
+        row["gpus"] = []
+    return row
 
 
 @router.get("/v1/events")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from bftrainer import __version__
 from bftrainer.cluster.controller.controller import Controller
@@ -16,6 +17,8 @@ from bftrainer.cluster.wire.api import DecisionView, EtaView, GroupEtaView, Stat
 RECENT_S = 3600.0
 """How long a finished trainer is listed."""
 
+_OF_ADMINS = frozenset({"problem", "warning", "prefix", "command", "host_pid", "lenders"})
+"""What the pool says of itself to admins only, where trainers run as their owners."""
 _NOTHING = (0.0, 0.0, 0.0, 0.0)
 """Samples, node-seconds, rescales and GPU-seconds of no trainer."""
 
@@ -76,7 +79,7 @@ class StatusReader:
             "started": self._controller.began,
             "paused": cluster.paused,
             "dry_run": cluster.settings.dry_run,
-            "pool": {**self._controller.pool.describe(), **views.pool(cluster)},
+            "pool": {**self._pool(owner), **views.pool(cluster)},
             "policy": {
                 "allocator": policy.allocator,
                 "decided_by": (last or {}).get("allocator") or policy.allocator,
@@ -98,6 +101,19 @@ class StatusReader:
             },
             "last_decision": last_decision,
         }
+
+    def _pool(self, owner: str | None) -> Mapping[str, Any]:
+        """Return what the pool says of itself, to admins or to one owner.
+
+        Where trainers run as their owners, its problems and settings may name others, or their files.
+        """
+        said = self._controller.pool.describe()
+        if owner is None or not self._cluster.settings.own_users:
+            return said
+        shown = {name: value for name, value in said.items() if name not in _OF_ADMINS}
+        if isinstance(lenders := said.get("lenders"), Mapping):
+            shown["lenders"] = {name: most for name, most in lenders.items() if name == owner}
+        return shown
 
 
 class Totals:

@@ -106,9 +106,12 @@ class StateLayout:
         return self.state / "trainers" / trainer
 
     def last_number(self) -> int:
-        """Return the highest trainer number that has a folder here, even if the database does not know the trainer."""
-        numbers = (ids.trainer_number(path.name) for path in (self.state / "trainers").glob("t*"))
-        return max((number for number in numbers if number is not None), default=0)
+        """Return the highest trainer number that has a folder here, even if the database does not know the trainer.
+
+        A folder with an absurd number does not count: no id would be left for the trainers after it.
+        """
+        numbers = (ids.trainer_number(path.name) or 0 for path in (self.state / "trainers").glob("t*"))
+        return max((number for number in numbers if number <= ids.MOST_PLAUSIBLE), default=0)
 
     def prepare(self, trainer: str) -> None:
         """Make the folders of a trainer."""

@@ -226,8 +226,8 @@ class Store:
         if owner is not None:
             where.append("owner = ?")
             values.append(text(owner))
-        only = f"WHERE {' AND '.join(where)}" if where else ""
-        sql = f"{_BRIEF_SQL if brief else _TRAINER_SQL} {only} ORDER BY number"
+        start = _BRIEF_SQL if brief else _TRAINER_SQL
+        sql = f"{start} {'WHERE ' + ' AND '.join(where) if where else ''} ORDER BY number"
         return [_trainer(row) for row in self._db.rows(sql, tuple(values))]
 
     # Values that trainers reported over time; see `MetricHistory`.
@@ -284,12 +284,14 @@ class Store:
             (ended, status, text(outcome), text(worker)),
         )
 
-    def workers(self, *, running: bool = False, trainer: str = "") -> list[WorkerRow]:
-        """Return workers in the order in which they were started."""
+    def workers(self, *, running: bool = False, trainer: str = "", worker: str = "") -> list[WorkerRow]:
+        """Return workers in the order in which they were started: all, or those that fit."""
         where = ["ended IS NULL"] if running else []
         where += ["trainer = ?"] if trainer else []
+        where += ["worker = ?"] if worker else []
+        values = (*((_number(trainer),) if trainer else ()), *((text(worker),) if worker else ()))
         sql = f"{_WORKER_SQL} {'WHERE ' + ' AND '.join(where) if where else ''} ORDER BY rowid"
-        rows = self._db.rows(sql, (_number(trainer),) if trainer else ())
+        rows = self._db.rows(sql, values)
         return [WorkerRow(row[0], f"t{row[1]}", *row[2:]) for row in rows]
 
     def put_node(
@@ -353,6 +355,10 @@ class Store:
         """Return the value of a key."""
         row = self._db.row("SELECT value FROM kept WHERE key = ?", (text(key),))
         return default if row is None else decoded(row[0])
+
+    def kept_keys(self, prefix: str) -> list[str]:
+        """Return the keys that begin with a text."""
+        return [row[0] for row in self._db.rows("SELECT key FROM kept WHERE key GLOB ?", (f"{prefix}*",))]
 
     def forget(self, key: str) -> None:
         """Remove the value of a key."""

@@ -6,6 +6,7 @@ Unknown fields and messages are ignored, so that agents and controllers of diffe
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, get_args
@@ -45,6 +46,28 @@ def _plain(value: object) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"cannot send {value!r}")
+
+
+MOST_BYTES = 4 << 20
+"""Limit of the characters of an agent's frame: a thousand workers' reports have 1 MB, and a piece of output of 256 KB
+has at most 1.5 MB as JSON."""
+MOST_JOIN_BYTES = 16 << 20
+"""Limit of the characters of a join, which has the ends of the outputs of workers that ended meanwhile."""
+MOST_PARTS = 500_000
+"""Limit of the values of an agent's frame, judged by its commas: many small values take long to decode."""
+
+_JOIN = re.compile(r'\s*\{\s*"type"\s*:\s*"join"')
+
+
+def decode_from_agent(frame: str) -> Message | None:
+    """Decode a frame of an agent as `decode` does, if it is not too large. Raises `ProtocolError`."""
+    joins = _JOIN.match(frame) is not None
+    most = MOST_JOIN_BYTES if joins else MOST_BYTES
+    if len(frame) > most:
+        raise ProtocolError(f"a frame has {len(frame)} characters, and may have {most}")
+    if (parts := frame.count(",")) > MOST_PARTS:
+        raise ProtocolError(f"a frame has {parts} commas, and may have {MOST_PARTS}")
+    return decode(frame)
 
 
 def decode(frame: str | bytes) -> Message | None:

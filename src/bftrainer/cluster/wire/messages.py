@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, FailFast, Field
 
 from bftrainer.cluster.wire.checks import (
     Flag,
@@ -76,11 +76,18 @@ class RankStatus:
     """The id of its GPU; empty: the CPU."""
 
 
-Gpus = Annotated[tuple[Gpu, ...], Field(max_length=MOST_GPUS)]
-GpuUses = Annotated[tuple[GpuUse, ...], Field(max_length=MOST_GPUS)]
-Ranks = Annotated[tuple[RankStatus, ...], Field(max_length=MOST_GPUS)]
+Gpus = Annotated[tuple[Gpu, ...], Field(max_length=MOST_GPUS), FailFast()]
+GpuUses = Annotated[tuple[GpuUse, ...], Field(max_length=MOST_GPUS), FailFast()]
+Ranks = Annotated[tuple[RankStatus, ...], Field(max_length=MOST_GPUS), FailFast()]
 Modules = Annotated[tuple[Text, ...], Field(max_length=MOST_MODULES)]
 RankCount = Annotated[int, Field(strict=True, ge=0, le=MOST_RANKS)]
+
+
+def _few(reports: object) -> object:
+    """Refuse too many reports before each is looked at."""
+    if isinstance(reports, Mapping) and len(reports) > MOST_WORKERS:
+        raise ValueError(f"must have at most {MOST_WORKERS} entries")
+    return reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +129,8 @@ class WorkerStatus:
     """Its processes, one per rank. Older agents do not send them."""
 
 
-WorkerStatuses = Annotated[tuple[WorkerStatus, ...], Field(max_length=MOST_WORKERS)]
+Reports = Annotated[Mapping[Text, JsonObject], BeforeValidator(_few), Field(max_length=MOST_WORKERS)]
+WorkerStatuses = Annotated[tuple[WorkerStatus, ...], Field(max_length=MOST_WORKERS), FailFast()]
 
 
 # Messages from the agent.
@@ -152,7 +160,7 @@ class Join:
 class Beat:
     """A heartbeat, sent about once a second, with the reports of workers since the last one."""
 
-    reports: Mapping[Text, JsonObject] = field(default_factory=dict)
+    reports: Reports = field(default_factory=dict)
     gpus: GpuUses = ()
     """The use of the node's GPUs, in some of the heartbeats. Older agents do not send it."""
 

@@ -14,7 +14,16 @@ import reprlib
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NotRequired
 
-from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, PlainValidator, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    FailFast,
+    Field,
+    InstanceOf,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+)
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from bftrainer.cluster.wire.checks import MOST_WHOLE, NaturalNumber, Whole, first_problem
@@ -63,7 +72,7 @@ ErrorText = Annotated[InstanceOf[str], _cut(4000)]
 TracebackText = Annotated[InstanceOf[str], AfterValidator(lambda value: text(value)[-20_000:])]
 Duration = Annotated[float, Field(ge=0, le=MOST_S, allow_inf_nan=False)]
 MeasuredTime = Annotated[float, AfterValidator(_measured)]
-Place = Annotated[list[NaturalNumber], Field(min_length=3, max_length=3)]
+Place = Annotated[list[NaturalNumber], Field(min_length=3, max_length=3), FailFast()]
 """Epochs, steps and samples done."""
 WorldSize = Annotated[int, Field(ge=0, lt=MOST_WHOLE)]
 Rates = Annotated[dict[WorldSize, float], _first(MOST_SIZES), AfterValidator(_plausible)]
@@ -88,7 +97,7 @@ class _Follow(TypedDict):
 class _Arrived(TypedDict):
     generation: Whole
     address: Address
-    addresses: NotRequired[Annotated[tuple[Address, ...], Field(max_length=MOST_RANKS)]]
+    addresses: NotRequired[Annotated[tuple[Address, ...], Field(max_length=MOST_RANKS), FailFast()]]
 
 
 class _Formed(TypedDict):
@@ -139,7 +148,7 @@ class _FirstStep(TypedDict):
 
 class _PreloadRefused(TypedDict):
     variable: MetricName
-    modules: NotRequired[Annotated[tuple[MetricName, ...], Field(max_length=MOST_MODULES)]]
+    modules: NotRequired[Annotated[tuple[MetricName, ...], Field(max_length=MOST_MODULES), FailFast()]]
 
 
 _KINDS: Mapping[str, tuple[Callable[..., protocol.FromWorker], TypeAdapter[Any]]] = {

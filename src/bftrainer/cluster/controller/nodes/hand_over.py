@@ -84,7 +84,7 @@ class HandOvers:
             node.dismissed = now
             effects.hand_over.append((node.name, node.heir))
         if node.here:
-            effects.tell(node.name, Bye(f"the node goes to {node.heir}"))
+            effects.tell(node.name, Bye("the node goes to another owner"))
 
     def vacated(self, name: str) -> bool:
         """Record that the agent of a node has gone. Returns whether the heir's takes its place, so nothing is lost."""

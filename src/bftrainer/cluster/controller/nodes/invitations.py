@@ -7,6 +7,7 @@ of the controller.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from bftrainer.cluster.owners.join_secrets import AGAIN_S, FIRST_S, JoinRight, JoinSecrets, new_pilot
@@ -73,6 +74,20 @@ class Invitations:
         """End the invitation of a node: its agent will not come, or has gone."""
         self._of.pop(node, None)
         self._store.forget(f"{_KEY}{node}")
+
+    def left(self, node: str, agent: str) -> None:
+        """End the invitation with which an agent has joined: its node has left. A newer one of the node stays."""
+        invited = self._invited(node)
+        if invited is not None and invited.agent == agent:
+            self.withdraw(node)
+
+    def withdraw_all(self, but: Mapping[str, str]) -> None:
+        """End all invitations but those with which these agents, by node, have joined."""
+        for key in self._store.kept_keys(_KEY):
+            node = key.removeprefix(_KEY)
+            invited = self._invited(node)
+            if invited is None or not invited.agent or but.get(node) != invited.agent:
+                self.withdraw(node)
 
     def _invited(self, node: str) -> Invitation | None:
         if node not in self._of:
