@@ -269,6 +269,8 @@ def test_a_row_in_the_comment_of_a_job_ends_no_pilot_even_if_its_writer_knows_th
             words = ("--begin=now+1hour", "--output=/dev/null", "--chdir=/", "--wrap=true")
             job = site.bob.run("sbatch", "--parsable", "-p", "main", f"--comment={forged}", *words).stdout.strip()
             assert lab.run("squeue", "-h", "-j", job, "-O", "Comment:2000").rstrip() == forged
+            cut = f"--comment=x{chr(233) * 300}"  # squeue cuts it in the middle of a character
+            assert site.bob.run("sbatch", "-p", "main", cut, f"--job-name={chr(233)}", *words).returncode == 0
             rounds = pool._ledger.counters.rounds
             await until(lambda: pool._ledger.counters.rounds > rounds + 5, lambda: host.said[-20:])
             assert (pool.describe()["pilots"], pool.describe()["problem"]) == (3, "")
