@@ -80,7 +80,8 @@ def test_two_owners_train_as_themselves_through_the_death_of_the_controller_and_
             live.options = (*live.options, "--drain")
             assert live.stop() == 0
         with Live(state, *options, "--drain", env=env) as live:  # gives all nodes back at its end
-            live.nodes()
+            # Without lenders nobody can cancel pilots: agents end because they are told so when the controller ends.
+            wait_until(lambda: not any(node["state"] == "awaited" for node in live.nodes()), live.nodes)
         for user in users:
             assert committed(user.account.home / "training") == {
                 epoch: Counter(range(SAMPLES)) for epoch in range(EPOCHS)
