@@ -9,12 +9,14 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bftrainer.cluster.pools.base import PoolHost
 from bftrainer.cluster.pools.registry import make_pool
 from bftrainer.cluster.pools.slurm.commands import Slurm
 from bftrainer.cluster.pools.slurm.decide import (
@@ -35,10 +37,14 @@ from bftrainer.cluster.pools.slurm.hardware import (
     has_features,
     read_layout,
 )
+from bftrainer.cluster.pools.slurm.naming import PilotComment
+from bftrainer.cluster.pools.slurm.owned import PilotOwners
 from bftrainer.cluster.pools.slurm.read import TEXT_WIDTHS, Jobs, Pilot, WaitingJob, new_separator, read_nodes
 from bftrainer.cluster.pools.slurm.runner import SlurmCommandError
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings, read_duration
+from bftrainer.cluster.pools.slurm.submit.base import Submitters
 from bftrainer.cluster.pools.slurm.submit.job import command_environment, pilot_script, submission, write_files
+from bftrainer.cluster.pools.slurm.submit.limits import LimitsReader
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.slurm.gres import read_gres
 from bftrainer.traces.recorder.states import read_sinfo
@@ -199,6 +205,23 @@ def test_a_pilot_that_is_listed_twice_is_no_answer() -> None:
     running = pilot_row(7, "RUNNING", ReqNodes="n01", NodeList="n01")
     with pytest.raises(ValueError, match="job 7 is listed twice"):
         read(table(running, running | {"State": "COMPLETED"}))
+
+
+def test_the_id_of_a_pilot_that_has_not_ended_is_not_retired() -> None:
+    account = SimpleNamespace(uid=7)
+    host = SimpleNamespace(
+        recall=lambda key: None, remember=lambda key, value: None, accounts=SimpleNamespace(of=lambda owner: account)
+    )
+    owners = PilotOwners(cast(PoolHost, host), cast(Submitters, None), cast(LimitsReader, None))
+    comment = PilotComment("n01", "ff", owners.new_id("ann", "n01"))
+    owners.look_up(0.0)
+    running = Pilot(7, "n01", "running", owner="ann", id=comment.id)
+    ended = Pilot(8, "n01", "ended", owner="ann", id=comment.id)
+    owners.retire((running, ended))
+    assert owners.owner_of("7", comment) == "ann"
+    assert owners.owner_of("8", comment) is None, "the comment of another account's job does not count"
+    owners.retire((ended,))
+    assert owners.owner_of("7", comment) is None
 
 
 @pytest.mark.parametrize(
