@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 from support.cluster.live import Live  # type: ignore[import-not-found] # noqa: E402 - the path comes first
 from support.slurm.lab import cluster  # type: ignore[import-not-found] # noqa: E402 - the path comes first
-from support.slurm.lent import LentUser, new_token, url_of  # type: ignore[import-not-found] # noqa: E402 - the same
+from support.slurm.lent import LentUser, authority_of, new_token, url_of  # type: ignore[import-not-found] # noqa: E402 - the same
 from support.users.accounts import public_python, unix_users  # type: ignore[import-not-found] # noqa: E402 - the same
 from support.waiting import wait_until  # type: ignore[import-not-found] # noqa: E402 - the same
 
@@ -48,7 +48,10 @@ def measure(way: str, repetitions: int) -> dict[str, Any]:
         state, env = Path(folder) / "state", {"SLURM_CONF": str(lab.conf)}
         with Live(state, "--pool", "slurm", "--drain", "--set", "users.mode=own", *words, env=env) as live:
             users = [
-                LentUser(lab, account, python, lambda: url_of(state), new_token(state, account.name))
+                LentUser(
+                    *(lab, account, python, lambda: url_of(state), new_token(state, account.name)),
+                    authority=lambda: authority_of(state),
+                )
                 for account in accounts
             ]
             try:

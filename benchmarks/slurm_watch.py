@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from bftrainer.cluster.pools.slurm.pool import SlurmPool
-from bftrainer.cluster.pools.slurm.read import JOB_FIELDS
+from bftrainer.cluster.pools.slurm.read import JOB_FIELDS, TEXT_WIDTHS
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings
 
 STATE_ID = "benchmark"
@@ -82,7 +82,7 @@ class SlurmSite:
         self._write("nodes", (f"{name} {'idle' if name in idle else 'allocated'}" for name in self.names))
         for program, shown in (
             ("sinfo", 'case "$*" in *-N*) cat nodes;; *) cat layout;; esac'),
-            ("squeue", "for last; do :; done; last=${last%%,*}; sed \"s/$(printf '\037')/${last#*:}/g\" jobs"),
+            ("squeue", "first=${SQUEUE_FORMAT2%%,*}; sed \"s/$(printf '\037')/${first#*:}/g\" jobs"),
         ):
             self._program(program, shown)
         for program in ("sbatch", "scancel"):
@@ -92,7 +92,7 @@ class SlurmSite:
         """Let a hundredth of the pending jobs leave, and as many arrive."""
         few = max(1, len(self.pending) // 100)
         self.pending = self.pending[few:] + [self._job() for _ in range(few)]
-        header = SEPARATOR.join(("JOBID", *JOB_FIELDS[1:])) + SEPARATOR
+        header = self._row(**dict(zip(JOB_FIELDS, ("JOBID", *JOB_FIELDS[1:]), strict=True)))
         self._write("jobs", (header, *self.pilots, *self.running, *self.pending))
 
     def _pilot(self, number: int, node: str) -> str:
@@ -136,7 +136,8 @@ class SlurmSite:
         )
 
     def _row(self, **fields: str) -> str:
-        return SEPARATOR.join(fields.get(name, "") for name in JOB_FIELDS) + SEPARATOR
+        cells = (fields.get(name, "").ljust(TEXT_WIDTHS.get(name, 0)) for name in JOB_FIELDS)
+        return SEPARATOR.join(cells) + SEPARATOR
 
     def _write(self, name: str, lines: Any) -> None:
         (self.folder / name).write_text("\n".join(lines) + "\n")

@@ -1,19 +1,25 @@
-"""Beyond loopback a controller is encrypted by itself: its own authority signs its certificate, and clients know it."""
+"""A controller that others may reach or impersonate is encrypted by its own authority, which clients know."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bftrainer.client.api import ApiClient, UntrustedError, find_controller
+from bftrainer.cli.live.lend import _options
+from bftrainer.client.api import Address, ApiClient, UnreachableError, UntrustedError, find_controller
 from bftrainer.cluster.agent.options import AgentOptions, resolve
+from bftrainer.cluster.doctor.doctor import examine
+from bftrainer.cluster.lend.rules import LendRules
 from bftrainer.cluster.wire import authority, tls
 from bftrainer.cluster.wire.authority import own_identity
 from bftrainer.errors import BFTrainerError, InputError
@@ -124,6 +130,50 @@ def test_beyond_loopback_a_controller_is_encrypted_and_a_users_file_is_all_that_
         assert json.loads(home.read_text())["authority"].startswith(tls.PEM)
         with ApiClient(find_controller(home.parent, env={})) as ann:
             assert ann.me()["owner"] == "ann"
+
+
+def heard_by_a_stranger(address: Address) -> bytes:
+    """What a stranger at the controller's address gets of a client."""
+
+    def listen() -> bytes:
+        with squatter, squatter.accept()[0] as connection:
+            return connection.recv(1 << 16)
+
+    port = int(address.url.rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port)) as squatter, ThreadPoolExecutor(1) as thread:
+        heard = thread.submit(listen)
+        with ApiClient(address) as client, pytest.raises((UnreachableError, UntrustedError)):
+            client.status()
+        return heard.result(60)
+
+
+def test_where_trainers_run_as_their_owners_a_stranger_at_the_controllers_port_is_sent_no_token(tmp_path: Path) -> None:
+    state, at_stake = tmp_path / "state", "whoever listens on .*127.0.0.1.* while the controller is down gets tokens"
+    with Live(state, "--dry-run", "--set", "users.mode=own") as live:
+        address = live.api.address
+        assert address.url.startswith("https://127.0.0.1:")
+        assert address.authority == str(state / "tls" / "ca.pem")
+        assert live.api.me()["role"] == "admin"
+        assert not [found for found in examine(state) if "api.tls" in found.what]
+    heard = heard_by_a_stranger(address)
+    assert heard[:1] == b"\x16", "the beginning of a TLS handshake"
+    assert address.token.encode() not in heard
+    assert not re.search(at_stake, live.log.read_text())
+    with Live(state, "--dry-run", "--set", "users.mode=own", "--set", "api.tls=false") as live:
+        address = live.api.address
+        assert address.url.startswith("http://127.0.0.1:")
+        (found,) = (found for found in examine(state) if "api.tls" in found.what)
+        assert (found.level, bool(re.search(at_stake, found.what))) == ("warning", True)
+    assert re.search(at_stake, live.log.read_text())
+    assert address.token.encode() in heard_by_a_stranger(address), "that is what is at stake"
+
+
+def test_a_lender_takes_the_text_of_a_certificate_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BFTRAINER_TOKEN", "x")
+    rules = LendRules(frozenset({"p"}))
+    for text in (f"{tls.PEM}\n{'a' * 900}\n", "base64:" + "a" * 900):
+        monkeypatch.setenv(tls.CA, text)
+        assert _options(tmp_path, rules, "https://127.0.0.1:1", tmp_path, "").authority == text
 
 
 def test_a_text_that_holds_no_certificate_is_refused() -> None:

@@ -100,6 +100,7 @@ def _targets(system: Owned) -> dict[str, Any]:
         "sockets": [host, *(str(path) for folder in agents for path in folder.rglob("*") if path.is_socket())],
         "requests": [*ANNS_REQUESTS, *ADMINS_REQUESTS],
         "url": system.url,
+        "authority": (state / "tls" / "ca.pem").read_text(),
         "token": system.tokens[system.bob.name],
         "owner": ann.name,
         "uid": ann.uid,

@@ -19,7 +19,7 @@ import pytest
 from support.cluster.live import Live, gone
 from support.elastic.ledger import committed
 from support.slurm.lab import cluster
-from support.slurm.lent import LentUser, files_with, new_token, url_of, users_of
+from support.slurm.lent import LentUser, authority_of, files_with, new_token, url_of, users_of
 from support.users.accounts import processes_of, public_python, unix_users
 from support.waiting import wait_until
 
@@ -42,7 +42,12 @@ def test_two_owners_train_as_themselves_through_the_death_of_the_controller_and_
         options = ("--pool", "slurm", "--set", "users.mode=own", "--set", "policy.horizon_s=20", *words)
         state, env = tmp_path / "state", {"SLURM_CONF": str(lab.conf)}
         with Live(state, *options, env=env) as live:
-            users = [LentUser(lab, one, python, lambda: url_of(state), new_token(state, one.name)) for one in accounts]
+            users = [
+                LentUser(
+                    lab, one, python, lambda: url_of(state), new_token(state, one.name), lambda: authority_of(state)
+                )
+                for one in accounts
+            ]
             trainers = {}
             try:
                 for user in users:
@@ -75,7 +80,8 @@ def test_two_owners_train_as_themselves_through_the_death_of_the_controller_and_
             live.options = (*live.options, "--drain")
             assert live.stop() == 0
         with Live(state, *options, "--drain", env=env) as live:  # gives all nodes back at its end
-            live.nodes()
+            # Without lenders nobody can cancel pilots: agents end because they are told so when the controller ends.
+            wait_until(lambda: not any(node["state"] == "awaited" for node in live.nodes()), live.nodes)
         for user in users:
             assert committed(user.account.home / "training") == {
                 epoch: Counter(range(SAMPLES)) for epoch in range(EPOCHS)

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from bftrainer.cluster.pools.slurm import commands
 from bftrainer.cluster.pools.slurm.pool import SlurmPool
+from bftrainer.cluster.pools.slurm.read import JOB_FIELDS
 from support.cluster.fake_pool_host import command_lines
 from support.cluster.made_pools import STUB, executable, slurm
 from support.slurm.lab import Lab, cluster
@@ -245,3 +247,34 @@ def test_a_hostile_user_gets_nothing_from_the_others_lender_and_blocks_no_node(
     finally:
         site.bob._own.update(environment)
     wait_until(lambda: not processes_of(site.ann.account.uid) or site.ann.process, "the end of Ann's pilots")
+
+
+def test_a_row_in_the_comment_of_a_job_ends_no_pilot_even_if_its_writer_knows_the_separator(
+    site: SharedSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab, separator = site.lab, "\x1f0a1b2c3d"
+    monkeypatch.setattr(commands, "new_separator", lambda: separator)
+
+    async def whole() -> None:
+        async with opened(site, tmp_path, lenders="ann") as (host, pool):
+            host.wishes = dict.fromkeys(NODES, ann(site))
+            await until(lambda: host.here == set(NODES), lambda: host.said[-20:])
+            comment, pilot = lab.run("squeue", "-h", "-u", ann(site), "-w", "n01", "-o", "%k %i").split()
+            fields = {
+                **dict.fromkeys(JOB_FIELDS, "N/A"),
+                **{"JobArrayID": pilot, "JobID": pilot, "UserID": str(site.ann.account.uid), "State": "COMPLETED"},
+                **{"ReqNodes": "n01", "NodeList": "n01", "Name": pool.describe()["job_name"], "Comment": comment},
+            }
+            forged = f"x{separator}\n" + separator.join(fields[name] for name in JOB_FIELDS)
+            words = ("--begin=now+1hour", "--output=/dev/null", "--chdir=/", "--wrap=true")
+            job = site.bob.run("sbatch", "--parsable", "-p", "main", f"--comment={forged}", *words).stdout.strip()
+            assert lab.run("squeue", "-h", "-j", job, "-O", "Comment:2000").rstrip() == forged
+            cut = f"--comment=x{chr(233) * 300}"  # squeue cuts it in the middle of a character
+            assert site.bob.run("sbatch", "-p", "main", cut, f"--job-name={chr(233)}", *words).returncode == 0
+            rounds = pool._ledger.counters.rounds
+            await until(lambda: pool._ledger.counters.rounds > rounds + 5, lambda: host.said[-20:])
+            assert (pool.describe()["pilots"], pool.describe()["problem"]) == (3, "")
+            assert not {"gone", "leaving"} & {said[0] for said in host.said}
+            assert running_job(lab, ann(site))
+
+    asyncio.run(whole())

@@ -9,12 +9,14 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bftrainer.cluster.pools.base import PoolHost
 from bftrainer.cluster.pools.registry import make_pool
 from bftrainer.cluster.pools.slurm.commands import Slurm
 from bftrainer.cluster.pools.slurm.decide import (
@@ -35,15 +37,19 @@ from bftrainer.cluster.pools.slurm.hardware import (
     has_features,
     read_layout,
 )
-from bftrainer.cluster.pools.slurm.read import Jobs, Pilot, WaitingJob, new_separator, read_nodes
+from bftrainer.cluster.pools.slurm.naming import PilotComment
+from bftrainer.cluster.pools.slurm.owned import PilotOwners
+from bftrainer.cluster.pools.slurm.read import TEXT_WIDTHS, Jobs, Pilot, WaitingJob, new_separator, read_nodes
 from bftrainer.cluster.pools.slurm.runner import SlurmCommandError
 from bftrainer.cluster.pools.slurm.settings import SlurmSettings, read_duration
+from bftrainer.cluster.pools.slurm.submit.base import Submitters
 from bftrainer.cluster.pools.slurm.submit.job import command_environment, pilot_script, submission, write_files
+from bftrainer.cluster.pools.slurm.submit.limits import LimitsReader
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.slurm.gres import read_gres
 from bftrainer.traces.recorder.states import read_sinfo
 from support.cluster.made_pools import executable
-from support.slurm.squeue import HEADER, SEPARATOR, read, table
+from support.slurm.squeue import HEADER, SEPARATOR, read, row, table
 
 # What there is.
 
@@ -158,18 +164,64 @@ def test_the_queue_holds_jobs_that_wait_for_nodes_and_no_pilots() -> None:
     assert found[1].rank > found[0].rank > found[2].rank, "priority first, then age"
 
 
-def test_no_name_and_no_comment_of_a_job_looks_like_another_job() -> None:
-    forged = table({"JobArrayID": "37", "JobID": "37", "UserID": "7", "ReqNodes": "n01", "Name": "bftrainer-abc"})
-    row = forged.replace(SEPARATOR, "\x1f").splitlines()[1]
+FORGED = ("37", "RUNNING", "n01", "bftrainer-abc", "bftrainer:abc:n01:ff")
+"""What a forger wants to be read: the job, state, node, name and comment of a pilot of user 7."""
+
+
+def forged_row() -> str:
+    """A whole row with the true separator, without the padding that would not fit into a comment."""
+    job, state, node, name, comment = FORGED
+    fields = pilot_row(int(job), state, ReqNodes=node, NodeList=node, Comment=comment) | {"Name": name}
+    return SEPARATOR.join(cell.strip() for cell in row(**fields).split(SEPARATOR))
+
+
+@pytest.mark.parametrize("column", sorted(TEXT_WIDTHS))
+@pytest.mark.parametrize("before", ["", "x", "x\n", f"x{SEPARATOR}\n", f"{SEPARATOR}{SEPARATOR}\n", "\n\n"])
+@pytest.mark.parametrize("after", ["", "\n", f"\n5{SEPARATOR}5{SEPARATOR}", "x" * 300])
+def test_no_text_of_a_job_looks_like_another_job_even_if_the_separator_is_known(
+    column: str, before: str, after: str
+) -> None:
     jobs = read(
         table(
-            {"JobArrayID": "4", "Reason": "None", "Name": "two\nlines", "Comment": f"x\n{row}\n"},
-            {"JobArrayID": "5", "Reason": "None", "Comment": "hello\nworld"},
+            {"JobArrayID": "4", "Reason": "None", **{column: f"{before}{forged_row()}{after}"}},
+            {"JobArrayID": "5", "Reason": "None", "Name": "two\nlines", "Comment": "h\u00e9llo\nworld" * 99},
         )
     )
-    assert [job.job for job in jobs.waiting] == ["4", "5"]
+    assert [job.job for job in jobs.waiting] == (["5"] if column == "Reason" else ["4", "5"])
     assert jobs.pilots == ()
     assert new_separator() != new_separator()
+
+
+@given(st.lists(st.sampled_from((SEPARATOR, "\n", "\x1f", "7", "RUNNING", "n01", "bftrainer-abc", " "))).map("".join))
+def test_whatever_a_comment_is_made_of_the_other_rows_stay_the_same(comment: str) -> None:
+    pilot = pilot_row(7, "RUNNING", ReqNodes="n01", NodeList="n01", Comment="bftrainer:abc:n01:ff")
+    other = {"JobArrayID": "4", "Reason": "None", "Comment": comment, "Name": f"x{comment}"}
+    jobs = read(table(other, pilot, other))
+    assert [(each.job, each.state) for each in jobs.pilots] == [(7, "running")]
+    assert len(jobs.waiting) == 2
+
+
+def test_a_pilot_that_is_listed_twice_is_no_answer() -> None:
+    running = pilot_row(7, "RUNNING", ReqNodes="n01", NodeList="n01")
+    with pytest.raises(ValueError, match="job 7 is listed twice"):
+        read(table(running, running | {"State": "COMPLETED"}))
+
+
+def test_the_id_of_a_pilot_that_has_not_ended_is_not_retired() -> None:
+    account = SimpleNamespace(uid=7)
+    host = SimpleNamespace(
+        recall=lambda key: None, remember=lambda key, value: None, accounts=SimpleNamespace(of=lambda owner: account)
+    )
+    owners = PilotOwners(cast(PoolHost, host), cast(Submitters, None), cast(LimitsReader, None))
+    comment = PilotComment("n01", "ff", owners.new_id("ann", "n01"))
+    owners.look_up(0.0)
+    running = Pilot(7, "n01", "running", owner="ann", id=comment.id)
+    ended = Pilot(8, "n01", "ended", owner="ann", id=comment.id)
+    owners.retire((running, ended))
+    assert owners.owner_of("7", comment) == "ann"
+    assert owners.owner_of("8", comment) is None, "the comment of another account's job does not count"
+    owners.retire((ended,))
+    assert owners.owner_of("7", comment) is None
 
 
 @pytest.mark.parametrize(
@@ -220,7 +272,7 @@ def test_what_a_job_asks_for_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "\n", "garbage", "JOBID\x1fSTATE\n1\x1fx\n", HEADER + "\n4|x|y\n", HEADER + SEPARATOR]
+    "text", ["", "\n", "garbage", "JOBID\x1fSTATE\n1\x1fx\n", HEADER + "4|x|y\n", HEADER + SEPARATOR]
 )
 def test_what_is_no_table_of_jobs_is_no_answer(text: str) -> None:
     with pytest.raises(ValueError, match="must begin with its header|no job"):
@@ -233,7 +285,7 @@ def test_no_text_is_too_strange(text: str) -> None:
         read,
         *(read_layout, read_nodes, read_gres),
     )
-    for head in ("", HEADER + "\n"):
+    for head in ("", HEADER):
         for reader in readers:
             try:
                 answer: object = reader(head + text)
@@ -503,6 +555,21 @@ def test_a_command_that_misbehaves_is_one_clear_error(
     with pytest.raises(SlurmCommandError, match=re.escape(message)) as error:
         asyncio.run(slurm.nodes())
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.waits
+def test_the_separator_is_on_no_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    show = 'echo "$@" > words; env > environment'
+    executable(tmp_path / "squeue", f"#!/bin/sh\ncd {tmp_path}; {show}\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SQUEUE_FORMAT", "%i")
+    slurm = Slurm(SlurmSettings(partition="p", command_timeout_s=30.0), tmp_path, "abc", "ff")
+    with pytest.raises(SlurmCommandError, match="must begin with its header"):
+        asyncio.run(slurm.jobs())
+    assert "\x1f" not in (tmp_path / "words").read_text()
+    variables = (tmp_path / "environment").read_text().split("\n")
+    (form,) = (line for line in variables if line.startswith("SQUEUE_"))
+    assert re.fullmatch(r"SQUEUE_FORMAT2=JobArrayID:\x1f[0-9a-f]{8},.*,Comment:256\x1f[0-9a-f]{8}", form)
 
 
 # Settings.

@@ -64,7 +64,7 @@ from bftrainer.cluster.store.state_folder import (
 from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.cluster.store.tokens import LOCAL_TOKEN
 from bftrainer.cluster.wire import tls
-from bftrainer.cluster.wire.authority import OWN_AUTHORITY, own_identity
+from bftrainer.cluster.wire.authority import OWN_AUTHORITY, own_identity, unencrypted
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.processes import variables
 from bftrainer.scheduler import Scheduler
@@ -187,12 +187,12 @@ def _identity(config: Config, folder: Path, bound: str, name: str) -> tls.Identi
     """Return the controller's certificate; None without TLS."""
     api = config.api
     identity = tls.identity_of(api.certificate, api.key, api.authority, name)
-    if identity is not None or is_loopback(bound):
+    if identity is not None or (is_loopback(bound) and not config.users.own):
         return identity
     if api.tls:
         addresses = (bound,) if bound not in ANY else ()
         return own_identity(folder, (name, *addresses, LOOPBACK), (socket.gethostname(), socket.getfqdn(), "localhost"))
-    complain(f"api.tls is false: tokens and the agents' secret can be read on the way to {bound}")
+    complain(unencrypted(bound, config.users.own))
     return None
 
 

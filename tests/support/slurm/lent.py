@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from bftrainer.cluster.owners.accounts import Account, clean_environment
+from bftrainer.cluster.wire import tls
+from bftrainer.cluster.wire.authority import OWN_AUTHORITY
 from support.slurm.lab import Lab
 from support.users.accounts import processes_of, run_as
 
@@ -19,20 +21,30 @@ from support.users.accounts import processes_of, run_as
 class LentUser:
     """A user with an account on this machine and a token of a controller, who may run a lender."""
 
-    def __init__(self, lab: Lab, account: Account, python: str, url: Callable[[], str], token: str) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        account: Account,
+        python: str,
+        url: Callable[[], str],
+        token: str,
+        authority: Callable[[], str] = str,
+    ) -> None:
         self.account = account
         self.python = python
         self.folder = account.home / ".local" / "state" / "bftrainer-lend"
         self.log = account.home.parent / f"{account.name}.log"
         self.process: subprocess.Popen[bytes] | None = None
         self._url = url
+        self._authority = authority
         self._own = {"BFTRAINER_TOKEN": token, "SLURM_CONF": str(lab.conf), "PATH": os.environ["PATH"]}
 
     @property
     def environment(self) -> dict[str, str]:
         """What this user's commands need."""
         ours = {**clean_environment(self.account), **self._own, "BFTRAINER_URL": self._url()}
-        return {name: value for name, value in ours.items() if name != "BFTRAINER_TOKEN" or value}
+        ours[tls.CA] = self._authority()
+        return {name: value for name, value in ours.items() if name not in ("BFTRAINER_TOKEN", tls.CA) or value}
 
     def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
         """Run a command as this user."""
@@ -102,6 +114,11 @@ def new_token(state: Path, owner: str) -> str:
 def url_of(state: Path) -> str:
     """The URL of the controller that serves a folder."""
     return str(json.loads((state / "client.json").read_text())["url"])
+
+
+def authority_of(state: Path) -> str:
+    """The certificate by which users verify that controller."""
+    return tls.one_line(state / OWN_AUTHORITY)
 
 
 def users_of(lab: Lab) -> dict[str, str]:

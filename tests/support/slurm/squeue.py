@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from bftrainer.cluster.pools.slurm.read import JOB_FIELDS, Jobs, read_jobs
+from bftrainer.cluster.pools.slurm.read import JOB_FIELDS, TEXT_WIDTHS, Jobs, read_jobs
 
-SEPARATOR = "\x1f0123456789abcdef"
-HEADER = "".join(f"{name}{SEPARATOR}" for name in ("JOBID", *JOB_FIELDS[1:]))
+SEPARATOR = "\x1f01234567"
 DEFAULTS = {
     **{"State": "PENDING", "UserID": "1000", "Partition": "main", "NumNodes": "1", "PriorityLong": "0"},
     **{"TimeLimit": "", "StartTime": "N/A", "PreemptTime": "N/A", "tres-per-node": "N/A", "Name": "job"},
 }
 
 
+def row(**fields: str) -> str:
+    """One row as squeue prints it: it pads and cuts the texts of users, byte by byte."""
+    cells = []
+    for name in JOB_FIELDS:
+        text = fields.get(name, "").encode().decode("latin-1")
+        width = TEXT_WIDTHS.get(name)
+        cells.append(text if width is None else f"{text[:width]:{width}}")
+    return "".join(f"{cell}{SEPARATOR}" for cell in cells)
+
+
+HEADER = row(**{name: "JOBID" if name == "JobArrayID" else name.upper() for name in JOB_FIELDS}) + "\n"
+
+
 def table(*jobs: dict[str, str]) -> str:
     """The header and one row per job; fields that are not given have usual values."""
-    rows = ["".join(f"{({**DEFAULTS, **job}).get(name, '')}{SEPARATOR}" for name in JOB_FIELDS) for job in jobs]
-    return "\n".join((HEADER, *rows)) + "\n"
+    return HEADER + "".join(f"{row(**{**DEFAULTS, **job})}\n" for job in jobs)
 
 
 def read(text: str, name: str = "bftrainer-abc", user: int = 7) -> Jobs:

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -78,6 +79,11 @@ def connect_to_sockets(targets):
     return each(knock, targets["sockets"])
 
 
+def trust(targets):
+    """The controller's authority, which is no secret: every agent has it."""
+    return ssl.create_default_context(cadata=targets["authority"])
+
+
 @attack
 def ask_the_api(targets):
     def ask(request):
@@ -85,7 +91,7 @@ def ask_the_api(targets):
         headers = {"Authorization": f"Bearer {targets['token']}"}
         sent = urllib.request.Request(targets["url"] + path, method=method, headers=headers)
         try:
-            with urllib.request.urlopen(sent, timeout=10) as answer:
+            with urllib.request.urlopen(sent, timeout=10, context=trust(targets)) as answer:
                 return answer.read().decode()
         except urllib.error.HTTPError as refusal:
             raise type(f"Status{refusal.code}", (Exception,), {})() from None
@@ -107,7 +113,8 @@ def join(targets, secret, node):
     """Say that this is the agent of a node. Returns the controller's answer."""
     url = targets["url"].replace("http", "ws", 1) + "/v1/agents"
     try:
-        with connect(url, additional_headers={"Authorization": f"Bearer {secret}"}, open_timeout=10) as link:
+        headers = {"Authorization": f"Bearer {secret}"}
+        with connect(url, additional_headers=headers, open_timeout=10, ssl=trust(targets)) as link:
             link.send(json.dumps({"type": "join", "node": node, "host": "127.0.0.1", "agent": "hostile"}))
             answer = json.loads(link.recv(timeout=10))
             return answer["type"] + " " + str(answer.get("reason", ""))

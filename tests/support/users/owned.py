@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from bftrainer.cluster.owners.accounts import Account
+from bftrainer.cluster.wire import tls
+from bftrainer.cluster.wire.authority import OWN_AUTHORITY
 from support.cluster.live import Live
 from support.users.accounts import public_python, run_as, unix_users
 
@@ -38,9 +40,15 @@ class Owned:
         """Where the controller listens."""
         return self.live.api.address.url
 
+    @property
+    def authority(self) -> str:
+        """The certificate by which users verify the controller, whose folder they cannot read."""
+        return tls.one_line(self.state / OWN_AUTHORITY)
+
     def command(self, user: Account, *words: str, token_of: Account | None = None) -> str:
         """Run `bftrainer` as a user, with their token or another's. Returns what it printed."""
-        env = {"BFTRAINER_URL": self.url, "BFTRAINER_TOKEN": self.tokens[(token_of or user).name]}
+        token = self.tokens[(token_of or user).name]
+        env = {"BFTRAINER_URL": self.url, "BFTRAINER_TOKEN": token, tls.CA: self.authority}
         done = run_as(user, [self.python, "-m", "bftrainer", *words], env)
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -113,6 +113,7 @@ def _options(folder: Path, rules: LendRules, url: str | None, state: Path | None
     from bftrainer.client.api import find_controller
     from bftrainer.cluster.config.load import state_folder
     from bftrainer.cluster.lend.daemon import LenderOptions
+    from bftrainer.cluster.wire.tls import is_text
 
     address = find_controller(state_folder(os.environ, state), url)
     if not address.token:
@@ -121,7 +122,7 @@ def _options(folder: Path, rules: LendRules, url: str | None, state: Path | None
             "client.json in the state folder, or set BFTRAINER_TOKEN"
         )
     authority = address.authority
-    if authority and Path(authority).is_file():  # nodes may not see the file
+    if authority and not is_text(authority) and Path(authority).is_file():  # nodes may not see the file
         authority = Path(authority).read_text()
     return LenderOptions(folder, address.url, address.token, authority, rules, python or sys.executable)
 

@@ -73,7 +73,7 @@ class Api:
     tls: Annotated[
         bool,
         Field(strict=True, description="true or false"),
-        Doc("beyond loopback, encrypt all connections; without api.certificate the controller makes its own authority"),
+        Doc("encrypt beyond loopback, with users.mode own everywhere; without api.certificate by an own authority"),
     ] = True
     certificate: Annotated[
         FilePath, Doc("certificate of the controller, PEM; with api.key: TLS for all connections")

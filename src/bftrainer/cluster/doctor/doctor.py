@@ -6,6 +6,7 @@ findings.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -157,6 +158,13 @@ def _users(store: Store, trainers: Sequence[TrainerRow]) -> Iterator[DoctorFindi
     owners = {trainer.owner for trainer in trainers if not trainer.finished}
     if why := misfit(str(store.kept(MODE_KEY) or "shared"), owners):
         yield DoctorFinding("warning", why, 'set users.mode to "own" (docs/security.md), or trust all of them')
+    if store.kept(MODE_KEY) == "own":
+        try:
+            url = str(json.loads((store.path.parent / CLIENT_FILE).read_text())["url"])
+        except (OSError, ValueError, LookupError, TypeError):
+            return
+        if url.startswith("http:"):
+            yield DoctorFinding("warning", authority.unencrypted(url, own_users=True), "leave api.tls out")
 
 
 def _accounts(store: Store, accounts: Accounts, controller: int) -> Iterator[DoctorFinding]:

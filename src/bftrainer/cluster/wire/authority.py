@@ -1,8 +1,8 @@
 """A controller's own certificate authority encrypts connections where no certificate is configured.
 
-`serve` calls `own_identity` when it listens beyond loopback without `api.certificate`. The authority and the
-controller's certificate are made once, with the program `openssl`, and stay in the state folder. Agents and commands
-verify the controller with the authority's certificate, `ca.pem`.
+`serve` calls `own_identity` without `api.certificate` when it listens beyond loopback, and where trainers run as their
+owners. The authority and the controller's certificate are made once, with the program `openssl`, and stay in the state
+folder. Agents and commands verify the controller with the authority's certificate, `ca.pem`.
 """
 
 from __future__ import annotations
@@ -69,6 +69,16 @@ subjectKeyIdentifier = hash
 authorityKeyIdentifier = keyid
 {names}
 """
+
+
+def unencrypted(where: str, own_users: bool) -> str:
+    """Return what is at stake without TLS, for `serve` and the doctor. `where`: the address of the controller."""
+    if own_users:
+        return (
+            f"api.tls is false: whoever listens on {where} while the controller is down gets tokens, values of --env "
+            "and secrets of agents"
+        )
+    return f"api.tls is false: tokens and the agents' secret can be read on the way to {where}"
 
 
 def own_identity(state: Path, names: Sequence[str], more: Sequence[str] = ()) -> tls.Identity:

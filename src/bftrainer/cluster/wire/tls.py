@@ -91,8 +91,13 @@ def one_line(certificate: Path) -> str:
     return _ONE_LINE + base64.b64encode(ssl.PEM_cert_to_DER_cert(certificate.read_text())).decode()
 
 
+def is_text(authority: str) -> bool:
+    """Return whether this is a certificate itself, and no path of one."""
+    return authority.startswith((PEM, _ONE_LINE))
+
+
 def _shown(authority: str) -> str:
-    return "its text" if authority.startswith((PEM, _ONE_LINE)) else authority
+    return "its text" if is_text(authority) else authority
 
 
 def reason(problem: ssl.SSLError) -> str:

@@ -56,7 +56,8 @@ class Slurm:
         """
         self.name = PREFIX + state_id
         self.mark = mark
-        self.runner = SlurmRunner(settings.command_timeout_s, command_environment(os.environ))
+        self._environment = command_environment(os.environ)
+        self.runner = SlurmRunner(settings.command_timeout_s, self._environment)
         self.answers = self.runner.answers
         self._settings = settings
         self._folder = folder
@@ -85,13 +86,16 @@ class Slurm:
     async def jobs(self, *, only_ours: bool = False) -> Jobs:
         """Return our jobs, including those that ended a moment ago, and those of others that wait for nodes.
 
-        With `only_ours` Slurm looks up one user's jobs.
+        With `only_ours` Slurm looks up one user's jobs. The format is passed in the environment, which other users
+        cannot read: whoever could read the separator, could write it into a comment.
         """
         separator = new_separator()
         ours = (f"--name={self.name}", *(() if self._owner_of else (f"--user={os.getuid()}",))) if only_ours else ()
-        words = ("squeue", "-a", *ours, "--states=all", "-O", job_format(separator))
         return await self.runner.ask(
-            words, lambda text: read_jobs(text, self.name, os.getuid(), separator, self._owner_of)
+            ("squeue", "-a", *ours, "--states=all"),
+            lambda text: read_jobs(text, self.name, os.getuid(), separator, self._owner_of),
+            environment={**self._environment, "SQUEUE_FORMAT2": job_format(separator)},
+            encoding="latin-1",
         )
 
     async def submit(self, node: str, *, short: bool, gpus: str = "") -> int:

@@ -29,4 +29,6 @@ def read_comment(text: str, state_id: str = "") -> PilotComment | None:
     parts = text.split(":")
     if len(parts) not in (4, 5) or parts[0] != "bftrainer" or (state_id and parts[1] != state_id):
         return None
+    if not text.isprintable():
+        return None
     return PilotComment(*parts[2:])

@@ -100,9 +100,14 @@ class PilotOwners:
                 return owner
         return None
 
-    def retire(self, pilots: Iterable[str]) -> None:
-        """Take jobs with the ids of pilots that have ended for what they are: jobs like any other."""
-        self._retired.update(dict.fromkeys(each for each in pilots if each))
+    def retire(self, listed: Iterable[Pilot]) -> None:
+        """Take jobs with the ids of pilots that have ended for what they are: jobs like any other.
+
+        An id that a job has which has not ended stays: it may be that of the pilot.
+        """
+        pilots = tuple(listed)
+        alive = {pilot.id for pilot in pilots if pilot.state != "ended"}
+        self._retired.update(dict.fromkeys(pilot.id for pilot in pilots if pilot.id and pilot.id not in alive))
         while len(self._retired) > _MOST_RETIRED:
             del self._retired[next(iter(self._retired))]
 

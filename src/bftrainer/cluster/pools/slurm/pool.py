@@ -292,7 +292,7 @@ class SlurmPool:
         cancel = self._ledger.reconcile(jobs.pilots, pilots, nodes, now, paused=self._paused, cut_off=cut_off)
         if self._owners is not None:
             self._owners.held_back(jobs.pilots, now)
-            self._owners.retire(pilot.id for pilot in jobs.pilots if pilot.state == "ended")
+            self._owners.retire(jobs.pilots)
         await self._act_on.cancel(cancel)
         plan = YieldPlan()
         if not self._paused:

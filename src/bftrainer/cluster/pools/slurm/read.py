@@ -28,7 +28,9 @@ JOB_FIELDS = (
     *("ReqNodes", "NodeList", "tres-per-node", "tres-per-job", "tres-per-task"),
     *("Dependency", "Reservation", "Feature", "Name", "Comment"),
 )
-"""The columns that squeue prints, in the order of `_JobRow`. The last ones are texts of users."""
+"""The columns that squeue prints, in the order of `_JobRow`."""
+TEXT_WIDTHS: Mapping[str, int] = {"Reason": 96, "Name": 64, "Comment": 256}
+"""The columns that may contain whatever a user writes, with the bytes that squeue prints of each: no more, no less."""
 
 OwnerOf = Callable[[str, PilotComment], str | None]
 """Returns whose pilot a job is, from its user and its comment; None: it is no pilot of ours."""
@@ -186,44 +188,53 @@ def read_nodes(text: str) -> dict[str, SlurmNode]:
 
 
 def new_separator() -> str:
-    """Return what follows each field of a job. Nobody can guess it.
+    """Return what follows each field of a job.
 
-    Names and comments of jobs may contain everything, also line breaks: with a separator that is known, a user could
-    make them look like another job.
+    `commands.py` passes it to squeue where other users cannot read it. No field but those of `TEXT_WIDTHS` may contain
+    it, so even a user who knows it cannot make a job look like another one.
     """
-    return f"\x1f{secrets.token_hex(8)}"
+    return f"\x1f{secrets.token_hex(4)}"
 
 
 def job_format(separator: str) -> str:
     """Return the format for `squeue -O`."""
-    return ",".join(f"{name}:{separator}" for name in JOB_FIELDS)
+    return ",".join(f"{name}:{TEXT_WIDTHS.get(name, '')}{separator}" for name in JOB_FIELDS)
 
 
 def read_jobs(text: str, name: str, user: int, separator: str, owner_of: OwnerOf | None = None) -> Jobs:
     """Parse the output of `squeue -O` with `job_format(separator)`. Jobs of `user` called `name` are our pilots.
 
+    `text` has one character per byte of the output (Latin-1), because squeue counts the width of a column in bytes.
     Where pilots have owners, those jobs are pilots for which `owner_of` returns an owner.
     """
-    width = len(JOB_FIELDS)
-    cells = text.split(separator)
-    rest = cells.pop()
-    if not text.startswith("JOBID") or len(cells) < width:
+    row = _row_pattern(separator)
+    header = row.match(text)
+    if not text.startswith("JOBID") or header is None:
         raise ValueError(f"a table of jobs must begin with its header, but got {text[:80]!r}")
-    if rest.strip() or len(cells) % width:
-        raise ValueError(f"a table of jobs ends with {rest[-80:]!r}, no job")
-    pilots, waiting, uid = list[Pilot](), list[WaitingJob](), str(user)
-    for at in range(width, len(cells), width):
-        job = _JobRow._make((cells[at].removeprefix("\n"), *cells[at + 1 : at + width]))
-        if not cells[at].startswith("\n") or not _STATE_WORD.fullmatch(job.state):
+    pilots, waiting, uid, at = dict[int, Pilot](), list[WaitingJob](), str(user), header.end()
+    while match := row.match(text, at):
+        at = match.end()
+        job = _JobRow._make(cell.rstrip(" ") for cell in match.groups())
+        if not _STATE_WORD.fullmatch(job.state):
             raise ValueError(f"no job and state in {' '.join(job)[:80]!r}")
         comment = read_comment(job.comment) if job.name == name else None
         owner = _owner(job, comment, uid, owner_of) if job.name == name else None
         if owner is not None:
             if (pilot := _pilot(job, comment, owner)) is not None:
-                pilots.append(pilot)
+                if pilot.job in pilots:
+                    raise ValueError(f"job {pilot.job} is listed twice")
+                pilots[pilot.job] = pilot
         elif job.state == "PENDING" and not job.name.startswith(PREFIX) and _waits_for_nodes(job):
             waiting.append(_waiting(job))
-    return Jobs(tuple(pilots), tuple(waiting))
+    if text[at:].strip():
+        raise ValueError(f"a table of jobs goes on with {text[at : at + 80]!r}, no job")
+    return Jobs(tuple(pilots.values()), tuple(waiting))
+
+
+def _row_pattern(separator: str) -> re.Pattern[str]:
+    """Return the pattern of a row. Texts of users are skipped by their width: rows that they contain do not count."""
+    cells = (f"(.{{{TEXT_WIDTHS[name]}}})" if name in TEXT_WIDTHS else f"([^{separator[0]}\n]*)" for name in JOB_FIELDS)
+    return re.compile("".join(cell + re.escape(separator) for cell in cells) + "\n", re.DOTALL)
 
 
 def _owner(job: _JobRow, comment: PilotComment | None, uid: str, owner_of: OwnerOf | None) -> str | None:

@@ -51,13 +51,16 @@ class SlurmRunner:
         stdin: bytes = b"",
         environment: Mapping[str, str] | None = None,
         name: str = "",
+        encoding: str = "utf-8",
     ) -> _Read:
         """Run a command and return what `read` makes of its output. `name` is the command's, if others precede it."""
         began, failed = time.monotonic(), True
         name = name or argv[0]
         try:
             output = await run(argv, self._timeout_s, environment or self._environment, stdin=stdin)
-            answer = await asyncio.to_thread(lambda: read(output.decode()))  # ten thousand nodes take a while to parse
+            answer = await asyncio.to_thread(
+                lambda: read(output.decode(encoding))
+            )  # ten thousand nodes take a while to parse
             failed = False
             return answer
         except (DiscoveryError, InputError, OSError) as problem:
