@@ -14,9 +14,10 @@ from bftrainer.cluster.doctor.doctor import examine
 from bftrainer.cluster.owners import signatures
 from bftrainer.cluster.owners.accounts import Accounts
 from bftrainer.cluster.owners.join_secrets import KEY_FILE, JoinRight, JoinSecrets, new_pilot
-from bftrainer.cluster.owners.modes import MODE_KEY, mode_in_words
+from bftrainer.cluster.owners.modes import ACCOUNT_KEY, MODE_KEY, mode_in_words, root_risk
 from bftrainer.cluster.spec.trainer import parse_spec
 from bftrainer.cluster.store.store import FILE, Store
+from bftrainer.cluster.store.tokens import LOCAL_TOKEN
 from bftrainer.errors import InputError
 
 RIGHT = JoinRight("ann", "node-1", "node-1#1", 1000.0)
@@ -123,5 +124,27 @@ def test_the_mode_is_said_in_words_and_the_doctor_warns_where_owners_share_an_ac
         assert warnings() == []
         store.add_trainer(name="b", owner="bob", spec={"script": "b.py"}, time=2.0)
         assert len(warnings()) == 1
+        store.keep(MODE_KEY, "own")
+        assert warnings() == []
+
+
+def test_a_controller_of_root_warns_where_others_run_as_root_and_so_does_the_doctor(tmp_path: Path) -> None:
+    assert root_risk("shared", {"root"}, "root", 0) == ""
+    assert root_risk("shared", {"ann"}, "svc", 1000) == ""
+    assert root_risk("own", {"ann"}, "root", 0) == ""
+    assert "so ann, bob can do anything" in root_risk("shared", {"ann", "bob", "root"}, "root", 0)
+
+    def warnings() -> list[str]:
+        return [finding.what for finding in examine(tmp_path) if "run as root" in finding.what]
+
+    with Store.open(tmp_path / FILE) as store:
+        store.keep(ACCOUNT_KEY, ["root", 0])
+        store.tokens.adopt("l" * 40, name=LOCAL_TOKEN, owner="root", role="admin", time=1.0)
+        store.tokens.create(name="grafana", owner="eve", role="monitor", time=1.0)
+        assert store.tokens.owners(2.0) == set()
+        assert warnings() == []
+        store.tokens.create(name="laptop", owner="ann", role="user", time=1.0)
+        assert store.tokens.owners(2.0) == {"ann"}
+        assert len(warnings()) == 1, "ann has no trainer yet"
         store.keep(MODE_KEY, "own")
         assert warnings() == []

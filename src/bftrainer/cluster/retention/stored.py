@@ -6,10 +6,13 @@ remove what the controller keeps. `serve` calls `store_settings`, and commands c
 
 from __future__ import annotations
 
+import getpass
+import os
 from dataclasses import replace
 from typing import Any
 
 from bftrainer.cluster.config.keys import KEYS, Config
+from bftrainer.cluster.owners.modes import ACCOUNT_KEY
 from bftrainer.cluster.store.store import Store
 
 SETTINGS_KEY = "settings"
@@ -21,9 +24,10 @@ _NAMES = (*(f"retention.{key}" for key in KEYS["retention"]), "trainers.keep_eve
 
 
 def store_settings(store: Store, config: Config, now: float) -> None:
-    """Store a controller's settings, and at the first start the time."""
+    """Store a controller's settings and its account, and at the first start the time."""
     if store.kept(SINCE_KEY) is None:
         store.keep(SINCE_KEY, now)
+    store.keep(ACCOUNT_KEY, [getpass.getuser(), os.geteuid()])
     values = {name: _value(config, name) for name in _NAMES}
     outside = [name for name in _NAMES if not _is_from_file(config, name)]
     store.keep(SETTINGS_KEY, {"values": values, "file": _file(config), "outside_file": outside})
