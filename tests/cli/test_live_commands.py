@@ -473,6 +473,13 @@ def test_modules_to_preload_are_submitted(fake: FakeState, call: Call, script: P
     assert fake.specs[-1]["preload"] == ["models", "data.loaders"]
 
 
+def test_a_deadline_that_has_passed_is_taken_with_a_warning(fake: FakeState, call: Call, script: Path) -> None:
+    late = call("submit", "--deadline", "2020-01-01T00:00", str(script))
+    assert "warning: the deadline 2020-01-01 00:00:00 UTC has passed already" in late.err
+    assert fake.specs[-1]["deadline"] == 1577836800
+    assert "deadline" not in call("submit", "--deadline", "12h", str(script)).err
+
+
 def test_the_same_reason_is_told_once(fake: FakeState, call: Call) -> None:
     for _ in range(5):
         fake.add(reason="waits for its turn")

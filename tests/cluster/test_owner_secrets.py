@@ -14,7 +14,7 @@ from bftrainer.cluster.doctor.doctor import examine
 from bftrainer.cluster.owners import signatures
 from bftrainer.cluster.owners.accounts import Accounts
 from bftrainer.cluster.owners.join_secrets import KEY_FILE, JoinRight, JoinSecrets, new_pilot
-from bftrainer.cluster.owners.modes import ACCOUNT_KEY, MODE_KEY, mode_in_words, root_risk
+from bftrainer.cluster.owners.modes import ACCOUNT_KEY, MODE_KEY, missing_accounts, mode_in_words, root_risk
 from bftrainer.cluster.spec.trainer import parse_spec
 from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.cluster.store.tokens import LOCAL_TOKEN
@@ -81,12 +81,19 @@ def test_a_key_that_others_can_read_is_not_used(tmp_path: Path) -> None:
     signatures.key_path(tmp_path).write_text("short")
     with pytest.raises(InputError, match="64 hexadecimal digits"):
         signatures.read_key(tmp_path)
+    signatures.key_path(tmp_path).unlink()
+    signatures.key_path(tmp_path).mkdir()
+    with pytest.raises(InputError, match=r"Is a directory: it must be a file of yours .* makes a new one"):
+        signatures.read_key(tmp_path)
 
 
 def test_an_owner_is_the_account_of_that_name_unless_another_is_named() -> None:
     accounts = Accounts.parse(("ann=nobody",))
     account = accounts.of("ann")
     assert (account.name, account.home.is_absolute(), account.gid in account.groups) == ("nobody", True, True)
+    assert [line.split(" on ")[0] for line in missing_accounts(Accounts.parse(("ann=nobody", "bob=no-such-user")))] == [
+        "owner bob has no account 'no-such-user'"
+    ]
     with pytest.raises(InputError, match="owner no-such-owner has no account"):
         accounts.of("no-such-owner")
     with pytest.raises(InputError, match="trainers do not run as root"):

@@ -51,7 +51,7 @@ def serve_command(
     """
     with live_packages():
         from bftrainer.cluster.config.load import load_config
-        from bftrainer.cluster.owners.modes import ROOT_ADVICE, mode_in_words, root_risk
+        from bftrainer.cluster.owners.modes import ROOT_ADVICE, missing_accounts, mode_in_words, root_risk
         from bftrainer.cluster.serve import Running, serve
         from bftrainer.cluster.store.event_logging import to_stderr
         from bftrainer.cluster.store.store import FILE, Store
@@ -80,6 +80,8 @@ def serve_command(
             warn(f"{risk}: {ROOT_ADVICE}")
         else:
             say(mode_in_words(found.users.mode, owners, account))
+        for problem in missing_accounts(found.users.as_accounts()) if found.users.own else ():
+            warn(problem)
 
     asyncio.run(serve(found, dry_run=dry_run, drain=drain, up=up))
 

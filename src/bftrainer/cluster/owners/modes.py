@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from bftrainer.cluster.owners.accounts import Accounts
+from bftrainer.errors import InputError
+
 MODE_KEY = "users_mode"
 """Key in the store of the mode in which a controller was started last."""
 
@@ -42,3 +45,14 @@ def root_risk(mode: str, owners: Collection[str], account: str, uid: int) -> str
         return ""
     names = ", ".join(others[:_MOST_NAMES]) + (" and others" if len(others) > _MOST_NAMES else "")
     return f"trainers of all owners run as root, so {names} can do anything on these machines"
+
+
+def missing_accounts(accounts: Accounts) -> list[str]:
+    """Return what is wrong with the accounts that `users.accounts` names, in one sentence per owner."""
+    problems = []
+    for owner in accounts.names:
+        try:
+            accounts.of(owner)
+        except InputError as problem:
+            problems.append(str(problem))
+    return problems
