@@ -44,7 +44,9 @@ def test_a_controller_in_mode_shared_does_not_begin_with_trainers_of_mode_own_an
         check_mode(store, own=False)
         signed = store.add_trainer(name="signed", owner="ann", spec={**SPEC, "signature": "v1:x"}, time=2.0)
     config = load_config(None, {}, {"server.state": tmp_path, "server.port": 0})
-    with pytest.raises(InputError, match=rf"users.mode is shared, but {signed.id} were .*: serve them in mode own"):
+    with pytest.raises(
+        InputError, match=rf"users.mode is shared, .* of mode own \({signed.id}\), .*: serve them in mode own"
+    ):
         asyncio.run(asyncio.wait_for(serve(config), 20))
     with Store.open(tmp_path / FILE) as store:
         assert [row.state for row in store.trainers(unfinished=True)] == ["queued", "queued"]

@@ -30,8 +30,8 @@ _UNSIGNED = (
     "no agent would start them: serve them in mode shared until they are done, or cancel them there"
 )
 _SIGNED = (
-    "users.mode is shared, but {names} were submitted in mode own, to run as their owners; here they would begin again "
-    "and run as the account of the controller: serve them in mode own until they are done, or cancel them there"
+    "users.mode is shared, but there are unfinished trainers of mode own ({names}), which would begin again as the "
+    "account of the controller: serve them in mode own until they are done, or cancel them there"
 )
 
 
