@@ -65,8 +65,11 @@ def test_a_deadline_is_told_with_its_probability(likely: float | None, words: st
 def test_a_deadline_is_a_duration_or_a_time_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time", lambda: NOW)
     assert _deadline("12h") == NOW + 12 * HOUR
-    with pytest.raises(InputError, match="--deadline must be"):
-        _deadline("never")
+    for wrong in ("never", "yesterday", "12", "2027-13-01"):
+        with pytest.raises(
+            InputError, match=rf"--deadline must be a time .* such as 90m, 12h or 3d, but got '{wrong}'"
+        ):
+            _deadline(wrong)
     spec = parse_spec({"script": "a.py", "deadline": _deadline("2027-01-15T08:00")})
     assert spec.deadline == NOW
     assert parse_spec({"script": "a.py", "deadline": "2027-01-15T09:00+01:00"}).deadline == NOW

@@ -473,6 +473,13 @@ def test_modules_to_preload_are_submitted(fake: FakeState, call: Call, script: P
     assert fake.specs[-1]["preload"] == ["models", "data.loaders"]
 
 
+def test_a_deadline_that_has_passed_is_taken_with_a_warning(fake: FakeState, call: Call, script: Path) -> None:
+    late = call("submit", "--deadline", "2020-01-01T00:00", str(script))
+    assert "warning: the deadline 2020-01-01 00:00:00 UTC has passed already" in late.err
+    assert fake.specs[-1]["deadline"] == 1577836800
+    assert "deadline" not in call("submit", "--deadline", "12h", str(script)).err
+
+
 def test_the_same_reason_is_told_once(fake: FakeState, call: Call) -> None:
     for _ in range(5):
         fake.add(reason="waits for its turn")
@@ -498,6 +505,16 @@ def test_status_shows_the_band_of_the_curve_and_the_stays_of_the_script(busy: Fa
     assert "○ expected, 80 %: 1,900 to 2,500" in out
 
 
+def test_a_rate_that_was_measured_outside_of_its_band_is_not_shown_as_the_expected_one(
+    busy: FakeState, call: Call
+) -> None:
+    busy.trainers["t1"]["curve"] |= {"low": [0, 590, 1250, 1900], "high": [0, 610, 1350, 2500], "stays": {"2": 0.5}}
+    busy.trainers["t1"]["curve"]["rates"] = [0, 600, 1300, 2200]
+    out = " ".join(call("status", "digits").out.split())
+    assert "2 1,300" in out
+    assert "● measured 1,200, now, 0.5 stays, 80 %: 1,250 to 1,350" in out
+
+
 LEARNED = {
     **{"id": "c3", "owner": "alice", "script": "/home/alice/train.py", "python": "/usr/bin/python3", "model": "large"},
     **{"changed": 1.0, "sizes": [1, 4], "stays": 2.75, "is_given": False, "rescales": 9, "up_s": 0.25, "down_s": None},
@@ -516,7 +533,8 @@ def test_curves_lists_shows_exports_and_forgets_what_was_learned(fake: FakeState
     assert json.loads(call("curves", "--json").out)[0]["sizes"] == [1, 4]
     out = call("curves", "c3").out
     assert "noise of a second 3.1%" in out
-    assert "● measured, 1.9 stays, 80 %: 90 to 110" in out
+    assert "1       100 ███████                  ● measured 101, 1.9 stays, 80 %: 90 to 110" in out
+    assert "up 0.25 s, down not measured, start of a node 7.5 s" in out
     file = tmp_path / "train.json"
     assert f"bftrainer submit --curve {file}" in call("curves", "c3", "--export", file).out
     assert load_curve(file).rates == (0.0, 100.0, 190.0, 360.123)

@@ -219,6 +219,19 @@ def test_a_group_with_one_unknown_trainer_says_why_it_has_no_time(tmp_path: Path
     assert NO_RATE in predictor(made_store(tmp_path)).answer(both)["sets"]["lr"]["why"]
 
 
+def test_a_trainer_whose_owner_may_not_have_the_nodes_it_needs_has_no_time(tmp_path: Path) -> None:
+    held, waiting = asked(total=2000), replace(asked("t2", total=2000, min_nodes=2), owner="bob")
+    script = replace(waiting, owner="bob").belief
+    with Store.open(made_store(tmp_path)) as store, store.transaction():
+        store.beliefs.put(script, measured("t2").as_json(), NOW)
+    for most, why in ((0, "0 nodes at present, and it needs at least 2"), (1, "1 node at present"), (2, "")):
+        both = question(held, waiting, quotas={"bob": {"max_nodes": most}})
+        sets = predictor(tmp_path / FILE).answer(both)["sets"]
+        assert sets["t1"]["why"] == ""
+        assert why in sets["t2"]["why"]
+        assert bool(sets["t2"].get("point")) == (not why)
+
+
 def test_a_short_past_is_replaced_by_a_profile(tmp_path: Path) -> None:
     one = question(asked(total=100))
     answer = predictor(made_store(tmp_path), "summit").answer(replace(one, futures=2))

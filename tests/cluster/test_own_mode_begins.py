@@ -1,4 +1,4 @@
-"""What is looked at before trainers run as their owners: whether they can."""
+"""What is looked at before trainers run as their owners, or no longer: whether they can."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from typing import Any, cast
 
 import pytest
 
-from bftrainer.cluster.controller.restore import check_signed
+from bftrainer.cluster.config.load import load_config
+from bftrainer.cluster.controller.restore import check_mode
 from bftrainer.cluster.owners.accounts import Account, Accounts
+from bftrainer.cluster.owners.modes import MODE_KEY
 from bftrainer.cluster.pools.local import own_nodes
 from bftrainer.cluster.pools.local.own_nodes import OwnNodes, can_run
-from bftrainer.cluster.store.store import Store
+from bftrainer.cluster.retention.stored import SETTINGS_KEY
+from bftrainer.cluster.serve import serve
+from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.errors import InputError
 from support.users.accounts import processes_of, unix_users
 from support.waiting import until
@@ -29,13 +33,33 @@ SPEC = {"script": "/train.py", "nodes": "1-2"}
 def test_a_controller_does_not_begin_with_trainers_that_nobody_signed_and_changes_nothing(tmp_path: Path) -> None:
     with Store.open(tmp_path / "state.db") as store:
         store.add_trainer(name="signed", owner="ann", spec={**SPEC, "signature": "v1:x"}, time=1.0)
-        check_signed(store)
+        check_mode(store, own=True)
         before = store.add_trainer(name="before", owner="ann", spec=SPEC, time=2.0)
         with pytest.raises(InputError, match=f"the owners of {before.id} have not signed them.*in mode shared"):
-            check_signed(store)
+            check_mode(store, own=True)
         assert [row.state for row in store.trainers(unfinished=True)] == ["queued", "queued"]
         store.update_trainer(before.id, state="cancelled", ended=3.0)
-        check_signed(store)
+        check_mode(store, own=True)
+
+
+def test_a_controller_in_mode_shared_does_not_begin_with_trainers_of_mode_own_and_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    """It would run them as its own account, and from the beginning: their snapshots are with their owners."""
+    with Store.open(tmp_path / FILE) as store:
+        store.add_trainer(name="before", owner="ann", spec=SPEC, time=1.0)
+        check_mode(store, own=False)
+        signed = store.add_trainer(name="signed", owner="ann", spec={**SPEC, "signature": "v1:x"}, time=2.0)
+    config = load_config(None, {}, {"server.state": tmp_path, "server.port": 0})
+    with pytest.raises(
+        InputError, match=rf"users.mode is shared, .* of mode own \({signed.id}\), .*: serve them in mode own"
+    ):
+        asyncio.run(asyncio.wait_for(serve(config), 20))
+    with Store.open(tmp_path / FILE) as store:
+        assert [row.state for row in store.trainers(unfinished=True)] == ["queued", "queued"]
+        assert (store.kept(SETTINGS_KEY), store.kept(MODE_KEY)) == (None, None)
+        store.update_trainer(signed.id, state="cancelled", ended=3.0)
+        check_mode(store, own=False)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a program as another account")

@@ -21,9 +21,10 @@ from bftrainer.cluster.doctor.doctor import examine
 from bftrainer.cluster.owners import signatures
 from bftrainer.cluster.owners.accounts import Accounts, account_warnings
 from bftrainer.cluster.owners.join_secrets import KEY_FILE, JoinRight, JoinSecrets, new_pilot
-from bftrainer.cluster.owners.modes import MODE_KEY, mode_in_words
+from bftrainer.cluster.owners.modes import ACCOUNT_KEY, MODE_KEY, missing_accounts, mode_in_words, root_risk
 from bftrainer.cluster.spec.trainer import parse_spec
 from bftrainer.cluster.store.store import FILE, Store
+from bftrainer.cluster.store.tokens import LOCAL_TOKEN
 from bftrainer.errors import InputError
 from support.cluster.api import NoPool
 from support.cluster.bench import Bench
@@ -89,12 +90,19 @@ def test_a_key_that_others_can_read_is_not_used(tmp_path: Path) -> None:
     signatures.key_path(tmp_path).write_text("short")
     with pytest.raises(InputError, match="64 hexadecimal digits"):
         signatures.read_key(tmp_path)
+    signatures.key_path(tmp_path).unlink()
+    signatures.key_path(tmp_path).mkdir()
+    with pytest.raises(InputError, match=r"Is a directory: it must be a file of yours .* makes a new one"):
+        signatures.read_key(tmp_path)
 
 
 def test_an_owner_is_the_account_of_that_name_unless_another_is_named() -> None:
     accounts = Accounts.parse(("ann=nobody",))
     account = accounts.of("ann")
     assert (account.name, account.home.is_absolute(), account.gid in account.groups) == ("nobody", True, True)
+    assert [line.split(" on ")[0] for line in missing_accounts(Accounts.parse(("ann=nobody", "bob=no-such-user")))] == [
+        "owner bob has no account 'no-such-user'"
+    ]
     with pytest.raises(InputError, match="owner no-such-owner has no account"):
         accounts.of("no-such-owner")
     with pytest.raises(InputError, match="trainers do not run as root"):
@@ -227,3 +235,25 @@ def test_a_controller_refuses_join_secrets_of_the_account_that_an_owner_had_befo
         asyncio.run(play())
     finally:
         bench.store.close()
+
+
+def test_a_controller_of_root_warns_where_others_run_as_root_and_so_does_the_doctor(tmp_path: Path) -> None:
+    assert root_risk("shared", {"root"}, "root", 0) == ""
+    assert root_risk("shared", {"ann"}, "svc", 1000) == ""
+    assert root_risk("own", {"ann"}, "root", 0) == ""
+    assert "so ann, bob can do anything" in root_risk("shared", {"ann", "bob", "root"}, "root", 0)
+
+    def warnings() -> list[str]:
+        return [finding.what for finding in examine(tmp_path) if "run as root" in finding.what]
+
+    with Store.open(tmp_path / FILE) as store:
+        store.keep(ACCOUNT_KEY, ["root", 0])
+        store.tokens.adopt("l" * 40, name=LOCAL_TOKEN, owner="root", role="admin", time=1.0)
+        store.tokens.create(name="grafana", owner="eve", role="monitor", time=1.0)
+        assert store.tokens.owners(2.0) == set()
+        assert warnings() == []
+        store.tokens.create(name="laptop", owner="ann", role="user", time=1.0)
+        assert store.tokens.owners(2.0) == {"ann"}
+        assert len(warnings()) == 1, "ann has no trainer yet"
+        store.keep(MODE_KEY, "own")
+        assert warnings() == []

@@ -41,6 +41,16 @@ def test_what_is_no_longer_listed_leaves_and_what_is_listed_anew_comes(tmp_path:
     assert host.joins.count("second") == 1
 
 
+def test_a_controller_whose_trainers_run_as_their_owners_is_refused(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with FakePoolHost() as host:
+            host.own_users = True
+            with pytest.raises(InputError, match="the script pool cannot start agents as their owners"):
+                await script(tmp_path).open(host)
+
+    asyncio.run(play())
+
+
 def test_the_last_list_is_kept_while_the_script_fails(tmp_path: Path) -> None:
     async def play() -> FakePoolHost:
         setting = settings_of("script", tmp_path)

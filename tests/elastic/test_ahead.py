@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import socket
+import tempfile
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,6 +99,16 @@ def test_a_branch_is_made_before_its_first_worker_comes(run: Run, warm: WarmLaun
 
     run(ahead())
     assert len(imports(tmp_path)) == 1
+
+
+def test_a_launcher_that_is_killed_leaves_no_temporary_folder(
+    run: Run, warm: WarmLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="t-") as name:  # a short path: a Unix socket is in it
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        assert run(output(warm, script(tmp_path, WHO, "slow")))[0] == 0
+        assert len(imports(tmp_path)) == 1, "there is a branch"
+        assert list(Path(name).iterdir()) == [], "whatever is there now stays if this process is killed"
 
 
 def test_a_script_of_a_branch_is_as_one_started_cold(run: Run, warm: WarmLauncher, tmp_path: Path) -> None:

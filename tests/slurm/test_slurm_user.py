@@ -13,6 +13,8 @@ import pytest
 from bftrainer.cli import main
 from bftrainer.cluster.config.load import load_config
 from bftrainer.cluster.pools.registry import read_settings
+from bftrainer.cluster.retention.stored import store_settings
+from bftrainer.cluster.store.store import FILE, Store
 from bftrainer.errors import BFTrainerError
 from bftrainer.slurm.user import places, render
 from support.slurm.recorded_site import RECORDED, Changes, program, recorded, site
@@ -129,6 +131,36 @@ def test_the_command_prints_findings_and_json_for_programs(call: Call, fake_slur
     report = json.loads(call("slurm", "check", "--json").out)
     assert (report["partition"], report["errors"], report["slurm"]) == ("scavenger", 0, "22.05.8")
     assert {"check", "level", "what", "why", "fix"} == report["findings"][0].keys()
+
+
+@pytest.mark.waits
+def test_the_check_uses_the_configuration_that_the_controller_was_started_with(
+    call: Call, fake_slurm: Path, tmp_path: Path
+) -> None:
+    state, file, other = tmp_path / "state", tmp_path / "own.toml", tmp_path / "other.toml"
+    pool = '[pool]\nkind = "slurm"\npartition = "scavenger"\n'
+    file.write_text(f'[users]\nmode = "own"\n{pool}submit = "lend"\n')
+    other.write_text(pool.replace("scavenger", "main"))
+    state.mkdir()
+
+    def checked(*options: str) -> tuple[str, str]:
+        report = json.loads(call("slurm", "check", "--json", "--state", str(state), *options).out)
+        return report["partition"], next(one["what"] for one in report["findings"] if one["check"] == "users")
+
+    with Store.open(state / FILE) as store:
+        for owner in ("ann", "bob"):
+            store.add_trainer(name=owner, owner=owner, spec={"script": "/train.py"}, time=1.0)
+        assert 'users.mode is "shared"' in checked()[1], "no controller has run here"
+        store_settings(store, load_config(file, {}, {"pool.partition": "main"}), 2.0)
+        assert checked() == ("main", "trainers run as their owners; users' lenders submit pilots")
+        assert checked("--config", str(file))[0] == "scavenger"
+        assert checked("--config", str(other)) == (
+            "main",
+            'trainers of 2 owners run as one account (users.mode is "shared")',
+        )
+        store_settings(store, load_config(other, {}, {}), 3.0)
+        assert checked()[0] == "main"
+        assert 'users.mode is "shared"' in checked()[1]
 
 
 @pytest.mark.waits

@@ -34,7 +34,7 @@ from bftrainer.cluster.controller.active import ControllerSettings
 from bftrainer.cluster.controller.controller import Controller
 from bftrainer.cluster.controller.output.logbook import Logbook
 from bftrainer.cluster.controller.reconciler import Reconciler
-from bftrainer.cluster.controller.restore import check_signed
+from bftrainer.cluster.controller.restore import check_mode
 from bftrainer.cluster.http.app import build
 from bftrainer.cluster.http.limits import (
     KEEP_ALIVE_S,
@@ -107,6 +107,7 @@ async def serve(
         event_logging.to_file(config.log, folder),
         Store.open(folder / FILE) as store,
     ):
+        check_mode(store, own=config.users.own)
         move_values(folder / FILE)
         if why := store.make_shrinkable(REWRITTEN_BYTES):
             complain(f"{store.path} cannot shrink: {why}; stop the controller once and call `bftrainer prune`")
@@ -226,7 +227,6 @@ def _build(config: Config, prepared: _Prepared, store: Store, *, dry_run: bool) 
     agents = {variables.URL: prepared.url, variables.SECRET: prepared.secret, variables.STATE_ID: state_id}
     agents |= {tls.CA: prepared.authority_of_agents} if prepared.authority else {}
     if config.users.own:
-        check_signed(store)
         del agents[variables.SECRET]  # each agent gets a secret of its own
     return Controller(cluster, pool, config, logbook, agents)
 

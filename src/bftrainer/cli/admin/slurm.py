@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from dataclasses import asdict
 from pathlib import Path
@@ -11,12 +12,13 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from bftrainer.cli.common.connection import Json, State, printable, say, screen
+from bftrainer.cli.common.connection import ConfigFile, Json, State, printable, say, screen
 from bftrainer.cli.common.output import print_json, warn
 from bftrainer.errors import BFTrainerError, InputError
 from bftrainer.util.files import replace_file
 
 if TYPE_CHECKING:
+    from bftrainer.cluster.config.keys import Config
     from bftrainer.slurm.findings import SiteFinding
     from bftrainer.slurm.gpus import PilotRequest
     from bftrainer.slurm.owners import PilotOwnersSetup
@@ -34,20 +36,23 @@ def check(
     qos: Annotated[
         str, typer.Option(metavar="NAME", help="QOS of the pilots, at sites where the QOS decides about preemption.")
     ] = "",
+    file: ConfigFile = None,
     state: State = None,
     as_json: Json = False,
 ) -> None:
     """Check a site: what is fine, what would delay main jobs, and the lines of slurm.conf that fix it.
 
     Nothing is changed or submitted. Without --partition, the configured partition is checked, or the one that looks
-    meant for preemptible jobs. The exit status is 0 without errors, 1 with errors or no Slurm, 2 for a wrong call.
+    meant for preemptible jobs. The configuration is that of the controller that runs or ran last on the state folder,
+    unless --config or the environment gives another. The exit status is 0 without errors, 1 with errors or no Slurm,
+    2 for a wrong call.
     """
     from bftrainer.slurm.ask import gather, try_pilot
     from bftrainer.slurm.check import PILOT_S, choose, examine, slurm_conf
     from bftrainer.slurm.site import seconds
     from bftrainer.slurm.user import account_for
 
-    folder, given, request, owners = _configured(state)
+    folder, given, request, owners = _configured(state, file)
     site = gather(folder)
     harvest = choose(site, partition or given.get("partition", ""), qos or given.get("qos", ""))
     refusal = None
@@ -124,35 +129,43 @@ def setup_user(
     say(f"{output}: written; start with `bftrainer serve --config {output}`")
 
 
-def _configured(state: Path | None) -> tuple[Path, dict[str, str], PilotRequest, PilotOwnersSetup]:
+def _configured(
+    state: Path | None, file: Path | None = None
+) -> tuple[Path, dict[str, str], PilotRequest, PilotOwnersSetup]:
     """The state folder, and the configuration's settings for pilots, their GPUs and owners, if its pool is Slurm's."""
     from bftrainer.cluster.config.load import load_config
     from bftrainer.slurm.gpus import PilotRequest
     from bftrainer.slurm.owners import PilotOwnersSetup
 
-    config = load_config(overrides={"server.state": state})
+    config, owner_count = _as_served(load_config(file, overrides={"server.state": state}), named=file is not None)
     given = config.pool.settings if config.pool.kind == "slurm" else {}
     options = given.get("options", ())
     words = shlex.split(options) if isinstance(options, str) else [str(word) for word in options]
     named = {key: str(given[key]) for key in ("partition", "qos", "account", "time_limit") if given.get(key)}
     run_as, prefix = given.get("submit") == "run-as", bool(given.get("submit_as"))
-    owners = PilotOwnersSetup(config.users.own, run_as, prefix, _owners_in(config.state))
+    owners = PilotOwnersSetup(config.users.own, run_as, prefix, owner_count)
     return config.state, named, PilotRequest(str(given.get("gpus", "all")), tuple(words)), owners
 
 
-def _owners_in(state: Path) -> int:
-    """Return how many owners have trainers in a state folder; 0 if that cannot be told."""
-    from bftrainer.cluster.config.load import DATABASE_FILE
+def _as_served(config: Config, *, named: bool) -> tuple[Config, int]:
+    """The configuration of the controller that runs or ran last, and how many owners have trainers (0: not known).
+
+    A configuration that the user named is not changed.
+    """
+    from bftrainer.cluster.config.load import CONFIG, DATABASE_FILE
 
     try:
+        from bftrainer.cluster.retention.stored import with_stored
         from bftrainer.cluster.store.store import Store
 
-        if not (state / DATABASE_FILE).exists():
-            return 0
-        with Store.open(state / DATABASE_FILE, read_only=True) as store:
-            return len({row.owner for row in store.trainers(brief=True)})
+        if not (config.state / DATABASE_FILE).exists():
+            return config, 0
+        with Store.open(config.state / DATABASE_FILE, read_only=True) as store:
+            if not (named or CONFIG in os.environ):
+                config = with_stored(config, store, named=False)
+            return config, len({row.owner for row in store.trainers(brief=True)})
     except (BFTrainerError, ImportError, OSError):
-        return 0
+        return config, 0
 
 
 def _show(findings: list[SiteFinding], lines: list[str]) -> None:

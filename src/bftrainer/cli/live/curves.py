@@ -101,7 +101,8 @@ def _show(row: BeliefDetail, export: Path | None) -> None:
     facts.add_row("script", printable(row["script"]) + (f", model {printable(row['model'])}" if row["model"] else ""))
     facts.add_row("python", printable(row["python"]))
     facts.add_row("measured", f"{row['stays']:.3g} stays; noise of a second {row['noise']:.1%}")
-    costs = f"up {_seconds(row['up_s'])}, down {_seconds(row['down_s'])}, start of a node {_seconds(row['start_s'])}"
+    known = {"up": row["up_s"], "down": row["down_s"], "start of a node": row["start_s"]}
+    costs = ", ".join(f"{name} {_seconds(seconds) or 'not measured'}" for name, seconds in known.items())
     facts.add_row("costs", f"{costs}, from {row['rescales']:,} rescales")
     console.print(facts)
     if row["curve"]["nodes"]:

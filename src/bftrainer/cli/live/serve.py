@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import os
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bftrainer.cli.common.connection import State, live_packages, say
+from bftrainer.cli.common.output import warn
 
 Setting = Annotated[
     list[str] | None,
@@ -48,7 +51,7 @@ def serve_command(
     """
     with live_packages():
         from bftrainer.cluster.config.load import load_config
-        from bftrainer.cluster.owners.modes import mode_in_words
+        from bftrainer.cluster.owners.modes import ROOT_ADVICE, missing_accounts, mode_in_words, root_risk
         from bftrainer.cluster.serve import Running, serve
         from bftrainer.cluster.store.event_logging import to_stderr
         from bftrainer.cluster.store.store import FILE, Store
@@ -71,9 +74,14 @@ def serve_command(
         what = "dry run: nothing is started" if dry_run else f"pool {running.pool}"
         say(f"bftrainer serves at {running.url} ({what}; state in {running.state})")
         with Store.open(running.state / FILE, read_only=True) as store:
-            owners = {token.owner for token in store.tokens.all() if token.revoked is None and token.role != "monitor"}
-            owners |= {row.owner for row in store.trainers(unfinished=True)}
-        say(mode_in_words(found.users.mode, owners, getpass.getuser()))
+            owners = store.tokens.owners(time.time()) | {row.owner for row in store.trainers(unfinished=True)}
+        account = getpass.getuser()
+        if risk := root_risk(found.users.mode, owners, account, os.geteuid()):
+            warn(f"{risk}: {ROOT_ADVICE}")
+        else:
+            say(mode_in_words(found.users.mode, owners, account))
+        for problem in missing_accounts(found.users.as_accounts()) if found.users.own else ():
+            warn(problem)
 
     asyncio.run(serve(found, dry_run=dry_run, drain=drain, up=up))
 

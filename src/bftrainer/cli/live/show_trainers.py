@@ -284,13 +284,15 @@ def _in_parts(parts: Mapping[str, float | None]) -> str:
 def chart(curve: CurveView, now: int, console: Console) -> RenderableType:
     """The learned curve as bars, with its band, and how many stays at each size are known of the script.
 
-    Sizes that this trainer measured are marked.
+    Sizes that were measured are marked. Where a band is known, the rate is the expected one, which the measurements at
+    all sizes decide. The mean of those at this size is said beside it if it differs.
     """
     stays = curve.get("stays") or {}
     measured = {int(size): rate for size, rate in (curve.get("measured") or {}).items()}
-    points = {int(n): float(r) for n, r in zip(curve["nodes"], curve["rates"], strict=False) if n > 0} | measured
+    points = {int(n): float(r) for n, r in zip(curve["nodes"], curve["rates"], strict=False) if n > 0}
     ends = zip(curve.get("low") or (), curve.get("high") or (), strict=False)
     bands = dict(zip(curve["nodes"], ends, strict=False))
+    points |= {size: rate for size, rate in measured.items() if size not in bands}
     sizes = _thinned(sorted(points), {*measured, now})
     most = max((points[size] for size in sizes), default=0.0) or 1.0
     utf = "utf" in (console.encoding or "").lower()
@@ -299,13 +301,17 @@ def chart(curve: CurveView, now: int, console: Console) -> RenderableType:
         table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for size in sizes:
         mark = ("●" if utf else "*") if size in measured else ("○" if utf else "o")
-        note = f"{mark} {'measured' if size in measured else 'expected'}{', now' if size == now else ''}"
+        shown = figure(points[size])
+        note = f"{mark} {'measured' if size in measured else 'expected'}"
+        if size in measured and figure(measured[size]) != shown:
+            note += f" {figure(measured[size])}"
+        note += ", now" if size == now else ""
         if str(size) in stays:
             note += f", {stays[str(size)]:.3g} stays"
         if size in bands:
             note += f", 80 %: {figure(bands[size][0])} to {figure(bands[size][1])}"
         length = max(1, round(points[size] / most * 24)) if points[size] > 0 else 0
-        table.add_row(str(size), figure(points[size]), ("█" if utf else "#") * length, note)
+        table.add_row(str(size), shown, ("█" if utf else "#") * length, note)
     return Group(Text("Scaling curve", style="bold"), table)
 
 

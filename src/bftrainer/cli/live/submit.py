@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +18,7 @@ from bftrainer.cli.common.output import print_json, warn
 from bftrainer.cli.live.control import wait_for
 from bftrainer.cli.live.explain import explain_script, hint
 from bftrainer.cli.live.show_eta import deadline_text, eta_text
+from bftrainer.cli.live.show_trainers import moment
 from bftrainer.cluster.config.rules import lifetime_s
 from bftrainer.cluster.spec.states import FINISHED
 from bftrainer.errors import BFTrainerError, InputError
@@ -178,6 +181,8 @@ def submit(
         check_here(one)
         if told := hint(one):
             warn(printable(told))
+        if one.deadline is not None and one.deadline <= time.time():
+            warn(f"the deadline {moment(one.deadline)} UTC has passed already")
     with connect(url, state) as client:
         rows = _queue(client, specs, quiet=as_json)
         if not as_json:
@@ -230,14 +235,18 @@ def _values(words: Sequence[str], said: dict[str, Any]) -> dict[str, Any]:
 
 
 def _deadline(text: str) -> str | float:
-    """A duration such as 12h as a time; other texts are left to the check of the description."""
+    """A duration such as 12h as a time; a time is left to the check of the description."""
     try:
-        seconds = lifetime_s(text)
+        if (seconds := lifetime_s(text)) is not None:
+            return time.time() + seconds
     except ValueError:
-        return text
-    if seconds is None:
-        raise InputError(f"--deadline must be a time or a duration such as 12h, but got {text!r}")
-    return time.time() + seconds
+        with suppress(ValueError):
+            datetime.fromisoformat(text)
+            return text
+    raise InputError(
+        "--deadline must be a time in UTC such as 2026-03-01T08:00, or a duration such as 90m, 12h or 3d, but got "
+        f"{text!r:.80}"
+    )
 
 
 def _tell_eta(client: Client, ids: Sequence[str], *, asked: bool) -> None:

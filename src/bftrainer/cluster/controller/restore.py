@@ -29,14 +29,22 @@ _UNSIGNED = (
     "users.mode is own, but the owners of {names} have not signed them, since they were submitted in mode shared, so "
     "no agent would start them: serve them in mode shared until they are done, or cancel them there"
 )
+_SIGNED = (
+    "users.mode is shared, but there are unfinished trainers of mode own ({names}), which would begin again as the "
+    "account of the controller: serve them in mode own until they are done, or cancel them there"
+)
 
 
-def check_signed(store: Store) -> None:
-    """Raise `InputError` if there are unfinished trainers that agents which belong to owners would refuse."""
-    unsigned = [row.id for row in store.trainers(unfinished=True) if not row.spec.get(FIELD)]
-    if unsigned:
-        names = " ".join(unsigned[:_MOST_NAMES]) + (" and others" if len(unsigned) > _MOST_NAMES else "")
-        raise InputError(_UNSIGNED.format(names=names))
+def check_mode(store: Store, *, own: bool) -> None:
+    """Raise `InputError` if there are unfinished trainers that were submitted in the other mode of users.
+
+    In mode own, agents would refuse trainers that their owners have not signed. In mode shared, signed trainers would
+    run as the account of the controller, which their owners did not ask for.
+    """
+    others = [row.id for row in store.trainers(unfinished=True) if bool(row.spec.get(FIELD)) != own]
+    if others:
+        names = " ".join(others[:_MOST_NAMES]) + (" and others" if len(others) > _MOST_NAMES else "")
+        raise InputError((_UNSIGNED if own else _SIGNED).format(names=names))
 
 
 def restore(cluster: Reconciler, now: float) -> Effects:

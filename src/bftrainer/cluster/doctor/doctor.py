@@ -27,7 +27,7 @@ from bftrainer.cluster.doctor.invariants import (
 )
 from bftrainer.cluster.owners.accounts import Accounts, account_warnings
 from bftrainer.cluster.owners.join_secrets import KEY_FILE
-from bftrainer.cluster.owners.modes import MODE_KEY, misfit
+from bftrainer.cluster.owners.modes import ACCOUNT_KEY, MODE_KEY, ROOT_ADVICE, misfit, root_risk
 from bftrainer.cluster.pools.slurm import callbacks
 from bftrainer.cluster.store import migrations
 from bftrainer.cluster.store.environments import FOLDER as ENVIRONMENTS
@@ -133,7 +133,7 @@ def _database(store: Store, alive: bool) -> Iterator[DoctorFinding]:
             lambda: history(store.all_events(EVENT_KINDS), trainers, trimmed=span.trimmed > 0),
         )
         yield from summed("the values of all environments are here", _values(store, trainers))
-        yield from summed("the mode of users fits the owners", _users(store, trainers))
+        yield from summed("the mode of users fits the owners", _users(store, trainers, now))
         if original is None:
             yield from checked("the last controller ended in order, or runs", lambda: _ending(store, alive, running))
             yield from _call_backs(store)
@@ -154,9 +154,13 @@ def _database(store: Store, alive: bool) -> Iterator[DoctorFinding]:
         )
 
 
-def _users(store: Store, trainers: Sequence[TrainerRow]) -> Iterator[DoctorFinding]:
+def _users(store: Store, trainers: Sequence[TrainerRow], now: float) -> Iterator[DoctorFinding]:
     owners = {trainer.owner for trainer in trainers if not trainer.finished}
-    if why := misfit(str(store.kept(MODE_KEY) or "shared"), owners):
+    mode = str(store.kept(MODE_KEY) or "shared")
+    name, uid = store.kept(ACCOUNT_KEY) or ("", -1)
+    if risk := root_risk(mode, owners | store.tokens.owners(now), name, uid):
+        yield DoctorFinding("warning", risk, ROOT_ADVICE)
+    elif why := misfit(mode, owners):
         yield DoctorFinding("warning", why, 'set users.mode to "own" (docs/security.md), or trust all of them')
     if store.kept(MODE_KEY) == "own":
         try:

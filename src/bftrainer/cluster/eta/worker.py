@@ -21,7 +21,7 @@ from bftrainer.allocate.quotas import Quota
 from bftrainer.cluster.config.keys import Config
 from bftrainer.cluster.config.policy import policy_of
 from bftrainer.cluster.eta.beliefs import NO_RATE, Belief, believe
-from bftrainer.cluster.eta.question import PredictorSettings, Question
+from bftrainer.cluster.eta.question import AskedTrainer, PredictorSettings, Question
 from bftrainer.cluster.eta.records import PoolLog, read_beliefs, read_trainers
 from bftrainer.cluster.store.database import Database
 from bftrainer.core.trainer import Trainer
@@ -64,7 +64,8 @@ class Predictor:
         expected = [believe(one, scripts[one.belief], earlier.runs, question.now) for one in recent]
         arrivals = tuple(belief.trainer for belief in expected if belief.why != NO_RATE)
         situation = self._situation(question, beliefs, arrivals, earlier.since)
-        wanted = {id_ for ids in question.sets.values() if not any(beliefs[one].why for one in ids) for id_ in ids}
+        reasons = {one.id: beliefs[one.id].why or _too_few(one, question) for one in question.trainers}
+        wanted = {id_ for ids in question.sets.values() if not any(reasons[one] for one in ids) for id_ in ids}
         began = time.process_time()
         found = predict(
             situation,
@@ -78,7 +79,7 @@ class Predictor:
         deadlines = {one.id: one.deadline for one in question.trainers}
         sets = {}
         for name, ids in question.sets.items():
-            why = next((beliefs[one].why for one in ids if beliefs[one].why), "")
+            why = next((reasons[one] for one in ids if reasons[one]), "")
             if why:
                 sets[name] = {"why": why if len(ids) == 1 else f"of one of its trainers: {why}"}
                 continue
@@ -121,6 +122,15 @@ class Predictor:
         )
         sigma = {name: belief.sigma for name, belief in beliefs.items()}
         return replace(situation, rate_sigma=sigma, arrivals=arrivals, arrivals_since=since)
+
+
+def _too_few(asked: AskedTrainer, question: Question) -> str:
+    """Return that the limits of a trainer's owner keep the trainer from starting; empty if they do not."""
+    most = question.quotas.get(asked.owner, {}).get("max_nodes")
+    if most is None or most >= asked.min_nodes:
+        return ""
+    nodes = f"{most} node{'s' * (most != 1)}"
+    return f"its owner may have {nodes} at present, and it needs at least {asked.min_nodes}"
 
 
 def _shown(estimate: FinishEstimate | None, now: float, deadline: float | None) -> dict[str, Any]:

@@ -57,7 +57,10 @@ def read_key(home: Path, *, make: bool = False) -> bytes:
             f"{path}: there is no key to check signatures with: it is made by `bftrainer submit`"
         ) from None
     except OSError as problem:
-        raise InputError(f"{path}: {problem.strerror or problem}") from None
+        raise InputError(
+            f"{path}: {problem.strerror or problem}: it must be a file of yours that you can read (mode 600). Without "
+            "it, `bftrainer submit` makes a new one, and unfinished trainers must be submitted again"
+        ) from None
     if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) & 0o077:
         raise InputError(f"{path}: it must be yours, and nobody else may read it: chmod 600 {path}")
     with suppress(ValueError):

@@ -6,10 +6,15 @@ remove what the controller keeps. `serve` calls `store_settings`, and commands c
 
 from __future__ import annotations
 
+import getpass
+import json
+import os
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
-from bftrainer.cluster.config.keys import KEYS, Config
+from bftrainer.cluster.config.keys import KEYS, Config, PoolSettings
+from bftrainer.cluster.owners.modes import ACCOUNT_KEY
 from bftrainer.cluster.store.store import Store
 
 SETTINGS_KEY = "settings"
@@ -17,23 +22,34 @@ SETTINGS_KEY = "settings"
 SINCE_KEY = "retention_since"
 """Key in the store of the time from which the ages of finished trainers count at the earliest: the first start of a
 controller that removes files. So an upgrade removes nothing by age at its first start."""
-_NAMES = (*(f"retention.{key}" for key in KEYS["retention"]), "trainers.keep_events", "api.token_lifetime")
+_NAMES = (
+    *(f"retention.{key}" for key in KEYS["retention"]),
+    "trainers.keep_events",
+    "api.token_lifetime",
+    "users.mode",
+)
 
 
 def store_settings(store: Store, config: Config, now: float) -> None:
-    """Store a controller's settings, and at the first start the time."""
+    """Store a controller's settings and its account, and at the first start the time."""
     if store.kept(SINCE_KEY) is None:
         store.keep(SINCE_KEY, now)
+    store.keep(ACCOUNT_KEY, [getpass.getuser(), os.geteuid()])
     values = {name: _value(config, name) for name in _NAMES}
-    outside = [name for name in _NAMES if not _is_from_file(config, name)]
-    store.keep(SETTINGS_KEY, {"values": values, "file": _file(config), "outside_file": outside})
+    pool: dict[str, Any] = {
+        "kind": config.pool.kind,
+        "settings": json.loads(json.dumps({**config.pool.settings}, default=str)),
+    }
+    names = (*_NAMES, "pool.kind", *(f"pool.{key}" for key in pool["settings"]))
+    outside = [name for name in names if not _is_from_file(config, name)]
+    store.keep(SETTINGS_KEY, {"values": values, "file": _file(config), "outside_file": outside, "pool": pool})
 
 
 def with_stored(config: Config, store: Store, *, named: bool) -> Config:
     """Return a command's configuration with the settings that a controller has stored.
 
     What the environment sets is not replaced, nor what the configuration file sets if it was `named` by the user or is
-    the controller's own.
+    the controller's own. Settings of the pool are replaced only if no file was named and the pool is of the same kind.
     """
     kept: dict[str, Any] = store.kept(SETTINGS_KEY, {})
     changes: dict[str, dict[str, Any]] = {}
@@ -44,7 +60,26 @@ def with_stored(config: Config, store: Store, *, named: bool) -> Config:
         if name in _NAMES and not (in_environment or in_named_file or in_own_file):
             section, _, key = name.partition(".")
             changes.setdefault(section, {})[key] = value
-    return replace(config, **{section: replace(getattr(config, section), **new) for section, new in changes.items()})
+    parts: dict[str, Any] = {section: replace(getattr(config, section), **new) for section, new in changes.items()}
+    if "pool" in kept and not named:
+        parts["pool"] = _pool(config, kept)
+    return replace(config, **parts)
+
+
+def _pool(config: Config, kept: dict[str, Any]) -> PoolSettings:
+    """Return the settings of the pool that a controller has stored, and those that the environment sets instead."""
+    own_file = kept["file"] == _file(config)
+
+    def stays(name: str) -> bool:
+        return not _is_from_file(config, name) or (
+            own_file and name in config.sources and name not in kept["outside_file"]
+        )
+
+    stored, given = kept["pool"], config.pool
+    if stays("pool.kind") and given.kind != stored["kind"]:
+        return given
+    own = {key: value for key, value in given.settings.items() if stays(f"pool.{key}")}
+    return PoolSettings(stored["kind"], MappingProxyType({**stored["settings"], **own}))
 
 
 def _value(config: Config, name: str) -> Any:

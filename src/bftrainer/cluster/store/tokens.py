@@ -93,6 +93,11 @@ class TokenTable:
         """Return all tokens, including revoked ones, oldest first."""
         return [TokenRow(*row) for row in self._db.rows(f"{_SQL} ORDER BY id")]
 
+    def owners(self, time: float) -> set[str]:
+        """Return the owners who can submit trainers by a token. The one of `client.json` does not count."""
+        rows = (row for row in self.all() if row.valid(time) and row.name != LOCAL_TOKEN)
+        return {row.owner for row in rows if row.role != "monitor"}
+
     def revoke(self, name_or_id: str, time: float) -> bool:
         """Revoke a token, found by its name or else by its id; False if there is no valid one."""
         sql = "UPDATE tokens SET revoked = ? WHERE revoked IS NULL AND"

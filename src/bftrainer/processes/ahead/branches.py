@@ -46,7 +46,6 @@ class Branches:
         """Branches that are not used any more, each with the task that ends it."""
         self._pids: dict[_Key, int] = {}
         self._bad: dict[str, str] = {}
-        self._sockets: Path | None = None
 
     def prepare(self, command: Command) -> None:
         """Begin to import ahead what a command needs, at the command's priority, if nothing has begun it yet."""
@@ -87,8 +86,6 @@ class Branches:
         self._tasks.clear()
         await asyncio.gather(*(_end(task) for task in tasks), return_exceptions=True)
         await asyncio.gather(*self._dropped.values(), return_exceptions=True)
-        if self._sockets is not None:
-            shutil.rmtree(self._sockets, ignore_errors=True)
 
     def _modules(self, command: Command) -> tuple[str, ...]:
         return tuple(module for module in command.preload if module not in self._bad)
@@ -121,9 +118,8 @@ class Branches:
 
     async def _fork(self, key: _Key, command: Command, modules: tuple[str, ...], background: bool) -> WarmParent:
         parent = await self._parent_of(command)
-        if self._sockets is None:
-            self._sockets = Path(tempfile.mkdtemp(prefix="bftrainer-"))
-        path = self._sockets / f"{len(list(self._sockets.iterdir()))}.{id(modules):x}"
+        folder = Path(tempfile.mkdtemp(prefix="bftrainer-"))
+        path = folder / "socket"
         connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
         connected = asyncio.get_running_loop().create_future()
 
@@ -133,9 +129,10 @@ class Branches:
             else:
                 connected.set_result((reader, writer))
 
-        server = await asyncio.start_unix_server(take, path, limit=1 << 22)
+        server: asyncio.Server | None = None
         process: Process | None = None
         try:
+            server = await asyncio.start_unix_server(take, path, limit=1 << 22)
             process = await parent.start(_program(command, path, modules, background))
             self._pids[key] = process.pid
             ended = asyncio.ensure_future(process.wait())
@@ -150,8 +147,10 @@ class Branches:
                 process.kill_group()
             raise
         finally:
-            server.close()
-            path.unlink(missing_ok=True)
+            if server is not None:
+                server.close()
+            # At once: a launcher that is killed leaves nothing behind then.
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _key(command: Command) -> _Key:

@@ -128,7 +128,9 @@ class ScriptPool:
     async def open(self, host: PoolHost) -> None:
         """See `base.Pool`."""
         if host.own_users:
-            raise InputError("it cannot start agents as their owners (users.mode is own): use the local or slurm pool")
+            raise InputError(
+                "the script pool cannot start agents as their owners (users.mode is own): use the local or slurm pool"
+            )
         for name, argv in (("command", self.settings.command), ("start", self.settings.start)):
             if shutil.which(argv[0]) is None and not (name == "start" and (host.observing or "{node}" in argv[0])):
                 raise InputError(f"`{name}`: there is no program {argv[0]}; give its path, and make it executable")
