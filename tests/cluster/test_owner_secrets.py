@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pwd
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from bftrainer.cluster.store.tokens import LOCAL_TOKEN
 from bftrainer.errors import InputError
 from support.cluster.api import NoPool
 from support.cluster.bench import Bench
+from support.users.directory import known_accounts
 
 RIGHT = JoinRight("ann", "node-1", "node-1#1", 1000.0)
 
@@ -144,22 +144,9 @@ def test_the_mode_is_said_in_words_and_the_doctor_warns_where_owners_share_an_ac
         assert warnings() == []
 
 
-def entry(name: str, uid: int) -> pwd.struct_passwd:
-    return pwd.struct_passwd((name, "x", uid, uid, "", f"/home/{name}", "/bin/sh"))
-
-
 @pytest.fixture
 def directory(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """The accounts of a machine: user ids by name. The first name of a user id is what the system finds by the id."""
-    uids = {"root": 0, "munge": 101, "ann_hpc": 2001, "bob": 2002, "alias": 2002, "svc": 2003}
-
-    def by_uid(uid: int) -> pwd.struct_passwd:
-        return next(entry(name, known) for name, known in uids.items() if known == uid)
-
-    monkeypatch.setattr(pwd, "getpwnam", lambda name: entry(name, uids[name]))
-    monkeypatch.setattr(pwd, "getpwuid", by_uid)
-    monkeypatch.setattr(os, "getgrouplist", lambda name, gid: [gid])
-    return uids
+    return known_accounts(monkeypatch, munge=101, ann_hpc=2001, bob=2002, alias=2002, svc=2003)
 
 
 def test_two_owners_do_not_have_one_account(directory: dict[str, int]) -> None:

@@ -29,6 +29,7 @@ from bftrainer.cluster.wire.messages import (
 )
 from bftrainer.elastic import protocol
 from support.cluster.in_memory import Wire, play
+from support.users.directory import known_accounts
 from support.waiting import until
 
 ABSURD = "t999999999999999999"
@@ -44,6 +45,11 @@ EVERYTHING: tuple[FromAgent, ...] = (
     Ended("t1-1", -9, "a lie", "a lie"),
     Going("a lie"),
 )
+
+
+@pytest.fixture(autouse=True)
+def _accounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    known_accounts(monkeypatch, ann=2001, bob=2002)
 
 
 def invite(controller: Controller, node: str, owner: str) -> JoinRight:
