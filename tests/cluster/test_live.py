@@ -82,7 +82,7 @@ def test_training_goes_on_while_the_controller_is_killed_and_comes_back(tmp_path
 def test_the_simulator_predicts_what_a_paced_run_makes(tmp_path: Path) -> None:
     """`benchmarks/live_prediction.py` has a goal for how well; here a busy machine must not matter."""
     found = measure(tmp_path, 1, "local", torch=True)
-    assert found["samples"] == 2 * EPOCHS * SAMPLES
+    assert found["samples"] == 2 * EPOCHS["local"] * SAMPLES
     assert found["ratio"] > 0
     assert 0 < found["efficiency"] <= found["bound"] + 0.05
 
