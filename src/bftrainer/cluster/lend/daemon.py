@@ -14,7 +14,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,8 @@ class LenderOptions:
     rules: LendRules
     python: str
     agent: tuple[str, ...] = AGENT
+    read_token: Callable[[], str] = str
+    """Returns the token that the user has for the controller now; empty if there is none."""
 
     @property
     def agent_environment(self) -> dict[str, str]:
@@ -87,7 +89,7 @@ async def run_lender(options: LenderOptions) -> None:
         signatures.read_key(own_home(), make=True)  # agents check with it that this user has signed what they start
         lender = make_lender(options)
         status = _StatusFile(options, lender)
-        link = LenderLink(lender, options.url, options.token, options.authority, status.write)
+        link = LenderLink(lender, options.url, options.token, options.authority, status.write, options.read_token)
         status.write("connecting")
         ending = _on_signals()
         tasks = [asyncio.create_task(each) for each in (link.keep(), _keep_tending(lender, status), ending.wait())]
