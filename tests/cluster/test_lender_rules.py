@@ -22,6 +22,7 @@ from websockets.http11 import Request, Response
 from bftrainer.cli.live import lend as lend_command
 from bftrainer.cluster.http import agents as routes
 from bftrainer.cluster.lend import link as link_module
+from bftrainer.cluster.lend.daemon import LenderOptions, run_lender
 from bftrainer.cluster.lend.install import unit_text
 from bftrainer.cluster.lend.jobs import LenderJobs
 from bftrainer.cluster.lend.ledger import LentLedger
@@ -49,6 +50,7 @@ from bftrainer.cluster.wire.lender_messages import (
 from bftrainer.elastic.protocol import ProtocolError
 from bftrainer.errors import InputError
 from bftrainer.util.backoff import Backoff
+from support.cluster.made_pools import executable
 from support.waiting import until
 
 RULES = LendRules(frozenset({"scavenger"}), most_pilots=3, most_minutes=60)
@@ -394,6 +396,38 @@ def test_a_lender_that_was_killed_finds_its_pilots_again(scene: Scene) -> None:
     after = made(scene.folder, scene.jobs.table)
     after.ask(CancelLent(1, (FINE.pilot,)))
     assert after.jobs.cancelled == [(1,)]
+
+
+@pytest.mark.parametrize("answer", ["main scavenger", "scavenger", ""])
+def test_a_lender_does_not_start_with_a_partition_that_does_not_exist(tmp_path: Path, answer: str) -> None:
+    rules = LendRules(frozenset({"scavenger", "nosuch"}))
+
+    async def ask(words: Any, read: Any) -> Any:
+        assert words[0] == "sinfo"
+        return read("\n".join(answer.split()))
+
+    jobs = LenderJobs(PilotFiles(tmp_path, {}, "python3"), rules, runner=SimpleNamespace(ask=ask))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="partition nosuch does not exist"):
+        asyncio.run(jobs.check_partitions())
+
+
+def test_a_lender_starts_while_slurm_does_not_answer(tmp_path: Path) -> None:
+    async def ask(words: Any, read: Any) -> Any:
+        raise SlurmCommandError("sinfo: Unable to contact slurm controller")
+
+    jobs = LenderJobs(PilotFiles(tmp_path, {}, "python3"), RULES, runner=SimpleNamespace(ask=ask))  # type: ignore[arg-type]
+    asyncio.run(jobs.check_partitions())
+
+
+@pytest.mark.waits
+def test_the_partitions_are_checked_by_the_real_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    executable(tmp_path / "bin" / "sinfo", "#!/bin/sh\necho scavenger\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    rules = LendRules(frozenset({"nosuch"}))
+    options = LenderOptions(tmp_path / "lent", "http://127.0.0.1:1", "token", "", rules, "python3")
+    with pytest.raises(InputError, match="partition nosuch does not exist: Slurm has scavenger"):
+        asyncio.run(run_lender(options))
 
 
 @given(st.one_of(st.binary(max_size=200), st.text(max_size=200), st.recursive(st.none(), st.lists).map(json.dumps)))

@@ -86,6 +86,7 @@ async def run_lender(options: LenderOptions) -> None:
     """Run a lender until SIGTERM or SIGINT. Raises `BFTrainerError` if it cannot go on."""
     options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _locked(options.folder):
+        await LenderJobs(pilot_files(options), options.rules).check_partitions()
         signatures.read_key(own_home(), make=True)  # agents check with it that this user has signed what they start
         lender = make_lender(options)
         status = _StatusFile(options, lender)
