@@ -5,15 +5,24 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
+import pwd
 import stat
+from http import HTTPStatus
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.http11 import Request, Response
 
+from bftrainer.cli.live import lend as lend_command
+from bftrainer.cluster.http import agents as routes
+from bftrainer.cluster.lend import link as link_module
+from bftrainer.cluster.lend.daemon import LenderOptions, run_lender
 from bftrainer.cluster.lend.install import unit_text
 from bftrainer.cluster.lend.jobs import LenderJobs
 from bftrainer.cluster.lend.ledger import LentLedger
@@ -21,19 +30,27 @@ from bftrainer.cluster.lend.lender import Lender
 from bftrainer.cluster.lend.link import LenderLink
 from bftrainer.cluster.lend.pilot_files import PilotFiles
 from bftrainer.cluster.lend.rules import LendRules, RefusedByRules, SubmissionRate, check_submission
+from bftrainer.cluster.owners.accounts import Accounts
 from bftrainer.cluster.pools.slurm.runner import SlurmCommandError
+from bftrainer.cluster.pools.slurm.submit.lenders import Lenders
 from bftrainer.cluster.wire.lender_messages import (
+    NO_TOKEN,
+    REFUSED_CODE,
     CancelLent,
     FromLender,
     LendPilot,
     Lent,
     NotLent,
+    Offer,
+    OfferRefused,
     OfferTaken,
     decode_lending,
     encode_lending,
 )
 from bftrainer.elastic.protocol import ProtocolError
 from bftrainer.errors import InputError
+from bftrainer.util.backoff import Backoff
+from support.cluster.made_pools import executable
 from support.waiting import until
 
 RULES = LendRules(frozenset({"scavenger"}), most_pilots=3, most_minutes=60)
@@ -212,6 +229,112 @@ def test_a_controller_that_the_lender_does_not_take_is_left_and_the_lenders_stat
     assert "pilots of the former one are left" in states[0]
 
 
+def test_a_lender_whose_token_was_revoked_says_so_and_connects_again_with_the_next_one(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "BACKOFF", Backoff(0.01, 0.01))
+    states, refused, now = list[str](), list[str](), ["first"]
+    valid = {"first"}
+
+    def admit(connection: ServerConnection, request: Request) -> Response | None:
+        token = request.headers["Authorization"].removeprefix("Bearer ")
+        if token in valid:
+            return None
+        refused.append(token)
+        return connection.respond(HTTPStatus.FORBIDDEN, "")
+
+    async def controller(connection: ServerConnection) -> None:
+        await connection.recv()
+        await connection.send(encode_lending(OfferTaken("abc", "ann")))
+        if valid == {"first"}:
+            valid.clear()
+            await connection.send(encode_lending(OfferRefused(NO_TOKEN)))
+            await connection.close(REFUSED_CODE, "as said")
+        await connection.wait_closed()
+
+    async def whole() -> None:
+        async with serve(controller, "127.0.0.1", 0, process_request=admit) as server:
+            port = next(iter(server.sockets)).getsockname()[1]
+            url = f"http://127.0.0.1:{port}"
+            link = LenderLink(scene.lender, url, "first", changed=states.append, read_token=lambda: now[0])
+            keeping = asyncio.create_task(link.keep())
+            await until(lambda: refused)
+            valid.add("second")
+            now[0] = "second"
+            await until(lambda: states.count("connected") == 2, lambda: states)
+            keeping.cancel()
+
+    asyncio.run(whole())
+    assert states == ["connected", f"not connected: {NO_TOKEN}", "connected"]
+
+
+def test_a_lender_reads_its_client_file_again_but_sends_no_token_of_another_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("BFTRAINER_URL", "BFTRAINER_TOKEN", "BFTRAINER_CA"):
+        monkeypatch.delenv(name, raising=False)
+    file, token = tmp_path / "client.json", "bft_" + "x" * 40
+    file.write_text(json.dumps({"url": "http://head:1", "token": token}))
+    options = lend_command._options(tmp_path / "lent", RULES, None, tmp_path, "")
+    assert (options.token, options.read_token()) == (token, token)
+    file.write_text(json.dumps({"url": "http://head:1", "token": "bft_another"}))
+    assert options.read_token() == "bft_another"
+    file.write_text(json.dumps({"url": "http://elsewhere:1", "token": "bft_elsewhere"}))
+    assert options.read_token() == ""
+    file.write_text("{")
+    assert options.read_token() == ""
+
+
+def test_a_lender_with_a_token_that_is_not_valid_ends_with_the_remedy(scene: Scene) -> None:
+    def admit(connection: ServerConnection, request: Request) -> Response | None:
+        return connection.respond(HTTPStatus.FORBIDDEN, "")
+
+    async def controller(connection: ServerConnection) -> None:
+        await connection.wait_closed()
+
+    async def whole() -> None:
+        async with serve(controller, "127.0.0.1", 0, process_request=admit) as server:
+            port = next(iter(server.sockets)).getsockname()[1]
+            await LenderLink(scene.lender, f"http://127.0.0.1:{port}", "token").keep()
+
+    with pytest.raises(InputError, match="does not know the token, or the token was revoked or has expired: get anoth"):
+        asyncio.run(whole())
+
+
+def test_a_lender_is_told_the_whole_reason_why_it_is_not_taken() -> None:
+    """The end of a websocket has room for 123 bytes of it."""
+    user, sent = pwd.getpwuid(os.getuid()), list[str]()
+    closed: list[tuple[int, str]] = []
+
+    async def receive() -> str:
+        return encode_lending(Offer("somebody-else", 12345, 10))
+
+    async def send(frame: str) -> None:
+        sent.append(frame)
+
+    async def close(code: int, reason: str = "") -> None:
+        closed.append((code, reason))
+
+    async def accept() -> None:
+        return
+
+    lenders = Lenders("bftrainer-x", Accounts({"ännchen" * 10: user.pw_name}, frozenset({"ännchen" * 10})), 20.0)
+    headers = {"authorization": "Bearer token"}
+    socket: Any = SimpleNamespace(headers=headers, accept=accept, receive_text=receive, send_text=send, close=close)
+    row = SimpleNamespace(role="user", owner="ännchen" * 10)
+    api: Any = SimpleNamespace(
+        store=SimpleNamespace(tokens=SimpleNamespace(check=lambda token, time=None: row)),
+        controller=SimpleNamespace(pool=SimpleNamespace(lenders=lenders)),
+    )
+    asyncio.run(routes.lenders(socket, api))
+    (message,) = map(decode_lending, sent)
+    assert isinstance(message, OfferRefused)
+    assert message.reason.endswith(f"run it as {user.pw_name}, or have users.accounts changed")
+    ((code, reason),) = closed
+    assert code == REFUSED_CODE
+    assert len(reason.encode()) <= 123
+
+
 def test_pilots_of_another_id_are_found_and_cancelled_by_the_next_lender_of_the_folder(scene: Scene) -> None:
     scene.ask(FINE)
     files = PilotFiles(scene.folder, {}, "/usr/bin/python3")
@@ -273,6 +396,38 @@ def test_a_lender_that_was_killed_finds_its_pilots_again(scene: Scene) -> None:
     after = made(scene.folder, scene.jobs.table)
     after.ask(CancelLent(1, (FINE.pilot,)))
     assert after.jobs.cancelled == [(1,)]
+
+
+@pytest.mark.parametrize("answer", ["main scavenger", "scavenger", ""])
+def test_a_lender_does_not_start_with_a_partition_that_does_not_exist(tmp_path: Path, answer: str) -> None:
+    rules = LendRules(frozenset({"scavenger", "nosuch"}))
+
+    async def ask(words: Any, read: Any) -> Any:
+        assert words[0] == "sinfo"
+        return read("\n".join(answer.split()))
+
+    jobs = LenderJobs(PilotFiles(tmp_path, {}, "python3"), rules, runner=SimpleNamespace(ask=ask))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="partition nosuch does not exist"):
+        asyncio.run(jobs.check_partitions())
+
+
+def test_a_lender_starts_while_slurm_does_not_answer(tmp_path: Path) -> None:
+    async def ask(words: Any, read: Any) -> Any:
+        raise SlurmCommandError("sinfo: Unable to contact slurm controller")
+
+    jobs = LenderJobs(PilotFiles(tmp_path, {}, "python3"), RULES, runner=SimpleNamespace(ask=ask))  # type: ignore[arg-type]
+    asyncio.run(jobs.check_partitions())
+
+
+@pytest.mark.waits
+def test_the_partitions_are_checked_by_the_real_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    executable(tmp_path / "bin" / "sinfo", "#!/bin/sh\necho scavenger\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    rules = LendRules(frozenset({"nosuch"}))
+    options = LenderOptions(tmp_path / "lent", "http://127.0.0.1:1", "token", "", rules, "python3")
+    with pytest.raises(InputError, match="partition nosuch does not exist: Slurm has scavenger"):
+        asyncio.run(run_lender(options))
 
 
 @given(st.one_of(st.binary(max_size=200), st.text(max_size=200), st.recursive(st.none(), st.lists).map(json.dumps)))

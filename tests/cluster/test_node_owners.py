@@ -17,6 +17,7 @@ from bftrainer.cluster.controller.active import ControllerSettings, Disconnected
 from bftrainer.cluster.controller.effects import Effects
 from bftrainer.cluster.controller.nodes.hand_over import MOST_S, SETTLE_S, UNMEASURED_S
 from bftrainer.cluster.controller.nodes.invitations import Invitations
+from bftrainer.cluster.controller.owners import OwnerReach
 from bftrainer.cluster.controller.start_up.preloads import Preloads
 from bftrainer.cluster.owners.join_secrets import JoinSecrets
 from bftrainer.cluster.owners.signatures import REFUSED
@@ -278,6 +279,20 @@ def test_new_nodes_are_harvested_for_whom_the_scheduler_would_give_them(on: Owne
     found = planner.owners_for(nodes, {}, on.now)
     assert sorted(found.values()) == ["ann", "ann", "ann", "bob"]
     assert planner.owners_for(["n4"], dict.fromkeys(nodes[:3], "ann"), on.now) == {"n4": "bob"}
+
+
+def test_new_nodes_are_harvested_for_an_owner_whose_agents_can_be_started_from_now_on(on: OwnedBench) -> None:
+    planner = on.cluster.planner
+    planner.limits.reach = {"ann": OwnerReach(0, "no lender of ann is connected")}
+    planner.tick(on.now)
+    on.submit_for("ann", "1")
+    assert planner.owners_for(["n1"], {}, on.now) == {}
+    planner.limits.reach = {}
+    planner.tick(on.now)
+    assert planner.owners_for(["n1"], {}, on.now) == {"n1": "ann"}
+    planner.limits.reach = {"ann": OwnerReach(0, "the lender of ann is gone")}
+    planner.tick(on.now)
+    assert planner.owners_for(["n1"], {}, on.now) == {}
 
 
 def test_only_the_last_invitation_of_a_node_counts_and_only_for_the_agent_that_joined_with_it(tmp_path: Path) -> None:

@@ -11,11 +11,13 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from bftrainer.cluster.wire.lender_messages import NO_TOKEN
 from support.cluster.live import Live, gone
 from support.elastic.ledger import committed
 from support.slurm.lab import cluster
@@ -129,9 +131,13 @@ def test_the_commands_of_the_page_set_up_an_operator_and_a_user(tmp_path: Path) 
             user = LentUser(lab, account, python, lambda: url_of(state), "")
             own = account.home / ".local" / "state" / "bftrainer"
             own.mkdir(parents=True)
-            words = ("token", "create", "ann", "--owner", account.name, "--client-file", str(own / "client.json"))
             environment = {**os.environ, "BFTRAINER_STATE": str(state)}
-            subprocess.run((sys.executable, "-m", "bftrainer", *words), env=environment, check=True)
+
+            def token(*words: str) -> None:
+                command = (sys.executable, "-m", "bftrainer", "token", *words)
+                subprocess.run(command, env=environment, check=True)
+
+            token("create", "ann", "--owner", account.name, "--client-file", str(own / "client.json"))
             for path in (account.home / ".local", own.parent, own, own / "client.json"):
                 os.chown(path, account.uid, account.gid)
             tried, installed = (user.bftrainer(*line.split()[1:]) for line in typed[:2])
@@ -145,4 +151,28 @@ def test_the_commands_of_the_page_set_up_an_operator_and_a_user(tmp_path: Path) 
             wait_until(lambda: user.lent == "connected", lambda: user.log.read_text())
             assert "connected; 0 of at most 20 pilots" in user.bftrainer(*typed[2].split()[1:])
             assert live.api.status()["pool"]["lenders"] == {account.name: 20}
+            wrong = user.run(python, "-m", "bftrainer", "lend", "--partition", "nosuch", "--folder", str(own / "other"))
+            assert (wrong.returncode, "partition nosuch does not exist" in wrong.stderr) == (2, True), wrong.stderr
+            token("revoke", "ann")
+            wait_until(lambda: user.lent == f"not connected: {NO_TOKEN}", lambda: (user.lent, user.log.read_text()))
+            token("create", "ann", "--owner", account.name, "--client-file", str(tmp_path / "client.json"))
+            os.chown(tmp_path / "client.json", account.uid, account.gid)
+            (tmp_path / "client.json").replace(own / "client.json")
+            wait_until(lambda: user.lent == "connected", lambda: (user.lent, user.log.read_text()))
+            assert user.log.read_text().count("HTTP 403") == 0
+            script = account.home / "train.py"
+            script.write_text("import time; time.sleep(600)\n")
+            trainer = user.submit(script, nodes="1")
+            wait_until(
+                lambda: live.trainer(trainer)["nodes"], lambda: (live.api.status()["pool"], user.log.read_text())
+            )
+            assert user.end() == 0
+            assert user.run("scancel", "--me").returncode == 0
+            wait_until(lambda: "no lender" in str(live.trainer(trainer)["reason"]), lambda: live.trainer(trainer))
+            wait_until(lambda: live.api.status()["pool"]["idle"] == 1, lambda: live.api.status()["pool"])
+            time.sleep(3)  # rounds in which nobody can get a node
+            assert not lab.jobs()
+            user.lend()
+            wait_until(lab.jobs, lambda: (live.api.status()["pool"], user.log.read_text()))
+            user.bftrainer("cancel", trainer)
             assert user.end() == 0

@@ -208,6 +208,33 @@ def test_the_pilots_of_a_killed_controller_are_taken_up_by_the_next_one(site: Sh
     assert not site.lab.jobs()
 
 
+def test_pilots_with_a_python_that_users_cannot_run_are_told_of_and_paused(site: SharedSite, tmp_path: Path) -> None:
+    refused = executable(tmp_path / "python", "#!/bin/sh\n")
+    Path(refused).chmod(0o700)
+
+    async def whole() -> None:
+        async with opened(site, tmp_path, submit="run-as", lenders="") as (host, pool):
+            assert pool._owners is not None
+            pool._owners.submitters._python = (refused,)  # type: ignore[attr-defined]
+            host.wishes = dict.fromkeys(NODES, ann(site))
+            why = await until(lambda: pool.why_not(ann(site)), lambda: host.said[-20:])
+            assert why.startswith(f"pilots of {ann(site)} end before their agents join: see ~{ann(site)}/.local/state/")
+            named = site.ann.account.home / why.partition(f"~{ann(site)}/")[2]
+            assert "Permission denied" in named.read_text()
+            assert pool.describe()["warning"] == why
+            assert ("note", "pilots_failed", ann(site), why) in host.said
+            assert pool.why_not(bob(site)) == ""
+            pool._owners.submitters._python = (site.agent,)  # type: ignore[attr-defined]
+            host.wishes = dict.fromkeys(NODES, bob(site))
+            await until(lambda: host.here == set(NODES), lambda: host.said[-20:])
+            assert pool.describe()["warning"] == why
+            await pool.resume()
+            await until(lambda: not pool.describe()["warning"], pool.describe)
+
+    asyncio.run(whole())
+    assert not site.lab.jobs()
+
+
 def test_a_hostile_user_gets_nothing_from_the_others_lender_and_blocks_no_node(
     site: SharedSite, tmp_path: Path
 ) -> None:

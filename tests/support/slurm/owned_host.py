@@ -12,7 +12,13 @@ from websockets.exceptions import ConnectionClosed
 from bftrainer.cluster.owners.accounts import Accounts
 from bftrainer.cluster.pools.slurm.pool import SlurmPool
 from bftrainer.cluster.pools.slurm.submit.lenders import LenderRefusedError
-from bftrainer.cluster.wire.lender_messages import LENDER_PATH, REFUSED_CODE
+from bftrainer.cluster.wire.lender_messages import (
+    LENDER_PATH,
+    REFUSED_CODE,
+    OfferRefused,
+    close_reason,
+    encode_lending,
+)
 from bftrainer.processes import variables
 from support.cluster.fake_pool_host import FakePoolHost
 
@@ -76,7 +82,8 @@ class OwnedPoolHost(FakePoolHost):
             await self.pool.lenders.serve(owner, _texts(connection), connection.send)
         except LenderRefusedError as refusal:
             self.said.append(("lender refused", owner, str(refusal)))
-            await connection.close(REFUSED_CODE, str(refusal)[:120])
+            await connection.send(encode_lending(OfferRefused(str(refusal))))
+            await connection.close(REFUSED_CODE, close_reason(str(refusal)))
 
 
 async def _texts(connection: ServerConnection) -> AsyncIterator[str]:

@@ -7,13 +7,14 @@ import json
 import logging
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bftrainer.cli.common.connection import Json, State, Url, live_packages, say
-from bftrainer.errors import InputError
+from bftrainer.errors import BFTrainerError, InputError
 
 if TYPE_CHECKING:
     from bftrainer.cluster.lend.daemon import LenderOptions
@@ -124,7 +125,17 @@ def _options(folder: Path, rules: LendRules, url: str | None, state: Path | None
     authority = address.authority
     if authority and not is_text(authority) and Path(authority).is_file():  # nodes may not see the file
         authority = Path(authority).read_text()
-    return LenderOptions(folder, address.url, address.token, authority, rules, python or sys.executable)
+
+    def read_token() -> str:
+        """Return the token that the client file or the environment has now for the same controller."""
+        with suppress(BFTrainerError):
+            now = find_controller(state_folder(os.environ, state), url)
+            return now.token if now.url == address.url else ""
+        return ""
+
+    return LenderOptions(
+        folder, address.url, address.token, authority, rules, python or sys.executable, read_token=read_token
+    )
 
 
 def _install(folder: Path) -> None:

@@ -29,6 +29,9 @@ from bftrainer.core.pool import Event, Node, Pool
 from bftrainer.core.trainer import Trainer
 from bftrainer.scheduler import Policy, PoolStatistics, Scheduler, State
 
+_HarvestQuestion = tuple[State, Policy, tuple[Node, ...], Mapping[Node, str]]
+"""All that an answer of `Planner.owners_for` depends on."""
+
 
 class Planner:
     """The scheduler, its state, and what it is told about trainers and owners."""
@@ -45,7 +48,7 @@ class Planner:
         """The state after the last decision."""
         self._demand: tuple[State, Policy, int | None, int] | None = None
         """The last state, policy and size of the pool for which the demand was counted, and the demand."""
-        self._harvest: tuple[State, tuple[Node, ...], Mapping[Node, str], Mapping[Node, str]] | None = None
+        self._harvest: tuple[_HarvestQuestion, Mapping[Node, str]] | None = None
         """The last question of `owners_for`, and the answer."""
         self._idle_owners: tuple[Mapping[Node, str], Mapping[str, Any], frozenset[str], frozenset[str]] | None = None
         """Whose nodes are idle and who has nodes, with the parts of the state of which that was said."""
@@ -120,15 +123,16 @@ class Planner:
         state = self.state
         if not new or not (state.admitted or state.waiting):
             return {}
-        if self._harvest is None or self._harvest[:3] != (state, tuple(new), coming):
+        question = (state, self.scheduler.policy, tuple(new), coming)  # the policy: quotas change with lenders
+        if self._harvest is None or self._harvest[0] != question:
             joined, _ = state.pool_changed(Event(max(now, state.seen.last), joined=(*coming, *new)))
             for node, owner in coming.items():
                 joined = joined.owned(node, owner)
             plan = self.scheduler.decide(joined)
             owner_of = {trainer.name: trainer.owner for trainer in plan.considered}
             given = {node: owner_of[name] for name, held in plan.placed.nodes.items() for node in held}
-            self._harvest = (state, tuple(new), coming, {node: given[node] for node in new if node in given})
-        return self._harvest[3]
+            self._harvest = (question, {node: given[node] for node in new if node in given})
+        return self._harvest[1]
 
     def see_gpus(self, node: NodeState, gpus: int, now: float) -> None:
         """Take the number of GPUs that the agent of a known node reports, and log it if it is another than before."""

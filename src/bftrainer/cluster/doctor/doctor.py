@@ -29,6 +29,7 @@ from bftrainer.cluster.owners.accounts import Accounts, account_warnings
 from bftrainer.cluster.owners.join_secrets import KEY_FILE
 from bftrainer.cluster.owners.modes import ACCOUNT_KEY, MODE_KEY, ROOT_ADVICE, misfit, root_risk
 from bftrainer.cluster.pools.slurm import callbacks
+from bftrainer.cluster.pools.slurm.submit import failing
 from bftrainer.cluster.store import migrations
 from bftrainer.cluster.store.environments import FOLDER as ENVIRONMENTS
 from bftrainer.cluster.store.environments import has_values, still_holds_values
@@ -208,6 +209,8 @@ def _call_backs(store: Store) -> Iterator[DoctorFinding]:
         yield DoctorFinding("error", str(unreached))
     elif unreached is not None:
         yield DoctorFinding("ok", "no pilot says that it cannot reach the controller")
+    if failing_pilots := store.kept(f"pool.{failing.STORED}"):
+        yield DoctorFinding("error", str(failing_pilots))
 
 
 def _modes(folder: Path) -> Iterator[DoctorFinding]:

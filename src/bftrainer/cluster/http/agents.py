@@ -6,6 +6,7 @@ import hmac
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from functools import partial
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
@@ -15,7 +16,15 @@ from bftrainer.cluster.http.limits import bearer
 from bftrainer.cluster.http.state import ApiState
 from bftrainer.cluster.pools.slurm.submit.lenders import LenderRefusedError, Lenders
 from bftrainer.cluster.wire import messages
-from bftrainer.cluster.wire.lender_messages import LENDER_PATH, MOST_LENDER_FRAME_BYTES, REFUSED_CODE
+from bftrainer.cluster.wire.lender_messages import (
+    LENDER_PATH,
+    MOST_LENDER_FRAME_BYTES,
+    NO_TOKEN,
+    REFUSED_CODE,
+    OfferRefused,
+    close_reason,
+    encode_lending,
+)
 from bftrainer.errors import BFTrainerError
 from bftrainer.util.text import one_line
 
@@ -75,7 +84,9 @@ async def lenders(socket: WebSocket, api: Api) -> None:
         await taking.serve(row.owner, _lender_frames(socket, valid), socket.send_text)
     except LenderRefusedError as refusal:
         _log.warning("the lender of %s is refused: %s", row.owner, refusal)
-        await socket.close(REFUSED_CODE, one_line(refusal)[:120])
+        with suppress(WebSocketDisconnect, RuntimeError):  # the lender has gone
+            await socket.send_text(encode_lending(OfferRefused(one_line(refusal))))
+            await socket.close(REFUSED_CODE, close_reason(one_line(refusal)))
     except BFTrainerError as problem:  # the lender tries again
         _log.error("the lender of %s cannot be served: %s", row.owner, problem)
         await socket.close(1011)
@@ -93,7 +104,7 @@ async def _lender_frames(socket: WebSocket, valid: Callable[[], bool]) -> AsyncI
             if len(frame) > MOST_LENDER_FRAME_BYTES:
                 return
             if not valid():
-                raise LenderRefusedError("the token is not valid any more")
+                raise LenderRefusedError(NO_TOKEN)
             yield frame
     except (WebSocketDisconnect, KeyError, RuntimeError):
         return

@@ -14,7 +14,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,8 @@ class LenderOptions:
     rules: LendRules
     python: str
     agent: tuple[str, ...] = AGENT
+    read_token: Callable[[], str] = str
+    """Returns the token that the user has for the controller now; empty if there is none."""
 
     @property
     def agent_environment(self) -> dict[str, str]:
@@ -84,10 +86,11 @@ async def run_lender(options: LenderOptions) -> None:
     """Run a lender until SIGTERM or SIGINT. Raises `BFTrainerError` if it cannot go on."""
     options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _locked(options.folder):
+        await LenderJobs(pilot_files(options), options.rules).check_partitions()
         signatures.read_key(own_home(), make=True)  # agents check with it that this user has signed what they start
         lender = make_lender(options)
         status = _StatusFile(options, lender)
-        link = LenderLink(lender, options.url, options.token, options.authority, status.write)
+        link = LenderLink(lender, options.url, options.token, options.authority, status.write, options.read_token)
         status.write("connecting")
         ending = _on_signals()
         tasks = [asyncio.create_task(each) for each in (link.keep(), _keep_tending(lender, status), ending.wait())]

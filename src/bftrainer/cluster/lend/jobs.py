@@ -1,4 +1,6 @@
-"""`LenderJobs` runs the three commands of Slurm that a lender needs: `sbatch`, `squeue` and `scancel`, as its user.
+"""`LenderJobs` runs the commands of Slurm that a lender needs, as its user.
+
+These are `sbatch`, `squeue` and `scancel`, and `sinfo` once when the lender starts.
 
 `sbatch` gets the lender's own script. `scancel` gets numbers of jobs, and Slurm ends those only that are this user's
 and have the name of pilots.
@@ -6,6 +8,7 @@ and have the name of pilots.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 
@@ -22,9 +25,12 @@ from bftrainer.cluster.pools.slurm.submit.job import (
     sbatch_words,
 )
 from bftrainer.cluster.wire.lender_messages import LendPilot
+from bftrainer.errors import InputError
 
 _FORMAT = "%A|%j|%k"
 _TIMEOUT_S = 20.0
+
+_log = logging.getLogger(__name__)
 
 
 class LenderJobs:
@@ -53,6 +59,17 @@ class LenderJobs:
         )
         files = self._files
         return (*sbatch_words(job, files.folder, files.log(request.node)), str(files.script), request.pilot)
+
+    async def check_partitions(self) -> None:
+        """Raise `InputError` for a partition that does not exist. A Slurm that does not answer may answer later."""
+        try:
+            known = await self._runner.ask(("sinfo", "-h", "-a", "-o", "%R"), lambda text: frozenset(text.split()))
+        except SlurmCommandError as problem:
+            _log.warning("it is not known whether the partitions exist: %s", problem)
+            return
+        for name in sorted(self._rules.partitions - known):
+            there = f"Slurm has {', '.join(sorted(known))}" if known else "Slurm has none"
+            raise InputError(f"partition {name} does not exist: {there}")
 
     async def submit(self, request: LendPilot, state_id: str) -> int:
         """Submit a pilot and return its job."""

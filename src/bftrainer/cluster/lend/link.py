@@ -2,7 +2,7 @@
 
 The lender connects out, so that no port is open on the login node. The first message is its offer. A token that the
 controller refuses for good ends the lender, unless it was accepted before: a controller that is being restored may not
-know it for a while.
+know it for a while. After a refusal the token is read again, because the user may have saved another one.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from bftrainer.cluster.wire.lender_messages import (
     LENDER_BEAT_S,
     LENDER_PATH,
     MOST_LENDER_FRAME_BYTES,
+    NO_TOKEN,
     REFUSED_CODE,
     CancelLent,
     LenderBeat,
     LenderHeard,
     LendPilot,
+    OfferRefused,
     OfferTaken,
     Withdrawn,
     decode_lending,
@@ -66,13 +68,18 @@ class LenderLink:
         token: str,
         authority: str = "",
         changed: Callable[[str], None] = lambda state: None,
+        read_token: Callable[[], str] = str,
     ) -> None:
-        """`changed` is called with a sentence when the connection is made or lost."""
+        """`changed` is called with a sentence when the connection is made or lost.
+
+        `read_token` returns the token that the user has now; empty: none is known, so the former one stays.
+        """
         self._lender = lender
         self._url = websocket_url(url)
         self._token = token
         self._tls = tls.client_context(authority, tls.CA) if self._url.startswith("wss:") else None
         self._changed = changed
+        self._read_token = read_token
         self._connection: ClientConnection | None = None
         self._ever_taken = False
         self._taken = False
@@ -85,7 +92,8 @@ class LenderLink:
             try:
                 problem = await self._connect()
             except InvalidStatus as refusal:
-                problem = _why_refused(refusal)
+                problem = _why_refused(refusal, known_before=self._ever_taken)
+                self._token = self._read_token() or self._token
                 if refusal.response.status_code in (400, 401, 403, 404) and not self._ever_taken:
                     raise InputError(f"the controller at {self._url} does not take this lender: {problem}") from None
             except InvalidURI as wrong:
@@ -98,6 +106,7 @@ class LenderLink:
                 problem = one_line(str(trouble) or type(trouble).__name__)
             except _NotTaken as refusal:
                 problem = str(refusal)
+                self._token = self._read_token() or self._token
                 if not self._ever_taken:
                     raise InputError(f"the controller at {self._url} does not take this lender: {problem}") from None
             if self._taken:
@@ -159,6 +168,8 @@ class LenderLink:
         message = None
         try:
             message = decode_lending(frame)
+            if isinstance(message, OfferRefused):
+                raise _NotTaken(one_line(message.reason))
             if not isinstance(message, OfferTaken | LenderHeard | LendPilot | CancelLent):
                 return
             answer = await self._lender.answer(message)
@@ -167,6 +178,8 @@ class LenderLink:
                 raise _Unwanted(str(problem)) from None
             _log.warning("not understood: %s", problem)
             return
+        except _NotTaken:
+            raise
         except BFTrainerError as problem:
             _log.error("a request failed: %s", problem)
             return
@@ -189,10 +202,12 @@ async def _keep_beating(connection: ClientConnection) -> None:
             await connection.send(encode_lending(LenderBeat()))
 
 
-def _why_refused(refusal: InvalidStatus) -> str:
-    """Return the controller's reason, from the body of its answer."""
+def _why_refused(refusal: InvalidStatus, *, known_before: bool) -> str:
+    """Return the controller's reason, from its answer. `known_before`: it has taken the token before."""
     body = refusal.response.body or b""
     with suppress(ValueError, AttributeError):
         if detail := json.loads(body).get("detail"):
             return one_line(str(detail))[:300]
+    if refusal.response.status_code in (401, 403):
+        return NO_TOKEN if known_before else f"it does not know the token, or {NO_TOKEN}"
     return f"HTTP {refusal.response.status_code}"

@@ -22,6 +22,7 @@ async def try_out(options: LenderOptions) -> Sequence[str]:
     """Return lines on each partition: the command for one of its nodes, and Slurm's verdict on it."""
     files, rules = pilot_files(options), options.rules
     runner = SlurmRunner(_TIMEOUT_S, command_environment(os.environ))
+    await LenderJobs(files, rules).check_partitions()
     lines = ["script of pilots:"]
     lines += [f"  {line}" for line in files.text(_EXAMPLE, "OWNER").splitlines()]
     for partition in sorted(rules.partitions):
@@ -45,5 +46,5 @@ async def try_out(options: LenderOptions) -> Sequence[str]:
 def _first_word(text: str) -> str:
     words = text.split()
     if not words:
-        raise ValueError("there is no such partition, or it has no nodes")
+        raise ValueError("it has no nodes")
     return words[0]

@@ -23,7 +23,9 @@ LENDER_PATH = "/v1/lenders"
 """The URL path where lenders connect, each with a token of its user."""
 LENDER_VERSION = 1
 REFUSED_CODE = 4003
-"""The code with which the controller closes the connection of a lender that it does not take; the reason says why."""
+"""The code with which the controller closes the connection of a lender that it does not take, after `OfferRefused`."""
+NO_TOKEN = "the token was revoked or has expired: get another one from the operator"  # noqa: S105 - a sentence
+MOST_CLOSE_BYTES = 123
 MOST_LENT = 10_000
 """Limit of the pilots of one lender, and of those in one message."""
 MOST_LENDER_FRAME_BYTES = 4 << 20
@@ -98,6 +100,16 @@ class OfferTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class OfferRefused:
+    """The controller does not take the offer, or not any more. It closes the connection after this message.
+
+    The reason that ends a websocket has room for 123 bytes only, which is too little for a remedy.
+    """
+
+    reason: Words
+
+
+@dataclass(frozen=True, slots=True)
 class LenderHeard:
     """The controller is alive: the answer to a heartbeat."""
 
@@ -136,7 +148,7 @@ class CancelLent:
 
 
 FromLender = Offer | LenderBeat | Lent | NotLent | PilotsCancelled | Withdrawn
-ToLender = OfferTaken | LenderHeard | LendPilot | CancelLent
+ToLender = OfferTaken | OfferRefused | LenderHeard | LendPilot | CancelLent
 LenderMessage = FromLender | ToLender
 
 _KINDS: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(LenderMessage)}
@@ -146,6 +158,11 @@ _ADAPTERS: Mapping[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, k
 def encode_lending(message: LenderMessage) -> str:
     """Return the frame of a message."""
     return json.dumps({"type": type(message).__name__.lower(), **dataclasses.asdict(message)})
+
+
+def close_reason(reason: str) -> str:
+    """Return as much of a reason as the end of a websocket has room for."""
+    return reason.encode(errors="replace")[:MOST_CLOSE_BYTES].decode(errors="ignore")
 
 
 def decode_lending(frame: str | bytes) -> LenderMessage | None:

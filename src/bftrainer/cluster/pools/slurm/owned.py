@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import math
 import secrets
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bftrainer.cluster.pools.base import PoolHost
 from bftrainer.cluster.pools.slurm.naming import PilotComment
 from bftrainer.cluster.pools.slurm.read import Pilot
+from bftrainer.cluster.pools.slurm.submit import failing
 from bftrainer.cluster.pools.slurm.submit.base import Submitters
 from bftrainer.cluster.pools.slurm.submit.limits import OF_ACCOUNT, AccountLimits, LimitsReader
 from bftrainer.errors import InputError
@@ -30,6 +33,8 @@ _LOOK_UP_S = 300.0
 """How often the accounts of owners are looked up again."""
 REST_S = 30.0
 """How long no pilot is submitted for an owner after a failure that had nothing to do with a node."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,8 @@ class PilotOwners:
         self._looked_up = -math.inf
         self._retired: dict[str, None] = {}
         self._resting: dict[str, tuple[float, str]] = {}
+        self._failing = failing.FailingPilots(lambda owner, node: submitters.log_of(owner, node))
+        self._stored = str(host.recall(failing.STORED) or "")
 
     def take_handing(self) -> list[HandOver]:
         """Return the nodes to be handed over, each once."""
@@ -120,7 +127,7 @@ class PilotOwners:
     def why_not(self, owner: str, now: float) -> str:
         """Return why no pilot can be submitted for an owner now; empty if one can."""
         until, why = self._resting.get(owner, (-math.inf, ""))
-        return self.submitters.why_not(owner) or (why if now < until else "")
+        return self.submitters.why_not(owner) or (why if now < until else "") or self._failing.why_not(owner, now)
 
     def failed(self, owner: str, why: str, now: float) -> None:
         """Record that no pilot can be submitted for an owner, for whatever node."""
@@ -139,11 +146,24 @@ class PilotOwners:
         """Read the limits of all owners' accounts, if that was long ago."""
         await self._limits.read([self._host.accounts.name_of(owner) for owner in self._owners], now)
 
-    def held_back(self, pilots: Iterable[Pilot], now: float) -> None:
-        """Note which owners have pilots that wait because of limits of their account."""
+    def see(self, pilots: Collection[Pilot], now: float) -> None:
+        """Take Slurm's list of pilots: which owners cannot have more of them now, and which pilots have ended."""
         for pilot in pilots:
             if pilot.state == "waiting" and OF_ACCOUNT.search(pilot.reason):
                 self.failed(pilot.owner, f"the limits of their account hold pilots back ({pilot.reason})", now)
+        for owner in self._failing.see(pilots, self._host.owners, self._host.nodes, now):
+            why = self._failing.why_not(owner, now)
+            self._host.note("pilots_failed", owner=owner, error=why)
+            _log.warning("%s", why)
+        if self._failing.warning != self._stored:
+            self._stored = self._failing.warning
+            self._host.remember(failing.STORED, self._stored)
+        self.retire(pilots)
+
+    def describe(self) -> Mapping[str, Any]:
+        """Return facts for `status`."""
+        warning = {"warning": self._failing.warning} if self._failing.warning else {}
+        return {**self.submitters.describe(), **warning}
 
     def choose(self, nodes: Sequence[str], pilots: Mapping[str, Pilot], now: float) -> dict[str, str]:
         """Return the owner of each node that is to be harvested now."""
@@ -151,14 +171,20 @@ class PilotOwners:
             return {}
         has = Counter(pilot.owner for pilot in pilots.values())
         chosen: dict[str, str] = {}
+        chosen_for = Counter[str]()
         for node, owner in self._host.owners_for(nodes).items():
             most = self.most(owner)
+            room = self._failing.room(owner, pilots.values())
+            if room is not None and chosen_for[owner] >= room:
+                continue
             if not self.why_not(owner, now) and (most is None or has[owner] < most):
                 chosen[node] = owner
                 has[owner] += 1
+                chosen_for[owner] += 1
         return chosen
 
     def forget(self) -> None:
         """Try all owners again."""
         self._resting.clear()
+        self._failing.forget()
         self._looked_up = -math.inf

@@ -208,7 +208,7 @@ class SlurmPool:
             "job_name": self._slurm.name if self._slurm is not None else "",
             "problem": self._problem or self._calls.problem or ("" if states else refused),
             "warning": self._calls.warning,
-            **(self._owners.submitters.describe() if self._owners is not None else {}),
+            **(self._owners.describe() if self._owners is not None else {}),
         }
 
     def figures(self) -> SlurmFigures:
@@ -291,8 +291,7 @@ class SlurmPool:
         cut_off = self._calls.pausing(now)
         cancel = self._ledger.reconcile(jobs.pilots, pilots, nodes, now, paused=self._paused, cut_off=cut_off)
         if self._owners is not None:
-            self._owners.held_back(jobs.pilots, now)
-            self._owners.retire(jobs.pilots)
+            self._owners.see(jobs.pilots, now)
         await self._act_on.cancel(cancel)
         plan = YieldPlan()
         if not self._paused:

@@ -47,5 +47,8 @@ class Submitters(Protocol):
     def most(self, owner: str) -> int | None:
         """Return how many pilots an owner allows at most; None if owners do not say."""
 
+    def log_of(self, owner: str, node: str) -> str:
+        """Return the file of an owner with the output of the last pilot on a node, as a person would name it."""
+
     def describe(self) -> Mapping[str, Any]:
         """Return facts for `status`."""

@@ -146,6 +146,10 @@ class Lenders:
         lender = self._connected.get(owner)
         return 0 if lender is None else lender.offer.most_pilots
 
+    def log_of(self, owner: str, node: str) -> str:
+        """See `Submitters`. The folder is the default one of `bftrainer lend --folder`."""
+        return f"~{self._accounts.name_of(owner)}/.local/state/bftrainer-lend/logs/{node}.log"
+
     def describe(self) -> Mapping[str, Any]:
         """See `Submitters`."""
         return {

@@ -129,6 +129,10 @@ class RunAsOwners:
         """See `Submitters`."""
         return None
 
+    def log_of(self, owner: str, node: str) -> str:
+        """See `Submitters`."""
+        return f"~{self._accounts.name_of(owner)}/{_LOGS}/{node}.log"
+
     def describe(self) -> Mapping[str, Any]:
         """See `Submitters`."""
         return {"submit": "run-as", "prefix": list(self._prefix)}
