@@ -40,6 +40,8 @@ def test_modules_are_learned_and_imported_ahead_unless_the_script_changes_what_t
         live.until_state(second, "done")
         third = live.submit(SCRIPT, "5", "OF_SLOW=mine", nodes="1-1")
         live.until_state(third, "done")
+        for trainer in (first, second, third):
+            live.until_printed(trainer, lambda lines: any("caches in " in line for line in lines))
         said = [printed(live, trainer) for trainer in (first, second, third)]
         caches = {Path(printed(live, trainer, "caches in ")) for trainer in (first, second)}
         warned = [event["data"]["warning"] for event in live.api.events(kind="worker.warned", trainer=third)["events"]]
