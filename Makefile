@@ -56,7 +56,7 @@ test: setup
 	@bash scripts/test.sh "$(CHECK)" $(PYTEST)
 
 test-fast: setup
-	$(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m "$(FAST)"
+	$(PYTEST) -m "$(FAST)"
 
 test-deep: setup
 	$(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m "$(FAST)" --hypothesis-profile deep
