@@ -357,6 +357,18 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # virtual nodes have no GPUs, whatever 
 from bftrainer.processes import parent
 idle = "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); "
 parent._MAIN = idle + parent._MAIN  # what workers are forked from, and so the workers
+from bftrainer.cluster.agent.workers import AgentWorkers
+taken = AgentWorkers.taken
+async def taken_soon(self, within_s):
+    for process in [process for worker in self.processes.running for process in worker.processes]:
+        try:
+            for thread in os.listdir(f"/proc/{{process.pid}}/task"):
+                os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))
+                os.setpriority(os.PRIO_PROCESS, int(thread), 0)
+        except OSError:  # it has ended
+            pass
+    await taken(self, within_s)
+AgentWorkers.taken = taken_soon
 while sys.argv[1] != "-m":  # flags of the interpreter
     del sys.argv[1]
 del sys.argv[:2]
@@ -369,7 +381,8 @@ def gentle_python(folder: Path) -> Path:
 
     A real pilot has the cores of its node: what its workers import and compute takes nothing from slurmctld, from the
     main jobs and from the pilots of other nodes. Here all of them share a few cores. So the workers are at idle
-    priority, and the agents, whose end a main job waits for, between the two.
+    priority, and the agents, whose end a main job waits for, between the two. When a node is taken, its workers may
+    save state before they end: they do that at normal priority, as on a node with cores of its own.
     """
     path = folder / "gentle-python"
     path.write_text(_GENTLE.format(python=sys.executable))

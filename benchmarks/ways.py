@@ -4,10 +4,6 @@ A way is a worker, `workers/framework_NAME.py`; `workers/noting.py` says what it
 twice at once: elastically, and by the framework's own means as torchrun starts it. Each side has as many ranks. They
 take turns of some steps, and one waits while the other trains, so both meet the same machine.
 
-Elastic ranks put themselves back from idle priority to a normal one when they join, and the others do not. So under
-`chrt -i 0` both sides compete with other programs on different terms, unless the ranks may not do that (`setpriv
---bounding-set=-sys_nice --inh-caps=-sys_nice`).
-
 glibc settles by chance how often a process gets the same memory anew. Ranks that BFTrainer starts avoid that, see
 `elastic/torch/freed_memory.py`. To compare the rest, give both sides the same settings:
 MALLOC_TRIM_THRESHOLD_=268435456 MALLOC_MMAP_THRESHOLD_=33554432.

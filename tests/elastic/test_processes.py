@@ -238,6 +238,30 @@ def test_a_background_process_comes_to_the_foreground_with_all_its_threads(
     assert second == f"{[os.SCHED_OTHER]} True"
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="only Linux has idle CPU priority")
+@pytest.mark.parametrize("kind", list(LAUNCHERS))
+@pytest.mark.parametrize("background", [True, False])
+def test_a_process_whose_manager_is_at_idle_priority_stays_there(kind: str, background: bool, tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    command = script(tmp_path, PRIORITY, background=background)
+    manager = f"""
+import asyncio, os
+from bftrainer.processes.launch import ColdLauncher, Command
+from bftrainer.processes.warm import WarmLauncher
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+async def main():
+    launcher = {"WarmLauncher(preload=())" if kind == "warm" else "ColdLauncher()"}
+    command = Command({command.argv!r}, dict(os.environ), {folder!r}, {command.output!r}, background={background})
+    assert await (await launcher.start(command)).wait() == 0
+    await launcher.close()
+
+asyncio.run(main())
+"""
+    subprocess.run([sys.executable, "-c", manager], check=True)
+    assert said(tmp_path).splitlines() == [f"[{os.SCHED_IDLE}]", f"[{os.SCHED_IDLE}] True"]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up the right to raise priorities")
 def test_a_process_that_could_not_come_back_stays_in_the_foreground(tmp_path: Path) -> None:
     probe = """

@@ -302,13 +302,13 @@ def _become(command: Command) -> None:
     """Turn this forked process into what a fresh interpreter started by the command would be."""
     if command.cores:
         keep_to_cores(command.cores)
-    if command.background:
-        go_to_background()
     env = dict(command.env)
     if "LC_CTYPE" in os.environ:  # Python may have set it itself, as in a fresh start
         env.setdefault("LC_CTYPE", os.environ["LC_CTYPE"])
     os.environ.clear()
     os.environ.update(env)
+    if command.background:
+        go_to_background()
     time.tzset()
     os.chdir(command.cwd)
     output = open_output(command)

@@ -24,7 +24,7 @@ from signal import SIGKILL
 from typing import Any, Protocol
 
 from bftrainer.errors import InputError
-from bftrainer.processes import strays
+from bftrainer.processes import strays, variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +252,10 @@ def keep_to_cores(cores: tuple[int, ...]) -> None:
 
 
 def go_to_background() -> None:
-    """Put this thread, and what it starts, at idle CPU priority, unless it could not come back from there."""
+    """Put this thread, and what it starts, at idle CPU priority, unless it could not come back from there.
+
+    Does nothing where whoever runs this process has chosen that priority: `foreground` then leaves it there.
+    """
 
     def probe() -> None:
         # Whether a thread may come back depends on capabilities, limits and namespaces. Only the kernel knows, and it
@@ -263,17 +266,18 @@ def go_to_background() -> None:
             allowed.append(True)
 
     allowed: list[bool] = []
-    if hasattr(os, "SCHED_IDLE"):
+    if hasattr(os, "SCHED_IDLE") and os.sched_getscheduler(0) != os.SCHED_IDLE:
         thread = threading.Thread(target=probe)
         thread.start()
         thread.join()
     if allowed:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        os.environ["BFTRAINER_BACKGROUND"] = "1"  # `variables.BACKGROUND`; this code also runs without that module
 
 
 def foreground() -> None:
     """Put this process, with all its threads, back to normal CPU priority if it was started in the background."""
-    if not hasattr(os, "SCHED_IDLE"):
+    if not os.environ.pop(variables.BACKGROUND, ""):
         return
     tasks = Path("/proc/self/task")
     found_idle = True
@@ -286,10 +290,14 @@ def foreground() -> None:
                     found_idle = True
 
 
-def hasten(pid: int) -> None:
-    """Put a process that was started in the background back to normal CPU priority, if this process may do that."""
+def hasten(pid: int, parent: int) -> None:
+    """Put a process that was started in the background back to normal CPU priority, if this process may do that.
+
+    If its parent is at idle priority, whoever runs that has chosen it, also for what it starts.
+    """
     with suppress(OSError, AttributeError):
-        os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
+        if os.sched_getscheduler(parent) != os.SCHED_IDLE:
+            os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
 
 
 @cache

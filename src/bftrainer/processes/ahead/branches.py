@@ -44,7 +44,8 @@ class Branches:
         self._tasks: dict[_Key, asyncio.Task[WarmParent]] = {}
         self._dropped: dict[asyncio.Task[WarmParent], asyncio.Task[None]] = {}
         """Branches that are not used any more, each with the task that ends it."""
-        self._pids: dict[_Key, int] = {}
+        self._pids: dict[_Key, tuple[int, int]] = {}
+        """Of each branch: its process, and the warm parent that it was forked from."""
         self._bad: dict[str, str] = {}
 
     def prepare(self, command: Command) -> None:
@@ -62,7 +63,7 @@ class Branches:
             if key not in self._tasks:
                 self._begin(key, command, background=False)
             elif key in self._pids:
-                hasten(self._pids[key])
+                hasten(*self._pids[key])
             task = self._tasks[key]
             try:
                 branch = await asyncio.shield(task)
@@ -134,7 +135,7 @@ class Branches:
         try:
             server = await asyncio.start_unix_server(take, path, limit=1 << 22)
             process = await parent.start(_program(command, path, modules, background))
-            self._pids[key] = process.pid
+            self._pids[key] = process.pid, parent.process.pid
             ended = asyncio.ensure_future(process.wait())
             either: list[asyncio.Future[Any]] = [connected, ended]
             await asyncio.wait(either, timeout=_CONNECT_S, return_when=asyncio.FIRST_COMPLETED)
