@@ -1,17 +1,17 @@
 """What does elasticity cost at every step? Elastic training against DistributedDataParallel, in the same processes.
 
     python benchmarks/step.py [--json] [--ranks 2] [--repetitions 121] [--batch 32] [--samples 1024]
-    python benchmarks/step.py --framework prepare [--json]
-    build/frameworks/transformers/bin/python benchmarks/step.py --framework transformers [--json] [--repetitions 15]
+    python benchmarks/step.py --framework prepare [--json] [--repetitions 15]
+    build/frameworks/transformers/bin/python benchmarks/step.py --framework transformers [--json]
 
 Each rank trains an epoch with `bftrainer.elastic`, then the same epoch with plain DistributedDataParallel (its default
 settings, SGD with momentum, torch's DataLoader and DistributedSampler), in turns, in one process and one process group.
 The first of each is not counted; the ratio is the median of the ratios of neighbours. Many short epochs: a pair of them
-scatters by a tenth on a machine whose cores are lent out, the median of 121 by about one per cent. With `--framework
-prepare` the elastic side is the same plain loop as the other one, made elastic by `elastic.prepare`.
+scatters by a tenth on a machine whose cores are lent out, the median of 121 by about one per cent.
 
-Any other framework is compared with itself: the same worker, elastic and started as torchrun does, on two ranks each,
-in turns of some steps (`ways.py`). `scripts/frameworks.sh --install` builds the environments.
+With `--framework` the same worker is compared with itself: elastic, and as torchrun starts it, on two ranks each, in
+turns of some steps (`ways.py`). For `prepare` that is a plain loop with `elastic.prepare`, and with
+DistributedDataParallel. `scripts/frameworks.sh --install` builds the environments of other frameworks.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from ways import FRAMEWORKS, RANKS, STEPS_PER_TURN, refuse_missing, step_turns
 WORKER = Path(__file__).with_name("workers") / "step_worker.py"
 
 
-async def measure(ranks: int, repetitions: int, batch: int, samples: int, framework: str) -> dict[str, Any]:
+async def measure(ranks: int, repetitions: int, batch: int, samples: int) -> dict[str, Any]:
     """Run the job and read what rank 0 measured."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "rates.json")
         launcher = ColdLauncher()
-        argv = [str(WORKER), str(out), str(repetitions), str(batch), str(samples), framework]
+        argv = [str(WORKER), str(out), str(repetitions), str(batch), str(samples)]
         settings = CoordinatorSettings(silence_s=60.0, background_start=False)
         async with Coordinator(argv, launcher, nodes=(ranks, ranks), folder=Path(folder), settings=settings) as job:
             await job.add(ranks)
@@ -50,7 +50,7 @@ async def measure(ranks: int, repetitions: int, batch: int, samples: int, framew
     ratios = [mine / theirs for mine, theirs in zip(rates["elastic"], rates["ddp"], strict=True)]
     return {
         "bftrainer": __version__,
-        "framework": framework,
+        "framework": "run.step",
         "ranks": ranks,
         "batch": batch,
         "cores": os.cpu_count(),
@@ -88,15 +88,15 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--repetitions", type=int, help="121; with a framework other than prepare 15")
-    parser.add_argument("--ranks", type=int, default=2, help="only without a framework, or with prepare")
+    parser.add_argument("--repetitions", type=int, help="121; with a framework 15")
+    parser.add_argument("--ranks", type=int, default=2, help="only without a framework")
     parser.add_argument("--batch", type=int, default=32, help="the same")
     parser.add_argument("--samples", type=int, default=1024, help="the same")
     parser.add_argument("--framework", choices=("run.step", *FRAMEWORKS), default="run.step")
     args = parser.parse_args()
-    if args.framework in ("run.step", "prepare"):
+    if args.framework == "run.step":
         turns = args.repetitions or 121
-        found = asyncio.run(measure(args.ranks, turns, args.batch, args.samples, args.framework))
+        found = asyncio.run(measure(args.ranks, turns, args.batch, args.samples))
         other, rate = "DistributedDataParallel", found["ddp_steps_per_s"]
     else:
         refuse_missing(args.framework, "step.py")

@@ -24,16 +24,11 @@ class Plain(DistributedDataParallel):
 
 
 out, repetitions, batch, samples = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-prepared = sys.argv[5] == "prepare"
 run = elastic.init()
 data = make_data(samples)
 model = make_model()
 optimizer = optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-if prepared:
-    own = DataLoader(data, batch_size=batch, shuffle=True)
-    model, optimizer, own = run.prepare(model, optimizer, own, per_rank_batch=True)
-else:
-    run.register(model=model, optimizer=optimizer)
+run.register(model=model, optimizer=optimizer)
 plain = optimizer_of_plain = sampler = None
 times: dict[str, list[float]] = {"elastic": [], "ddp": []}
 steps = 0
@@ -46,19 +41,11 @@ for epoch in run.epochs(repetitions + 1):
     dist.barrier()
     began = time.perf_counter()
     steps = 0
-    if prepared:
-        for x, y in own:
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            steps += 1
-    else:
-        for x, y in run.batches(data, batch_size=batch):
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            run.step(loss=loss)
-            steps += 1
+    for x, y in run.batches(data, batch_size=batch):
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        run.step(loss=loss)
+        steps += 1
     times["elastic"].append(steps / (time.perf_counter() - began))
     dist.barrier()
     began = time.perf_counter()
