@@ -324,6 +324,19 @@ def test_a_program_runs_with_all_it_starts_in_one_group() -> None:
 # The controller goes and comes.
 
 
+def test_the_last_output_comes_before_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bftrainer.cluster.agent.agent.LOOK_AT_LOGS_S", 60.0)  # no look at the logs comes between
+
+    async def scene() -> None:
+        async with FakeController(forgets=False) as controller, agent_of(controller):
+            await controller.hears(Join)
+            await controller.say(start("t1-1", script(tmp_path, "print('all done')"), speaks=False))
+            await controller.hears(Ended)
+            assert controller.logs.get("t1-1") == "all done\n"
+
+    asyncio.run(scene())
+
+
 def test_output_is_stored_once_over_lost_connections() -> None:
     async def scene() -> None:
         async with FakeController() as controller, agent_of(controller):

@@ -172,6 +172,8 @@ class Agent:
         # as failed.
         failed = isinstance(message, Heard) and message.message.get("type") == "failed"
         if not (self._leaving.is_set() and (failed or isinstance(message, Ended))):
+            if isinstance(message, Ended):
+                self._send_logs()  # its last output first: whoever waits for a trainer's end reads its log then
             self._link.send(message)
 
     def _joining(self) -> Join:
