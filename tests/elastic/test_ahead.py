@@ -101,6 +101,17 @@ def test_a_branch_is_made_before_its_first_worker_comes(run: Run, warm: WarmLaun
     assert len(imports(tmp_path)) == 1
 
 
+def test_all_sockets_are_in_the_folder_of_an_agent_which_is_swept_if_the_agent_is_killed(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as name:  # a short path
+        launcher = WarmLauncher(preload=(), folder=Path(name))
+        assert run(output(launcher, script(tmp_path, WHO, "slow")))[0] == 0
+        assert len(imports(tmp_path)) == 1, "there is a branch"
+        run(launcher.close())
+
+
 def test_a_launcher_that_is_killed_leaves_no_temporary_folder(
     run: Run, warm: WarmLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,18 +33,23 @@ class WarmLauncher:
     Everything else, or if that fails everything, starts as in `ColdLauncher`.
 
     The parent is started with the first command, or by `prepare`. `preload` names the modules that it imports. The
-    parents and all that they fork run under the account `run_as`, from their first instruction on.
+    parents and all that they fork run under the account `run_as`, from their first instruction on. Sockets are made in
+    `folder`, which is private and which its owner removes, or in the system's folder for temporary files.
     """
 
     def __init__(
-        self, python: str = sys.executable, preload: tuple[str, ...] = PRELOAD, run_as: RunAs | None = None
+        self,
+        python: str = sys.executable,
+        preload: tuple[str, ...] = PRELOAD,
+        run_as: RunAs | None = None,
+        folder: Path | None = None,
     ) -> None:
         self._python = python
         self._preload = preload
         self._run_as = run_as
         self._cold = ColdLauncher(python, run_as)
         self._parents: dict[tuple[str, ...], asyncio.Task[WarmParent]] = {}
-        self._branches = Branches(self._parent)
+        self._branches = Branches(self._parent, folder)
         self._warned: set[tuple[str, ...]] = set()
         """The parents without which a command was started, after a warning."""
 

@@ -97,6 +97,7 @@ class AgentWorkers:
         self.logs = LogTails()
         self.processes = WorkerProcesses(channel, self._happened)
         self._folder = folder
+        self._sockets = channel.parent
         self._environment = dict(environment)
         self._environment.pop(protocol.CHANNEL, None)
         self._always = always
@@ -112,7 +113,7 @@ class AgentWorkers:
 
     async def __aenter__(self) -> AgentWorkers:
         await self.processes.open()
-        self._scripts[sys.executable] = WarmLauncher(preload=self._preload)
+        self._scripts[sys.executable] = WarmLauncher(preload=self._preload, folder=self._sockets)
         return self
 
     def prepare(self, hardware: NodeHardware) -> None:
@@ -218,7 +219,7 @@ class AgentWorkers:
                     "run. Put its environment where all nodes see it, or choose another one with `submit --python` "
                     "(`--python agent`: that of the agents)"
                 )
-            self._scripts[python] = WarmLauncher(python, self._preload)
+            self._scripts[python] = WarmLauncher(python, self._preload, folder=self._sockets)
         return self._scripts[python]
 
     def _command(self, message: Start, place: RankPlace, log: Path | None) -> Command:

@@ -37,10 +37,14 @@ _Key = tuple[tuple[str, ...], str, tuple[str, ...]]
 
 
 class Branches:
-    """The branches of one launcher. `parent_of` returns the warm parent for a command, once it is ready."""
+    """The branches of one launcher. `parent_of` returns the warm parent for a command, once it is ready.
 
-    def __init__(self, parent_of: Callable[[Command], Awaitable[WarmParent]]) -> None:
+    Each branch connects to a socket in `folder`, or in the system's folder for temporary files.
+    """
+
+    def __init__(self, parent_of: Callable[[Command], Awaitable[WarmParent]], folder: Path | None = None) -> None:
         self._parent_of = parent_of
+        self._folder = folder
         self._tasks: dict[_Key, asyncio.Task[WarmParent]] = {}
         self._dropped: dict[asyncio.Task[WarmParent], asyncio.Task[None]] = {}
         """Branches that are not used any more, each with the task that ends it."""
@@ -119,7 +123,7 @@ class Branches:
 
     async def _fork(self, key: _Key, command: Command, modules: tuple[str, ...], background: bool) -> WarmParent:
         parent = await self._parent_of(command)
-        folder = Path(tempfile.mkdtemp(prefix="bftrainer-"))
+        folder = Path(tempfile.mkdtemp(prefix="bftrainer-", dir=self._folder))
         path = folder / "socket"
         connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
         connected = asyncio.get_running_loop().create_future()
