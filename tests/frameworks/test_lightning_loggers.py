@@ -45,3 +45,25 @@ def test_a_successor_writes_the_rows_of_a_step_that_the_lost_main_rank_has_not_w
     loggers.became_main(goes_on=True)
     expected = [{name: str(value) for name, value in row.items()} | {"step": "7"} for row in ROWS]
     assert [row for row in rows(tmp_path) if row["step"] == "7"] == expected
+
+
+def test_what_a_newcomer_logs_at_the_top_of_an_epoch_that_has_begun_before_is_not_written_again(tmp_path: Path) -> None:
+    from lightning.pytorch.loggers import CSVLogger
+
+    from bftrainer.integrations.lightning.main_rank import MainRankLoggers, set_rank
+
+    set_rank(0)
+    lost = CSVLogger(tmp_path, name="logs", version=0)
+    lost.log_metrics({"lr": 0.2}, 0)  # when the epoch began
+    lost.log_metrics({"loss": 3.0}, 6)
+    lost.save()
+    set_rank(1)
+    newcomer = CSVLogger(tmp_path, name="logs", version=0)
+    loggers = MainRankLoggers([newcomer])
+    loggers.repeats = True
+    newcomer.log_metrics({"lr": 0.2}, 7)
+    loggers.repeats = False
+    newcomer.log_metrics({"loss": 2.0}, 7)
+    set_rank(0)
+    loggers.became_main(goes_on=True)
+    assert [row["step"] for row in rows(tmp_path)] == ["0", "6", "7"]

@@ -213,7 +213,11 @@ class FitConnection:
         self.loop.begin_epoch(self._prepared, epoch)
         self._in_epochs = True
         self.follow_ranks()
-        begin()
+        self._loggers.repeats = self._run.progress.cursor > 0  # a newcomer begins an epoch that has long begun
+        try:
+            begin()
+        finally:
+            self._loggers.repeats = False
 
     def _run_epoch(self, run: Callable[[], None]) -> None:
         run()

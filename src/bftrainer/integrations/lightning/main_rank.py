@@ -28,6 +28,8 @@ class MainRankLoggers:
     """The loggers of one rank's Trainer."""
 
     def __init__(self, loggers: list[Any]) -> None:
+        self.repeats = False
+        """Whether the script repeats code that the training has run before, and so what was logged then."""
         self._loggers = loggers
         self._unsure: list[tuple[Any, Writes, dict[str, Any], int | None]] = []
         for logger in loggers:
@@ -68,6 +70,8 @@ class MainRankLoggers:
         write = logger.log_metrics
 
         def log_metrics(metrics: Mapping[str, Any], step: int | None = None, *args: Any, **kwargs: Any) -> None:
+            if self.repeats:
+                return
             self._unsure.append((logger, write, dict(metrics), step))
             write(metrics, step, *args, **kwargs)
             logger.save()  # what is not on disk is lost with the process
