@@ -67,3 +67,31 @@ def test_what_a_newcomer_logs_at_the_top_of_an_epoch_that_has_begun_before_is_no
     set_rank(0)
     loggers.became_main(goes_on=True)
     assert [row["step"] for row in rows(tmp_path)] == ["0", "6", "7"]
+
+
+def test_a_main_rank_that_is_killed_while_columns_are_added_loses_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lightning.pytorch.loggers import CSVLogger
+
+    from bftrainer.integrations.lightning.main_rank import MainRankLoggers, set_rank
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    set_rank(0)
+    logger = CSVLogger(tmp_path, name="logs", version=0)
+    MainRankLoggers([logger])
+    logger.log_metrics({"loss": 3.0}, 0)
+    with monkeypatch.context() as patches:
+        patches.setattr(csv.DictWriter, "writerows", killed)
+        with pytest.raises(Killed):
+            logger.log_metrics({"loss": 2.0, "error": 1.0}, 1)
+    assert rows(tmp_path) == [{"loss": "3.0", "step": "0"}]
+    successor = CSVLogger(tmp_path, name="logs", version=0)
+    MainRankLoggers([successor]).became_main(goes_on=True)
+    successor.log_metrics({"loss": 2.0, "error": 1.0}, 1)
+    assert rows(tmp_path) == [{"loss": "3.0", "step": "0"}, {"loss": "2.0", "error": "1.0", "step": "1"}]

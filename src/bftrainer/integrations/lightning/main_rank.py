@@ -7,6 +7,7 @@ last step. If the main rank is lost meanwhile, its successor writes that too, an
 from __future__ import annotations
 
 import csv
+import io
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_only
+
+from bftrainer.util.files import replacing
 
 Writes = Callable[..., None]
 """Writes values for a step, as `Logger.log_metrics` does."""
@@ -74,6 +77,7 @@ class MainRankLoggers:
                 return
             self._unsure.append((logger, write, dict(metrics), step))
             write(metrics, step, *args, **kwargs)
+            _rewrite_whole_files(logger)
             logger.save()  # what is not on disk is lost with the process
 
         logger.log_metrics = log_metrics
@@ -96,6 +100,29 @@ def _go_on_with_file(logger: Any) -> None:
     finally:
         aside.rename(path)
     writer.metrics_keys = header
+    _rewrite_whole_files(logger)
+
+
+def _rewrite_whole_files(logger: Any) -> None:
+    """Have a CSVLogger replace its file when there are new columns.
+
+    Lightning empties the file and writes it again: a process that is killed meanwhile would leave nothing of it.
+    """
+    writer = getattr(logger, "_experiment", None) if type(logger).__name__ == "CSVLogger" else None
+    if writer is None:
+        return
+
+    def rewrite(fieldnames: list[str]) -> None:
+        path = Path(writer.metrics_file_path)
+        _, rows = _rows(path)
+        with io.StringIO(newline="") as text:
+            table = csv.DictWriter(text, fieldnames)
+            table.writeheader()
+            table.writerows(rows)
+            with replacing(path, "wb", permissions=path.stat().st_mode & 0o777) as out:
+                out.write(text.getvalue().encode())
+
+    writer._rewrite_with_new_header = rewrite
 
 
 def _times_written(logger: Any, metrics: Mapping[str, Any], step: int | None) -> int:
