@@ -40,10 +40,22 @@ SUMS: list[Callable[[], Tensor]] = [
     lambda: F.huber_loss(MODEL(X), T, reduction="sum").float().clone(),
 ]
 
+DIVIDED_SUMS: list[Callable[[], Tensor]] = [
+    lambda: F.cross_entropy(MODEL(X), Y, reduction="sum") / 2,
+    lambda: F.mse_loss(MODEL(X), T, reduction="sum") / 4.0,
+    lambda: 0.5 * (MODEL(X) - T).pow(2).sum(),
+    lambda: (F.cross_entropy(MODEL(X), Y) + F.mse_loss(MODEL(X), T, reduction="sum")) / 4,
+]
+
 OTHERS: list[Callable[[], Tensor]] = [
     lambda: F.cross_entropy(MODEL(X), Y),
     lambda: F.cross_entropy(MODEL(X), Y, reduction="sum") / len(X),
     lambda: F.cross_entropy(MODEL(X), Y, reduction="sum") * (1 / len(X)),
+    lambda: F.cross_entropy(MODEL(X), Y, reduction="sum") / len(X) / 4,
+    lambda: F.cross_entropy(MODEL(X), Y, reduction="sum") / (4 * len(X)),
+    lambda: F.cross_entropy(MODEL(X), Y, reduction="sum") / 2 / len(X),
+    lambda: F.cross_entropy(MODEL(X), Y, reduction="sum") / (T[:, 0] > 2).sum().clamp(min=1),  # few that count
+    lambda: 3.0 * F.cross_entropy(MODEL(X), Y) / 4,
     lambda: F.cross_entropy(MODEL(X), Y, reduction="none").mean(),
     lambda: (F.cross_entropy(MODEL(X), Y, reduction="none") * (torch.ones(BATCH) / BATCH)).sum(),
     lambda: F.kl_div(F.log_softmax(MODEL(X), 1), T.softmax(1), reduction="batchmean"),
@@ -54,6 +66,16 @@ OTHERS: list[Callable[[], Tensor]] = [
     lambda: F.cross_entropy(MODEL(X), Y) + F.mse_loss(WIDE.weight, torch.zeros(BATCH, 3), reduction="sum"),
     lambda: F.cross_entropy(MODEL(X), Y) + (WIDE.weight @ WIDE.weight.T - torch.eye(BATCH)).pow(2).sum(),
 ]
+
+
+@pytest.mark.parametrize("number", range(len(DIVIDED_SUMS)))
+def test_a_sum_that_is_divided_by_less_than_the_batch_is_noticed_before_the_backward_pass(number: int) -> None:
+    assert is_sum(DIVIDED_SUMS[number](), BATCH)
+
+
+@pytest.mark.parametrize("number", range(len(OTHERS)))
+def test_nothing_else_is_suspected_before_the_backward_pass(number: int) -> None:
+    assert not is_sum(OTHERS[number](), BATCH)
 
 
 @pytest.mark.parametrize("number", range(len(SUMS)))

@@ -198,6 +198,39 @@ def test_the_loss_of_the_main_rank_after_the_loop_loses_no_result_and_a_newcomer
     assert len(list(tmp_path.glob("trained-*"))) in (2, 3)
 
 
+@pytest.mark.parametrize("of_main", [True, False])
+def test_a_node_that_is_lost_after_the_last_batch_of_all_has_the_code_after_it_run_again(
+    of_main: bool, tmp_path: Path
+) -> None:
+    async def scenario(job: Coordinator) -> None:
+        await job.add(3)
+        await until(lambda: len(list(tmp_path.glob("evaluates-*"))) == 3)
+        job.signal(job.members[0 if of_main else -1], signal.SIGKILL)
+        await until(lambda: len(job.nodes) == 2)
+        (tmp_path / "go").touch()
+
+    outcome = play(scenario, tmp_path, [script("prepared/last_epoch.py"), str(tmp_path)], nodes=(2, 8))
+    assert outcome.status == "done", outcome
+    times = sorted(path.read_text().split() for path in tmp_path.glob("evaluates-*"))
+    assert [len(each) for each in times] == [1, 2, 2]
+    assert [each[1] for each in times if len(each) > 1] == ["0", "0"], "no batch is given again"
+    assert set(torch.load(tmp_path / "model.pt")) == {"weight", "bias"}
+
+
+def test_a_newcomer_that_joins_after_the_last_batch_of_the_first_epoch_can_look_at_one(tmp_path: Path) -> None:
+    async def scenario(job: Coordinator) -> None:
+        await job.add(1)
+        await until(lambda: len(list(tmp_path.glob("waits-*"))) == 1)
+        await job.add(1)
+        newcomer = job.nodes[-1]
+        await until(lambda: job.roster.is_ready(newcomer))
+        (tmp_path / "go").touch()
+
+    outcome = play(scenario, tmp_path, [script("prepared/looks_late.py"), str(tmp_path)], nodes=(1, 8))
+    assert outcome.status == "done", outcome
+    assert len(list(tmp_path.glob("looked-*"))) == 2
+
+
 async def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not condition():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bftrainer.processes.unguided import with_advice
-from support.elastic.jobs import on, play
+from support.elastic.jobs import on, play, run_alone
 
 pytest.importorskip("torch")
 
@@ -51,6 +51,14 @@ def test_a_script_that_torchrun_would_start_is_told_of_the_ddp_launcher(tmp_path
     outcome = play(on(1), tmp_path, [str(path)])
     assert outcome.status == "failed"
     assert "submit it with `--launcher ddp`" in outcome.error
+
+
+def test_an_elastic_script_that_torchrun_starts_several_times_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("from bftrainer import elastic\nelastic.init()\n")
+    said = run_alone(tmp_path, path, status=1, WORLD_SIZE="2", TORCHELASTIC_RUN_ID="none")
+    assert "start the script by `bftrainer submit`, without `torchrun`" in said
+    run_alone(tmp_path, path, WORLD_SIZE="1", TORCHELASTIC_RUN_ID="none")
 
 
 @pytest.mark.parametrize("name", ["LOCAL_RANK", "WORLD_SIZE"])

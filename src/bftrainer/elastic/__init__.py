@@ -57,9 +57,10 @@ def init(
         raise InputError("elastic training needs PyTorch: pip install 'bftrainer[torch]'") from None
     from bftrainer.elastic.torch import arguments
     from bftrainer.elastic.torch.data.batch_plan import whole_number
-    from bftrainer.elastic.torch.refusals import refuse_second_run, refuse_what_run_does
+    from bftrainer.elastic.torch.refusals import refuse_second_run, refuse_torchrun, refuse_what_run_does
     from bftrainer.elastic.torch.run import Run
 
+    refuse_torchrun()
     chosen = arguments.device_in_use(device)
     refuse_second_run()
     run = Run(

@@ -34,6 +34,8 @@ class TrainingLoop:
         self._counted = False  # left after the expected number of batches, with samples left
         self.counts_epochs = False
         """Whether the script is in a loop over `epochs`."""
+        self.epochs_begun = 0
+        """How often the script was at the top of an epoch. The last epoch begins again if a peer is lost at its end."""
 
     @property
     def is_over(self) -> bool:
@@ -190,6 +192,7 @@ class TrainingLoop:
     def begin_epoch(self) -> None:
         """Record that the script is at the top of an epoch."""
         self._member.together.epoch_begins()
+        self.epochs_begun += 1
         self._looped, self._left_by_break = None, False
 
     def between(self, epoch: int) -> bool:

@@ -20,6 +20,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from bftrainer.elastic import protocol
 from bftrainer.errors import InputError
 
+DDP_RUN_ID = "bftrainer"
+"""The id of the job that a script sees under the ddp launcher, in place of torchrun's."""
 _real_init = dist.init_process_group
 _has_run = False
 _stood_in = False
@@ -30,6 +32,17 @@ def refuse_second_run() -> None:
     if _has_run:
         raise InputError(
             "elastic.init() was already called in this script: use the run that it returned; there is one per job"
+        )
+
+
+def refuse_torchrun() -> None:
+    """Refuse a script that torchrun has started as one of several processes: each would train a model of its own."""
+    by_torchrun = os.environ.get("TORCHELASTIC_RUN_ID", DDP_RUN_ID) != DDP_RUN_ID
+    several = by_torchrun and int(os.environ.get("WORLD_SIZE") or 1) > 1
+    if several and protocol.CHANNEL not in os.environ:
+        raise InputError(
+            "torchrun has started this script, but BFTrainer starts and connects the processes itself: start the "
+            "script by `bftrainer submit`, without `torchrun`"
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,15 +21,6 @@ _STATEFUL_CALLBACKS = {
     "ModelPruning": "prune the module before the training or after it",
 }
 """Callbacks of Lightning that keep what newcomers need outside of their `state_dict`, and what to do instead."""
-
-
-def refuse_launcher() -> None:
-    """Refuse a script that torchrun has started as one of several processes."""
-    if int(os.environ.get("WORLD_SIZE") or 1) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
-        raise InputError(
-            "torchrun has started this script, but BFTrainer starts and connects the processes itself: start the "
-            "script by `bftrainer submit`, without `torchrun`"
-        )
 
 
 def refuse(trainer: Any, *, again: bool) -> None:

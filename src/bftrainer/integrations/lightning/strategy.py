@@ -15,11 +15,11 @@ import torch
 
 from bftrainer import elastic
 from bftrainer.elastic.torch.prepare.preparation import ranks_submitted_for
+from bftrainer.elastic.torch.refusals import refuse_torchrun
 from bftrainer.errors import InputError
 from bftrainer.integrations.lightning.fitting import FitConnection
 from bftrainer.integrations.lightning.main_rank import set_rank
 from bftrainer.integrations.lightning.package import lookup, package_of_script
-from bftrainer.integrations.lightning.refusals import refuse_launcher
 
 _SETUP_BARRIERS = ("dataloader()", "run-stage")
 """Ends of the names of Lightning's barriers while a Trainer is set up, which newcomers do at another time."""
@@ -54,7 +54,7 @@ class ElasticStrategy:
 
     def __init__(self, *, accumulate: int | None = None) -> None:
         super().__init__()
-        refuse_launcher()
+        refuse_torchrun()
         self._accumulate = accumulate
         self._run: Any = None
         self._connection: FitConnection | None = None

@@ -13,7 +13,7 @@ from bftrainer.elastic.torch.ddp.collectives import Collectives
 from bftrainer.elastic.torch.ddp.loaders import stand_in_for_loaders
 from bftrainer.elastic.torch.ddp.session import DdpSession
 from bftrainer.elastic.torch.ddp.writing import ScriptFiles
-from bftrainer.elastic.torch.refusals import allow_stand_ins
+from bftrainer.elastic.torch.refusals import DDP_RUN_ID, allow_stand_ins
 
 
 def stand_in() -> DdpSession:
@@ -38,5 +38,5 @@ def stand_in() -> DdpSession:
 def _variables(ranks: int) -> dict[str, str]:
     """Return the variables that torchrun sets. Each rank sees only its own GPU, as device 0."""
     numbers = {"RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0, "ROLE_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": 1}
-    others = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "bftrainer"}
+    others = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": DDP_RUN_ID}
     return {name: str(number) for name, number in numbers.items()} | others

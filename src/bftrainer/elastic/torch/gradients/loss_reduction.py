@@ -3,7 +3,8 @@
 Gradients of the ranks are weighted by their share of the batch, which is right for means. A sum changes with the number
 of nodes, as it does under DistributedDataParallel. `Run.step` has the first loss checked: on several nodes a sum is
 refused; a script that trains alone gets a warning. Only certain signs count: a loss function of torch with
-reduction='sum' over the batch, or the undivided sum of per-sample losses.
+reduction='sum' over the batch, or the sum of per-sample losses. It may be divided by a number that is smaller than the
+batch, such as the number of batches per step: that is no mean either.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bftrainer.errors import InputError
@@ -45,25 +47,47 @@ class SumWatch:
 
 def is_sum(loss: Tensor, batch: int) -> bool:
     """Return whether `loss` or a term of it is certainly a sum over `batch` samples, even after the backward pass."""
-    terms = list(_terms(loss.grad_fn))
+    terms = list(_terms(loss.grad_fn, batch))
     return any(_sums(node, batch, alone=len(terms) == 1) for node in terms)
 
 
-def _terms(node: Any) -> Iterator[Any]:
-    """Yield the autograd nodes of the terms whose sum is the loss."""
-    nodes, seen = [node], 0
+def _terms(node: Any, batch: int) -> Iterator[Any]:
+    """Yield the autograd nodes of the terms whose sum is the loss; None for one that is divided by `batch` or more."""
+    nodes, seen = [(node, 1.0)], 0
     while nodes and seen < _MOST_NODES:
-        node = nodes.pop()
+        node, divisor = nodes.pop()
         seen += 1
         if node is None:
             continue
-        if node.name().startswith(_PASSED_THROUGH):
-            nodes += [following for following, _ in node.next_functions]
-        else:
+        number = 1.0 if node.name().startswith(_PASSED_THROUGH) else _divisor(node)
+        if number is None:
             yield node
+        elif divisor * number < batch:
+            nodes += [(following, divisor * number) for following, _ in node.next_functions]
+        else:
+            yield None
+
+
+def _divisor(node: Any) -> float | None:
+    """Return the number of the script's by which a node divides, if it does: not one that was computed by torch."""
+    name = node.name()
+    if not name.startswith(("DivBackward0", "MulBackward0")):
+        return None
+    try:
+        other = node._saved_other
+    except RuntimeError:  # freed by the backward pass
+        return None
+    if other is None or other.dim() or other.requires_grad:
+        return None
+    small = torch.tensor(1, dtype=torch.float16 if other.is_floating_point() else torch.int8)
+    if torch.result_type(other, small) != small.dtype or not (value := abs(float(other))):
+        return None
+    return value if name.startswith("Div") else 1 / value
 
 
 def _sums(node: Any, batch: int, *, alone: bool) -> bool:
+    if node is None:
+        return False
     if getattr(node, "_saved_reduction", None) == _SUM:
         return _is_over(node, batch, alone)
     if not node.name().startswith("SumBackward0"):

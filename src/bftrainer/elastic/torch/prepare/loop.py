@@ -41,6 +41,7 @@ class PreparedLoop:
         self._training = training
         self._begun = 0  # loops over the loader so far
         self._epoch: int | None = None  # the epoch whose loop is under way
+        self._epochs_begun = 0  # how often the script had begun an epoch when that loop began
         self._given: dict[int, int] = {}  # batches given in the loop under way, by id of its plan
         self.looks_again = False
         """Whether every loop of an epoch that is over gives one batch, and not only the first one."""
@@ -49,8 +50,10 @@ class PreparedLoop:
         """Iterate over this rank's batches of the script's next epoch. `Batches` calls it."""
         member, training, plan = self._member, self._training, batches.plan
         member.join()
-        first, epoch = not self._begun, self._next_epoch()
-        if epoch is None and not first and not self.looks_again:
+        # The script may need a batch, though none is left.
+        looks = self.looks_again or not (self._begun or self._loop.counts_epochs)
+        epoch = self._next_epoch()
+        if epoch is None and not looks:
             return
         if epoch is None:
             yield from self._one_look(batches)
@@ -70,7 +73,7 @@ class PreparedLoop:
                 if training.is_at_boundary:
                     if not self._loop.between(epoch):
                         # The others are in a later epoch, and so is the state received from them.
-                        if self.looks_again and not given:
+                        if looks and not given:
                             yield self._look(batches)
                             training.leave()
                         return
@@ -78,7 +81,7 @@ class PreparedLoop:
                     loader.at_boundary()
                 loaded = loader.next()
                 if loaded is None:
-                    if self.looks_again and not given:
+                    if looks and not given:
                         yield self._look(batches)
                         training.leave()
                     training.end_epoch()
@@ -184,12 +187,12 @@ class PreparedLoop:
         """Return the epoch of the loop that begins. None if it was over before this worker came."""
         progress = self._member.progress
         if self._loop.counts_epochs:  # the script loops over elastic.epochs(n)
-            if self._epoch == progress.epoch:
+            if self._epoch == progress.epoch and self._epochs_begun == self._loop.epochs_begun:
                 raise InputError(
                     f"the prepared loader was looped over a second time in epoch {self._epoch}; there is one loop per "
                     "epoch. Evaluate under torch.no_grad(), or on a loader of its own"
                 )
-            self._epoch = progress.epoch
+            self._epoch, self._epochs_begun = progress.epoch, self._loop.epochs_begun
             return self._epoch
         number, self._begun = self._begun, self._begun + 1
         return number if self.enter(number) else None
