@@ -119,6 +119,15 @@ def test_submit_hints_at_the_right_way_and_queues_the_script_all_the_same(
         assert call("submit", "--name", f"fine-{number}", "train.py").err == ""
 
 
+def test_submit_says_which_of_its_options_are_passed_to_the_script(fake: FakeState, call: Call, script: Path) -> None:
+    script.write_text("from bftrainer import elastic\nelastic.prepare()\n")
+    said = call("submit", "train.py", "--nodes=1-3", "--wait", "--lr", "1").err
+    assert "passed to the script, because it stands after it: --nodes, --wait. Options of submit come before it" in said
+    assert fake.specs[0]["args"] == ["--nodes=1-3", "--wait", "--lr", "1"]
+    script.write_text("from bftrainer import elastic\nelastic.prepare()\nparser.add_argument('--nodes')\n")
+    assert call("submit", "--name", "own", "train.py", "--nodes", "3").err == ""
+
+
 def test_submit_runs_a_module_as_python_does(fake: FakeState, call: Call) -> None:
     assert call("submit", "--nodes=2", "--weight", "2", "-m", "pkg.train", "--json", "-m").out == "submitted t1 train\n"
     assert (fake.specs[0]["script"], fake.specs[0]["args"]) == ("-m pkg.train", ["--json", "-m"])

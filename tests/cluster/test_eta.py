@@ -26,6 +26,7 @@ from bftrainer.cluster.eta.beliefs import (
     NO_RATE,
     NO_TOTAL,
     OTHER_RUN,
+    STILL_MEASURED,
     ScriptRun,
     believe,
 )
@@ -137,6 +138,7 @@ def test_a_curve_of_the_user_is_enough() -> None:
 
 def test_without_a_speed_or_without_a_total_it_says_so() -> None:
     assert believe(asked(total=100), ScriptBelief(), (), NOW).why == NO_RATE
+    assert believe(asked(total=100, samples=10), ScriptBelief(), (), NOW).why == STILL_MEASURED
     assert believe(asked(), measured(), (), NOW).why == NO_TOTAL
 
 

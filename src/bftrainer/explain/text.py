@@ -27,7 +27,8 @@ def _lines(explanation: Explanation) -> Iterator[str]:
     yield from _notices("Refused as it is:", explanation.refused)
     yield from _notices("Look at:" if explanation.way != "none" else "What is possible:", explanation.warnings)
     if explanation.command:
-        yield from ("", "Then submit it:" if explanation.changes else "Submit it:", "", f"  {explanation.command}")
+        first = "When that is mended, submit it:" if explanation.refused else "Submit it:"
+        yield from ("", "Then submit it:" if explanation.changes else first, "", f"  {explanation.command}")
 
 
 def _evidence(evidence: Sequence[Evidence]) -> Iterator[str]:

@@ -19,6 +19,9 @@ from bftrainer.explain.text import as_text
 if TYPE_CHECKING:
     from bftrainer.cluster.spec.trainer import TrainerSpec
 
+_OF_SUBMIT = ("--nodes", "--wait", "--launcher", "--explain", "--array", "--deadline", "--ranks-per-node", "--preload")
+"""Options of `bftrainer submit` that hardly any script has."""
+
 
 def explain_script(words: Sequence[str], *, nodes: str | None, from_file: bool, as_json: bool) -> None:
     """Print the explanation of the script that a command line names. Exit status 1 says that there is no way."""
@@ -52,6 +55,17 @@ def hint(spec: TrainerSpec) -> str:
         return ""
     place = f"{line.file}:{line.line}"
     return f"{place}: {line.what}, so it may go on with --launcher torchrun and its restarts; {line.remedy}"
+
+
+def options_passed_on(spec: TrainerSpec) -> list[str]:
+    """Return options of `bftrainer submit` among a script's arguments, if the script itself does not name them."""
+    given = [word.partition("=")[0] for word in spec.argv[1:]]
+    ours = [name for name in _OF_SUBMIT if name in given]
+    try:
+        text = (Path(spec.cwd) / spec.argv[0]).read_text(errors="replace") if ours else ""
+    except (OSError, ValueError):  # of a module
+        return []
+    return [name for name in ours if name not in text]
 
 
 def _right_way(words: Sequence[str], way: str, folder: Path) -> str:

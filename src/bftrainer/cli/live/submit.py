@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 from bftrainer.cli.common.connection import Json, State, Url, connect, live_packages, printable, say
 from bftrainer.cli.common.output import print_json, warn
 from bftrainer.cli.live.control import wait_for
-from bftrainer.cli.live.explain import explain_script, hint
+from bftrainer.cli.live.explain import explain_script, hint, options_passed_on
 from bftrainer.cli.live.show_eta import deadline_text, eta_text
 from bftrainer.cli.live.show_trainers import moment
 from bftrainer.cluster.config.rules import lifetime_s
@@ -181,6 +181,9 @@ def submit(
         check_here(one)
         if told := hint(one):
             warn(printable(told))
+        if passed_on := options_passed_on(one):
+            names = ", ".join(passed_on)
+            warn(f"passed to the script, because it stands after it: {names}. Options of submit come before it")
         if one.deadline is not None and one.deadline <= time.time():
             warn(f"the deadline {moment(one.deadline)} UTC has passed already")
     with connect(url, state) as client:

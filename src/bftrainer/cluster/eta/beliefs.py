@@ -24,6 +24,7 @@ ENOUGH = 7
 
 NO_TOTAL = "its number of samples is not known: the script has not reported it; --work gives it"
 NO_RATE = "its speed is not known: neither it nor an earlier run of its script has trained, and it has no --curve"
+STILL_MEASURED = "its speed is still being measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,8 @@ def believe(asked: AskedTrainer, script: ScriptBelief, runs: Sequence[ScriptRun]
     learned = TrialLearning(asked.id, script, AssumedCosts(assumed_up_s, assumed_down_s))
     sigma = _sigma(asked.id, script)
     total = asked.total if asked.total is not None else _usual_total(asked, same)
-    why = NO_RATE if sigma == UNKNOWN else NO_TOTAL if total is None else ""
+    no_rate = STILL_MEASURED if asked.samples else NO_RATE
+    why = no_rate if sigma == UNKNOWN else NO_TOTAL if total is None else ""
     trainer = Trainer(
         asked.id,
         learned.curve(asked.min_nodes, asked.max_nodes, 1.0),

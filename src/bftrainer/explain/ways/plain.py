@@ -258,7 +258,7 @@ def carried_notices(
         else:
             remedy = (
                 f"write `{value.name} = {lines.VALUE}({source_text(program, value.initial)})`, give it to {given_to}, "
-                f"and use `{value.name}.value` in {places}"
+                f"and use `{value.name}.value` in {places}, and wherever else the script uses it"
             )
         what = f"`{value.name}` is kept for later {passes} ({places}), but a node that joins later does not know it"
         yield notice(program, value.first, what, remedy)
