@@ -433,9 +433,11 @@ def test_the_partitions_are_checked_by_the_real_start(tmp_path: Path, monkeypatc
 @given(st.one_of(st.binary(max_size=200), st.text(max_size=200), st.recursive(st.none(), st.lists).map(json.dumps)))
 def test_nonsense_is_a_protocol_error_and_nothing_else(frame: str | bytes) -> None:
     try:
-        decode_lending(frame)
-    except ProtocolError:
+        message = decode_lending(frame)
+    except ProtocolError as problem:
+        assert str(problem)
         return
+    assert decode_lending(encode_lending(message)) == message
 
 
 def test_an_error_about_a_frame_does_not_show_its_secret() -> None:

@@ -1,4 +1,4 @@
-"""How pilots are recognised among the jobs of Slurm: by the name of the job, and by its comment."""
+"""Names and comments of pilots, by which they are recognised among the jobs of Slurm."""
 
 from __future__ import annotations
 
