@@ -434,8 +434,7 @@ def test_the_partitions_are_checked_by_the_real_start(tmp_path: Path, monkeypatc
 def test_nonsense_is_a_protocol_error_and_nothing_else(frame: str | bytes) -> None:
     try:
         message = decode_lending(frame)
-    except ProtocolError as problem:
-        assert str(problem)
+    except ProtocolError:
         return
     assert decode_lending(encode_lending(message)) == message
 
