@@ -75,7 +75,7 @@ soak-ranks: setup
 	PYTHONPATH=tests $(BIN)/python -m support.cluster.chaos --ranks-per-node 2 --nodes 3 --events $(EVENTS) $(SOAK)
 
 owners: setup
-	PYTHONPATH=tests $(BIN)/pytest -p no:cacheprovider tests/slurm/owners_live.py
+	PYTHONPATH=tests $(BIN)/pytest -s -p no:cacheprovider tests/slurm/owners_live.py tests/slurm/owners_attacked.py
 	$(BIN)/python benchmarks/owners.py
 	$(BIN)/python benchmarks/owners.py --way run-as
 

@@ -20,6 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # many small trainings share few 
 for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):  # `submit` would use the interpreter of the developer's environment
     os.environ.pop(name, None)
 
+pytest.register_assert_rewrite("support.users.attacks")  # it has tests
 pytest_plugins = ["support.order", "support.process_guard"]
 
 HERE = Path(__file__).resolve().parent

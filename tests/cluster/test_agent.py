@@ -62,6 +62,24 @@ def test_it_says_how_many_ranks_its_pool_gave_the_node() -> None:
     asyncio.run(scene())
 
 
+def test_the_warm_parent_of_an_owners_agent_keeps_torchs_folder_at_the_owners_home(tmp_path: Path) -> None:
+    seen, name = tmp_path / "seen", "TORCHINDUCTOR_CACHE_DIR"
+    (tmp_path / "imported_ahead.py").write_text(f"import os\nopen({str(seen)!r}, 'w').write(os.environ[{name!r}])\n")
+    environment = {key: value for key, value in os.environ.items() if key != name}
+    environment |= {"PYTHONPATH": str(tmp_path), "HOME": str(tmp_path)}
+
+    async def scene() -> None:
+        async with FakeController() as controller:
+            agent = Agent(replace(resolved(controller), owner="ann"), environment, preload=("imported_ahead",))
+            running = asyncio.create_task(agent.run())
+            await until(lambda: seen.exists() and seen.read_text())
+            agent.leave("the test is over")
+            await asyncio.wait_for(running, 20)
+
+    asyncio.run(scene())
+    assert seen.read_text() == str(tmp_path / ".bftrainer" / "compiled" / "parent")
+
+
 def test_a_wrong_secret_ends_it_at_once() -> None:
     async def scene() -> None:
         async with FakeController() as controller:

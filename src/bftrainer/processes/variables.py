@@ -27,7 +27,8 @@ TOKEN = "BFTRAINER_TOKEN"  # noqa: S105 - the same
 NODE = "BFTRAINER_NODE"
 """Environment of agents and workers: the name of the node they are on."""
 OWNER = "BFTRAINER_OWNER"
-"""Environment of an agent: the owner whose trainers it starts, and no others; empty: those of all owners."""
+"""Environment of an agent, of its warm parents and workers: the owner whose trainers it starts, and no others; empty:
+those of all owners."""
 AGENT_LOG = "BFTRAINER_AGENT_LOG"
 """Environment of an agent: the file to which it, and what it starts, print what is for nobody else."""
 SLOTS = "BFTRAINER_SLOTS"

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import ssl
+import subprocess
 import sys
 import threading
 import time
@@ -19,7 +20,7 @@ import urllib.request
 from datetime import timedelta
 from pathlib import Path
 
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from bftrainer.elastic.membership import Leave, Membership
@@ -137,6 +138,43 @@ def join_for_another(targets):
         "with a user's token": join(targets, targets["token"], targets["node"]),
         "without a secret": join(targets, "", targets["node"]),
     }
+
+
+@attack
+def lend_for_another(targets):
+    """Say that this is the lender of another owner. Only a pool with lenders is asked."""
+    if "lenders" not in targets:
+        return {}
+    url = targets["url"].replace("http", "ws", 1) + targets["lenders"]
+    offer = {"type": "offer", "account": targets["owner"], "uid": targets["uid"], "most_pilots": 100}
+
+    def knock(credential):
+        try:
+            headers = {"Authorization": f"Bearer {credential}"}
+            with connect(url, additional_headers=headers, open_timeout=10, ssl=trust(targets)) as link:
+                link.send(json.dumps(offer))
+                return link.recv(timeout=10)
+        except InvalidStatus as refusal:
+            return f"status {refusal.response.status_code}"
+        except ConnectionClosed as end:  # before the answer was read: it says the same
+            return f"{end.rcvd}"
+
+    return {
+        "with its own token": knock(targets["token"]),
+        "with the secret of its own agent": knock(own_secret()),
+        "without a token": knock(""),
+    }
+
+
+@attack
+def run_commands(targets):
+    """Run commands of the batch system, as every user may."""
+    found = {}
+    for words in targets.get("commands", []):
+        environment = {**os.environ, **targets["environment"]}
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=30)
+        found[" ".join(words)] = f"{done.returncode} {done.stdout}"
+    return found
 
 
 @attack

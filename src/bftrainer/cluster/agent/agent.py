@@ -163,6 +163,8 @@ class Agent:
         given = {variables.NODE: self._settings.node, protocol.HOST: self._settings.host}
         if self._settings.on_loopback:
             given |= LOOPBACK
+        if self._settings.owner:
+            given[variables.OWNER] = self._settings.owner  # warm parents keep torch's folders at the owner's home
         return given
 
     # Messages to the controller.
