@@ -238,6 +238,26 @@ def test_a_training_loop_with_a_local_variable_of_a_carried_name_is_refused(part
 
 
 @pytest.mark.parametrize(
+    ("folder", "refused"),
+    [(".", True), ("engines", True), ("venv/site-packages", False), ("lib/python3.11", False), ("../other", False)],
+)
+def test_a_loop_in_another_module_of_the_script_with_such_a_local_variable_is_refused(
+    folder: str, refused: bool, tmp_path: Path
+) -> None:
+    engine: dict[str, Any] = {"__name__": "engine"}
+    path = (tmp_path / "scripts" / folder).resolve() / "engine.py"
+    exec(compile("def fit(steps, best=0):\n    for _ in steps:\n        best += 1", path, "exec"), engine)
+    module = execute(f"__file__ = {str(tmp_path / 'scripts' / 'train.py')!r}\nelastic.prepare(optimizer, carry='best')")
+    if refused:
+        with pytest.raises(InputError, match=r"but fit\(\), in which the training loop runs, has a local variable"):
+            engine["fit"](elastic.steps(1))
+    else:
+        with pytest.raises(InputError, match=r"optimizer.step\(\) must be called in each"):
+            engine["fit"](elastic.steps(1))
+    assert module["best"] == 0.0
+
+
+@pytest.mark.parametrize(
     "parts",
     [
         {"first": "global best", "last": "best += 1; history.append(best)"},

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import inspect
 import keyword
+import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -20,6 +22,8 @@ from bftrainer.errors import InputError
 Globals = dict[str, Any]
 """The variables of a module by name."""
 _PACKAGE = __name__.partition(".")[0]
+_INSTALLED = re.compile(r"(site|dist)-packages|python3\.\d+")
+"""Folders of packages and of Python's own modules."""
 
 
 class CarriedVariables(FreshState):
@@ -84,7 +88,7 @@ class CarriedVariables(FreshState):
                 home = self._homes[name]
                 value = home.get(name)
                 is_same = isinstance(value, list | dict) and frame.f_locals.get(name) is value
-                if home is frame.f_globals and not is_same:
+                if _is_of_script(frame, home) and not is_same:
                     function = frame.f_code.co_name
                     raise InputError(
                         f"`carry` names the variable `{name}` of the module, but {function}(), in which the training "
@@ -97,10 +101,24 @@ class CarriedVariables(FreshState):
 def calling_frame() -> FrameType:
     """Return the frame of the script that has called this package."""
     frame: FrameType | None = sys._getframe()
-    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE:
+    while frame is not None and _is_of_package(frame):
         frame = frame.f_back
     assert frame is not None
     return frame
+
+
+def _is_of_script(frame: FrameType, module: Globals) -> bool:
+    """Return whether a frame runs code of a module, or of another one of the user's below the same folder."""
+    if frame.f_globals is module:
+        return True
+    path, script = Path(frame.f_code.co_filename), module.get("__file__")
+    if script is None or _is_of_package(frame) or any(_INSTALLED.fullmatch(part) for part in path.parts):
+        return False
+    return path.is_relative_to(Path(script).absolute().parent)
+
+
+def _is_of_package(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE
 
 
 def _remedy(name: str) -> str:
