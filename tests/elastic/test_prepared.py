@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import time
 from collections import Counter
@@ -229,6 +230,29 @@ def test_a_newcomer_that_joins_after_the_last_batch_of_the_first_epoch_can_look_
     outcome = play(scenario, tmp_path, [script("prepared/looks_late.py"), str(tmp_path)], nodes=(1, 8))
     assert outcome.status == "done", outcome
     assert len(list(tmp_path.glob("looked-*"))) == 2
+
+
+def test_a_newcomer_receives_carried_variables_and_a_lost_step_undoes_them(tmp_path: Path) -> None:
+    async def scenario(job: Coordinator) -> None:
+        await job.add(1)
+        await until(lambda: len(list(tmp_path.glob("step-3-*"))) == 1)
+        await job.add(1)
+        newcomer = job.nodes[-1]
+        await until(lambda: len(list(tmp_path.glob("step-6-*"))) == 2)
+        job.signal(newcomer, signal.SIGKILL)
+
+    outcome = play(scenario, tmp_path, [script("prepared/carries.py"), str(tmp_path)], nodes=(1, 8))
+    assert outcome.status == "done", outcome
+    firsts = [json.loads(path.read_text()) for path in tmp_path.glob("first-*.json")]
+    assert sorted(firsts) == [[0, []], [3, [1, 2, 3]]]
+    (path,) = tmp_path.glob("found-*.json")
+    steps = list(range(1, 13))
+    assert json.loads(path.read_text()) == {
+        "begun": 12,
+        "history": {"begun": steps},
+        "alias": steps,
+        "tries": [*steps[:6], *steps[5:]],
+    }
 
 
 async def until(condition: Callable[[], bool]) -> None:

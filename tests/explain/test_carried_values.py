@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
 
-from support.explained import explain_text
+from bftrainer.explain import Explanation
+from support.explained import after, explain_text
 
 SCRIPT = """\
 import copy, time, torch
@@ -29,10 +31,26 @@ for epoch in range(9):
 
 
 def carried(folder: Path, before: str, body: str, later: str = "") -> dict[str, str]:
-    """The names of the carried values, each with what is said about it."""
-    text = SCRIPT.format(before=before, body=body.replace("\n", "\n    "), later=later)
-    warnings = explain_text(folder, text).warnings
-    return {one.what.split("`")[1]: one.remedy for one in warnings if "does not know it" in one.what}
+    """The names of the carried values, each with what is said about it: nothing if the changed lines carry it."""
+    explanation = explain_text(folder, script(before, body, later))
+    return {**dict.fromkeys(in_prepare(explanation, folder), ""), **told(explanation)}
+
+
+def script(before: str, body: str, later: str = "") -> str:
+    return SCRIPT.format(before=before, body=body.replace("\n", "\n    "), later=later)
+
+
+def told(explanation: Explanation) -> dict[str, str]:
+    """The remedies of the notices about carried values."""
+    return {one.what.split("`")[1]: one.remedy for one in explanation.warnings if "does not know it" in one.what}
+
+
+def in_prepare(explanation: Explanation, folder: Path) -> list[str]:
+    """The names in `carry=` of the changed script."""
+    text = "\n".join(after(explanation, folder).get("train.py", []))
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    given = [ast.literal_eval(word.value) for call in calls for word in call.keywords if word.arg == "carry"]
+    return [name for names in given for name in ([names] if isinstance(names, str) else names)]
 
 
 @pytest.mark.parametrize(
@@ -85,10 +103,134 @@ def test_weights_do_not_fit_into_a_value(tmp_path: Path) -> None:
     assert "torch.save" in carried(tmp_path, "best = None", body, "model.load_state_dict(best)")["best"]
 
 
-def test_the_remedy_is_the_line_to_write_with_the_lines_of_its_uses(tmp_path: Path) -> None:
-    remedy = carried(tmp_path, "best = float('inf')", "if total < best:\n    best = total")["best"]
-    assert "`best = elastic.Value(float('inf'))`" in remedy
-    assert "`best.value` in lines 15, 16" in remedy
+EVALUATED = "score = evaluate(model)\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "body", "names"),
+    [
+        ("best = 0.0", EVALUATED + "best = max(best, score)", ["best"]),
+        (
+            "best, bad = None, 0",
+            EVALUATED + "if best is None or score < best:\n    best, bad = score, 0\nelse:\n    bad += 1",
+            ["best", "bad"],
+        ),
+        ("history = {'val': []}", EVALUATED + "history['val'].append(score)", ["history"]),
+        ("best = 0.0", "right = 0\nfor x in val_loader:\n    right += f(x)\nbest = max(best, right)", ["best"]),
+        ("best = 0.0", "score = sum(f(x).item() for x in val_loader)\nbest = max(best, score)", ["best"]),
+    ],
+)
+def test_a_variable_of_the_module_goes_into_the_prepare_line(
+    tmp_path: Path, before: str, body: str, names: list[str]
+) -> None:
+    explanation = explain_text(tmp_path, script(before, body))
+    assert in_prepare(explanation, tmp_path) == names
+    assert told(explanation) == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "body"),
+    [
+        ("best = 0.0", "best = max(best, total)"),
+        ("best = 0.0", "if total > 3:\n    best = best + 1"),
+        ("losses = []", "losses.append(loss.item())"),
+        ("losses = []", "mean = total / 9\nlosses.append(mean)"),
+        ("rate, t0 = 0.0, time.time()", "t1 = time.time()\nrate = 0.9 * rate + 0.1 * (t1 - t0)\nt0 = t1"),
+    ],
+)
+def test_what_may_differ_by_rank_is_told_and_not_carried(tmp_path: Path, before: str, body: str) -> None:
+    explanation = explain_text(tmp_path, script(before, body))
+    assert in_prepare(explanation, tmp_path) == []
+    (remedy,) = told(explanation).values()
+    assert "it seems to differ by rank" in remedy
+    assert '`carry="' in remedy
+
+
+FUNCTION = """\
+import torch
+from torch.utils.data import DataLoader
+
+{made}
+best = 0.0
+
+
+def train_epoch(model, loader, optimizer):
+    total = 0.0
+    for x in loader:
+        loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+    return total
+
+
+def main():
+    {first}
+    for epoch in range(9):
+        score = {score}
+        if score > best:
+            best = score
+
+
+main()
+"""
+MADE = (
+    "model = torch.nn.Linear(1, 1)",
+    "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
+    "loader = DataLoader(data)",
+)
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["made in main", "made in the module"])
+def test_a_global_variable_of_a_function_is_carried(inside: bool, tmp_path: Path) -> None:
+    first = "\n    ".join(["global best", *(MADE if inside else ())])
+    score = "evaluate()\n        train_epoch(model, loader, optimizer)"
+    text = FUNCTION.format(made="" if inside else "\n".join(MADE), first=first, score=score)
+    explanation = explain_text(tmp_path, text)
+    assert in_prepare(explanation, tmp_path) == ["best"]
+    lines = after(explanation, tmp_path)["train.py"]
+    (prepared,) = (number for number, line in enumerate(lines) if "elastic.prepare(" in line)
+    assert lines.index("best = 0.0") < prepared
+
+
+def test_what_a_function_that_trains_returns_differs_by_rank(tmp_path: Path) -> None:
+    first = "\n    ".join(["global best", *MADE])
+    text = FUNCTION.format(made="", first=first, score="train_epoch(model, loader, optimizer)")
+    explanation = explain_text(tmp_path, text)
+    assert in_prepare(explanation, tmp_path) == []
+    assert "it seems to differ by rank" in told(explanation)["best"]
+
+
+def test_a_local_variable_of_a_function_becomes_a_value(tmp_path: Path) -> None:
+    first = "\n    ".join(["best = 1.5", *MADE])
+    text = FUNCTION.format(made="", first=first, score="train_epoch(model, loader, optimizer)")
+    explanation = explain_text(tmp_path, text)
+    assert in_prepare(explanation, tmp_path) == []
+    remedy = told(explanation)["best"]
+    assert "`best = elastic.Value(1.5)`" in remedy
+    assert "`best.value` in lines 25, 26" in remedy
+
+
+def test_a_set_is_not_carried(tmp_path: Path) -> None:
+    explanation = explain_text(tmp_path, script("seen = set()", "seen.add(epoch)\nprint(seen)"))
+    assert in_prepare(explanation, tmp_path) == []
+    assert "elastic.Value" in told(explanation)["seen"]
+
+
+@pytest.mark.parametrize(
+    ("given", "remedies"),
+    [
+        ("", {"best": 'give `carry="best"` to elastic.prepare: the variable stays as it is'}),
+        (', carry="best"', {}),
+        (', carry=("other", "best")', {}),
+    ],
+)
+def test_an_elastic_script_is_told_of_a_name_that_is_missing(
+    given: str, remedies: dict[str, str], tmp_path: Path
+) -> None:
+    prepared = f"model, optimizer, loader = elastic.prepare(model, optimizer, loader{given})"
+    text = script(f"best = 0.0\n{prepared}", EVALUATED + "best = max(best, score)")
+    assert told(explain_text(tmp_path, "from bftrainer import elastic\n" + text)) == remedies
 
 
 def test_a_value_that_is_one_already_is_not_told_again(tmp_path: Path) -> None:

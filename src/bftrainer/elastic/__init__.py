@@ -8,7 +8,7 @@ trainer.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bftrainer.elastic.torch.snapshots.loading import LoadedSnapshot
     from bftrainer.elastic.torch.value import Value
 
-__all__ = ["Batches", "Run", "Value", "epochs", "init", "load_snapshot", "micro_steps", "prepare", "steps"]
+__all__ = ["Batches", "Run", "Value", "epochs", "init", "is_main", "load_snapshot", "micro_steps", "prepare", "steps"]
 
 _INIT = ("snapshots", "snapshot_every_s", "snapshots_kept", "backend", "device", "seed")
 _run: Run | None = None
@@ -77,7 +77,13 @@ def init(
     return run
 
 
-def prepare(*objects: Any, accumulate: int | None = None, per_rank_batch: bool = False, **options: Any) -> Any:
+def prepare(
+    *objects: Any,
+    carry: str | Collection[str] = (),
+    accumulate: int | None = None,
+    per_rank_batch: bool = False,
+    **options: Any,
+) -> Any:
     """Make a training script elastic as it is. Call it once, before the training loop:
 
         model, optimizer, loader, scheduler = elastic.prepare(model, optimizer, loader, scheduler)
@@ -90,14 +96,19 @@ def prepare(*objects: Any, accumulate: int | None = None, per_rank_batch: bool =
             scheduler.step()
 
     Give it all that changes in training: models, optimizers, the DataLoader, schedulers, the GradScaler, and any other
-    object with `state_dict` and `load_state_dict`, such as an `elastic.Value`. They come back in the same order. The
-    loop stays as it is: several backward passes before a step, clipping, evaluation and `break` work. Samples
-    are shuffled by `seed`, not by torch.
+    object with `state_dict` and `load_state_dict`. They come back in the same order. The loop stays as it is: several
+    backward passes before a step, clipping, evaluation and `break` work. Samples are shuffled by `seed`, not by torch.
+    It may be called several times, each time with other objects.
 
     Each rank gets its share of every batch. The batch of the whole step is that of the DataLoader times the number of
     ranks it was chosen for (the environment variable BFTRAINER_RANKS, 1 unless set). It stays the same while nodes come
     and go.
 
+    - `carry`: the names of variables of the script's module that training changes, such as `carry=("best", "patience")`
+      or `carry="best"`. They stay plain variables. A node that joins later and a resumed run receive their values with
+      the state, and a step that was lost undoes its changes. Each holds a number, string, bool or None, or a list,
+      tuple or dict of these, and is the same on all ranks. Lists and dicts are changed in place. A local variable of a
+      function becomes an `elastic.Value` instead.
     - `accumulate`: the number of batches per step, if the script adds up gradients. It is needed only if there may be
       fewer ranks than the batch was chosen for.
     - `per_rank_batch`: the DataLoader's batch is that of each rank, so the batch of a step grows with the ranks.
@@ -105,14 +116,14 @@ def prepare(*objects: Any, accumulate: int | None = None, per_rank_batch: bool =
       of `Run.register`.
     """
     starts = {name: options.pop(name) for name in _INIT if name in options}
-    if _run is None or _run.is_done_alone:  # in a notebook one trains again and again
+    if _run is None or (objects and _run.is_done_alone):  # in a notebook one trains again and again
         starts.setdefault("device", _device_of(objects))
         init(**starts)
     elif starts:
         from bftrainer.errors import InputError
 
         raise InputError(f"give {', '.join(starts)} to elastic.init(), which was called before elastic.prepare()")
-    return _current().prepare(*objects, accumulate=accumulate, per_rank_batch=per_rank_batch, **options)
+    return _current().prepare(*objects, carry=carry, accumulate=accumulate, per_rank_batch=per_rank_batch, **options)
 
 
 def run_of_framework(**options: Any) -> Run:
@@ -145,6 +156,15 @@ def micro_steps(count: int) -> Iterator[int]:
     number: it draws the same data on whichever rank it is computed.
     """
     return _current().micro_steps(count)
+
+
+def is_main() -> bool:
+    """Return whether this rank prints and writes files, after `prepare` or `init`. Exactly one does while they train.
+
+    It is rank 0; when that is lost, another rank becomes rank 0. Before the first epoch ranks do not know each other
+    yet, and each one is rank 0.
+    """
+    return _current().is_main
 
 
 def _current() -> Run:

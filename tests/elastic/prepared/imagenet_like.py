@@ -27,7 +27,7 @@ def validate(model, loader):
 
 def save_checkpoint(state, is_best):
     torch.save(state, folder / "checkpoint.pt")
-    if is_best and run.is_main:
+    if is_best and elastic.is_main():
         copyfile(folder / "checkpoint.pt", folder / "model_best.pt")
 
 
@@ -37,11 +37,9 @@ scaler = torch.amp.GradScaler("cpu", enabled=accumulate == 1, growth_interval=5)
 train_loader = DataLoader(TensorDataset(inputs, labels), batch_size=24, shuffle=True, num_workers=0)
 val_loader = DataLoader(TensorDataset(inputs, labels), batch_size=100)
 scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, epochs * -(-len(train_loader) // accumulate))
-best = elastic.Value(float("inf"))
-run = elastic.init()
-model, optimizer, train_loader, scheduler, scaler, best = run.prepare(
-    model, optimizer, train_loader, scheduler, scaler, best
-)
+best = float("inf")
+model, optimizer, scheduler, scaler = elastic.prepare(model, optimizer, scheduler, scaler, carry="best")
+train_loader = elastic.prepare(train_loader)
 for epoch in elastic.epochs(epochs):
     model.train()
     for i, (x, y) in enumerate(train_loader):
@@ -55,9 +53,9 @@ for epoch in elastic.epochs(epochs):
             optimizer.zero_grad()
             scheduler.step()
     loss = validate(model, val_loader)
-    is_best, best.value = loss < best.value, min(loss, best.value)
-    save_checkpoint({"epoch": epoch + 1, "model": model.state_dict(), "best": best.value}, is_best)
+    is_best, best = loss < best, min(loss, best)
+    save_checkpoint({"epoch": epoch + 1, "model": model.state_dict(), "best": best}, is_best)
 torch.save(
-    {"model": model.state_dict(), "lr": optimizer.param_groups[0]["lr"], "best": best.value, "loss": loss},
+    {"model": model.state_dict(), "lr": optimizer.param_groups[0]["lr"], "best": best, "loss": loss},
     folder / "model.pt",
 )

@@ -37,8 +37,8 @@ _NO_RIDERS = torch.empty(0, dtype=torch.float64)
 _OTHER_WAY = (
     "this rank and rank 0 made different numbers of backward passes, or have different settings of the optimizers "
     "(learning rate, momentum, weight decay …). All ranks must take the same way through the script: give the "
-    "scheduler to elastic.prepare(), count by elastic.epochs(n) or elastic.steps(n), and keep values that change in an "
-    "elastic.Value"
+    "scheduler to elastic.prepare(), count by elastic.epochs(n) or elastic.steps(n), and give the names of variables "
+    "that change to elastic.prepare(…, carry=…)"
 )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -244,14 +244,9 @@ class Run:
         self._member.stepper.add(list(objects.values()))
         self._member.state.hidden.add(objects)
 
-    def prepare(
-        self, *objects: Any, accumulate: int | None = None, per_rank_batch: bool = False, **options: Any
-    ) -> Any:
-        """Make a script's own objects elastic. See `elastic.prepare`."""
-        prepared = self._preparation.prepare(
-            objects, accumulate=accumulate, per_rank_batch=per_rank_batch, options=options
-        )
-        return prepared[0] if len(prepared) == 1 else tuple(prepared)
+    def prepare(self, *objects: Any, carry: str | Collection[str] = (), **options: Any) -> Any:
+        """Make a script's own objects elastic. See `elastic.prepare`, which has the same options."""
+        return self._preparation.prepare(objects, carry=carry, **options)
 
     @property
     def preparation(self) -> Preparation:

@@ -11,6 +11,11 @@ from typing import Any
 
 from bftrainer.errors import InputError
 
+CARRIED = "bftrainer_carry"
+"""Name under which the variables are registered that `elastic.prepare` carries."""
+_ATOMS = frozenset({type(None), bool, int, float, str})
+"""Types of plain values that are no containers."""
+
 
 class Value:
     """A plain value that newcomers and resumed runs receive with the state, such as the best accuracy so far.
@@ -23,7 +28,7 @@ class Value:
     __slots__ = ("_value",)
 
     def __init__(self, value: Any) -> None:
-        self._value = _plain(value)
+        self._value = plain(value)
 
     @property
     def value(self) -> Any:
@@ -32,15 +37,15 @@ class Value:
 
     @value.setter
     def value(self, value: Any) -> None:
-        self._value = _plain(value)
+        self._value = plain(value)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the value, for snapshots and newcomers."""
-        return {"value": _plain(self._value)}
+        return {"value": plain(self._value)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace the value by a saved one."""
-        self._value = _plain(state["value"])
+        self._value = plain(state["value"])
 
     def __float__(self) -> float:
         return float(self._value)
@@ -49,9 +54,10 @@ class Value:
         return f"Value({self._value!r})"
 
 
-def _plain(value: Any) -> Any:
-    """Return a copy of a plain value; refuse any other type."""
-    if value is None or isinstance(value, bool):
+def plain(value: Any, holder: str = "an elastic.Value") -> Any:
+    """Return a copy of a plain value; refuse any other type. `holder` names what holds the value."""
+    kind = type(value)
+    if kind in _ATOMS:
         return value
     if isinstance(value, str):
         return str(value)
@@ -59,12 +65,12 @@ def _plain(value: Any) -> Any:
         return int(value)
     if isinstance(value, Real):
         return float(value)
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return type(value)(_plain(item) for item in value)
-    if type(value) is dict:
-        return {_plain(key): _plain(item) for key, item in value.items()}
+    if kind is list or kind is tuple:
+        return kind([item if type(item) in _ATOMS else plain(item, holder) for item in value])
+    if kind is dict:
+        return {plain(key, holder): plain(item, holder) for key, item in value.items()}
     hint = "call .item() on it" if hasattr(value, "item") else "register objects with a state_dict() as they are"
     raise InputError(
-        "an elastic.Value must be a number, a string, a bool, None, or a list, tuple or dict of these, "
-        f"but got {type(value).__name__}; {hint}"
+        f"{holder} must be a number, a string, a bool, None, or a list, tuple or dict of these, "
+        f"but got {kind.__name__}; {hint}"
     )

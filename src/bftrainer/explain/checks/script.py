@@ -111,7 +111,7 @@ def file_notices(program: Program, training: Training) -> Iterator[Notice]:
                 program,
                 call,
                 "this file is written by all ranks at once",
-                f"write it under `if {lines.IS_MAIN}:`, with {lines.WITH_RUN}; torch.save to a path needs no test",
+                f"write it under `if {lines.IS_MAIN}:`; torch.save to a path needs no test",
             )
 
 

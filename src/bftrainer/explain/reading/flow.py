@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-_CHANGING = frozenset(["append", "extend", "insert", "add", "update", "appendleft", "setdefault"])
+CHANGING = frozenset(["append", "extend", "insert", "add", "update", "appendleft", "setdefault"])
 """Methods that change a list, dict or set."""
 
 _Block = Sequence[ast.stmt]
@@ -125,25 +125,25 @@ class _Walk:
             known = self._set(target.value, known, statement)
         elif isinstance(target, ast.Subscript | ast.Attribute):
             self._read(target.value, known)
-            if isinstance(target, ast.Subscript) and _container(target):
-                self.flow.changed.setdefault(_container(target), []).append(statement)
+            if isinstance(target, ast.Subscript) and container(target):
+                self.flow.changed.setdefault(container(target), []).append(statement)
         return known
 
     def _read(self, node: ast.AST, known: _Known) -> None:
-        for name in _read_names(node):
+        for name in read_names(node):
             if known is not None and name not in known:
                 self.flow.early.add(name)
         for inner in ast.walk(node):
-            if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr in _CHANGING:
-                name = _container(inner.func.value)
+            if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr in CHANGING:
+                name = container(inner.func.value)
                 if name:
                     self.flow.changed.setdefault(name, []).append(inner)
             elif isinstance(inner, ast.NamedExpr):
                 self.flow.changed.setdefault(inner.target.id, []).append(inner)
 
 
-def _container(node: ast.expr) -> str:
-    """The name whose value an expression such as `history["loss"]` is a part of."""
+def container(node: ast.expr) -> str:
+    """Return the name whose value an expression such as `history["loss"]` is a part of."""
     while isinstance(node, ast.Subscript):
         node = node.value
     return mentioned(node)
@@ -156,8 +156,8 @@ def _both(one: _Known, other: _Known) -> _Known:
     return one & other
 
 
-def _read_names(node: ast.AST) -> Iterator[str]:
-    """The names that an expression reads, without the variables of its comprehensions and lambdas."""
+def read_names(node: ast.AST) -> Iterator[str]:
+    """Yield the names that an expression reads, without the variables of its comprehensions and lambdas."""
     own: set[str] = set()
     for inner in ast.walk(node):
         if isinstance(inner, ast.comprehension):

@@ -17,7 +17,8 @@ from bftrainer.explain.reading.source import dotted
 _EMPTY = frozenset(
     ["list", "dict", "set", "tuple", "int", "float", "str", "bool", "defaultdict", "deque", "Counter", "OrderedDict"]
 )
-_CLOCKS = frozenset(["time", "perf_counter", "monotonic", "now", "process_time"])
+_SPECIAL = frozenset(["set", "defaultdict", "deque", "Counter", "OrderedDict"])
+CLOCKS = frozenset(["time", "perf_counter", "monotonic", "now", "process_time"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +31,8 @@ class CarriedValue:
     lines: tuple[int, ...]
     holds_weights: bool
     """It is given the state of a module, which is too large for a value."""
+    module: ast.AST | None = None
+    """The module that it is a variable of, if it can be carried by its name."""
 
 
 def carried_values(program: Program, loop: Loop, known: Collection[str]) -> list[CarriedValue]:
@@ -48,8 +51,25 @@ def carried_values(program: Program, loop: Loop, known: Collection[str]) -> list
         if not (weights or _is_simple(first.value)):
             continue
         lines = sorted({node.lineno for node in _uses(loop, name)})
-        found.append(CarriedValue(name, first.statement, first.value, tuple(lines), weights))
+        module = _module_of(program, loop, name, first)
+        found.append(CarriedValue(name, first.statement, first.value, tuple(lines), weights, module))
     return sorted(found, key=lambda value: value.lines)
+
+
+def _module_of(program: Program, loop: Loop, name: str, first: Binding) -> ast.AST | None:
+    """Return the module of the loop if the loop changes a variable of it, of a type that can be carried."""
+    scope = program.scopes[loop]
+    module = program.file(loop).tree
+    is_global = scope is module or any(isinstance(node, ast.Global) and name in node.names for node in ast.walk(scope))
+    fits = program.scopes[first.statement] is module and not _is_special(first.value)
+    return module if is_global and fits and name.isidentifier() else None
+
+
+def _is_special(value: ast.expr) -> bool:
+    """Whether a value is a set, or a container of another type than those of Python's literals."""
+    if isinstance(value, ast.Call):
+        return dotted(value.func).rpartition(".")[2] in _SPECIAL
+    return isinstance(value, ast.Set)
 
 
 def _read_later(program: Program, loop: Loop) -> set[str]:
@@ -115,7 +135,7 @@ def _is_clock(change: ast.AST) -> bool:
     value = getattr(change, "value", None)
     if isinstance(value, ast.Name):  # t0 = t1
         return re.fullmatch(r"t\d*|t_\w+|tic|toc|now|\w*time\w*", value.id) is not None
-    return isinstance(value, ast.Call) and dotted(value.func).rpartition(".")[2] in _CLOCKS
+    return isinstance(value, ast.Call) and dotted(value.func).rpartition(".")[2] in CLOCKS
 
 
 def _has_weights(node: ast.AST) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass
 
 from bftrainer.explain import lines
@@ -17,7 +17,8 @@ from bftrainer.explain.reading.kinds import Kind
 from bftrainer.explain.reading.program import Loop, Program, is_function, parameters
 from bftrainer.explain.reading.reach import reach
 from bftrainer.explain.report import Evidence, Notice
-from bftrainer.explain.training.carried import carried_values
+from bftrainer.explain.training.by_rank import names_by_rank
+from bftrainer.explain.training.carried import CarriedValue, carried_values
 from bftrainer.explain.training.counted import count_steps, step_counter
 from bftrainer.explain.training.loops import Training, range_of
 from bftrainer.explain.training.objects import TrainedObject, TrainedObjects, find_objects
@@ -48,7 +49,9 @@ def training_notices(program: Program, training: Training) -> Iterator[Notice]:
 def explain_plain(program: Program, training: Training, edits: Edits) -> Iterator[Notice]:
     """Put the changes of a plain loop into `edits`, and yield its notices."""
     objects = find_objects(program, training)
-    yield from _prepare(program, training, objects, edits)
+    differing = names_by_rank(program, training)
+    values = [value for value in _kept(program, training, objects) if value.name not in differing]
+    carried = yield from _prepare(program, training, objects, [value for value in values if value.module], edits)
     yield from _loops(program, training, edits)
     accumulation = find_accumulation(program, training)
     for one in accumulation:
@@ -59,7 +62,7 @@ def explain_plain(program: Program, training: Training, edits: Edits) -> Iterato
     yield from tail_notices(program, accumulation)
     yield from count_notices(program, accumulation)
     yield from gradient_notices(program, training)
-    yield from carried_notices(program, training, objects)
+    yield from carried_notices(program, training, objects, carried=carried)
     yield from training_notices(program, training)
 
 
@@ -74,7 +77,10 @@ class _Spot:
     indent: str
 
 
-def _prepare(program: Program, training: Training, objects: TrainedObjects, edits: Edits) -> Iterator[Notice]:
+def _prepare(
+    program: Program, training: Training, objects: TrainedObjects, values: list[CarriedValue], edits: Edits
+) -> Generator[Notice, None, list[str]]:
+    """Insert the line with `prepare`. Returns the names of the values that it carries."""
     file = program.file(training.anchor)
     fitting: list[TrainedObject] = []
     for one in objects.named:
@@ -89,7 +95,7 @@ def _prepare(program: Program, training: Training, objects: TrainedObjects, edit
                 f"make it once, before that loop, and give it to {lines.PREPARE}",
                 refused=True,
             )
-    spot = _spot(program, training, fitting)
+    spot, values = _spot(program, training, fitting, values)
     add_import(edits, file, lines.IMPORT_ELASTIC)
     names = [one.text for one in fitting]
     for one in objects.unnamed:
@@ -112,8 +118,11 @@ def _prepare(program: Program, training: Training, objects: TrainedObjects, edit
             f"give all of them to {lines.PREPARE} in one place, before this loop",
         )
     elif names:
-        line = f"{spot.indent}{', '.join(names)} = {lines.PREPARE}({', '.join(names)})"
-        edits.insert(file, spot.line, line)
+        carried = [value.name for value in values]
+        given = [*names, carry_argument(carried)] if carried else names
+        edits.insert(file, spot.line, f"{spot.indent}{', '.join(names)} = {lines.PREPARE}({', '.join(given)})")
+        return carried
+    return []
 
 
 def _made_inside(program: Program, training: Training, one: TrainedObject) -> ast.AST | None:
@@ -125,25 +134,32 @@ def _made_inside(program: Program, training: Training, one: TrainedObject) -> as
     return found[0] if found and not before else None
 
 
-def _spot(program: Program, training: Training, objects: list[TrainedObject]) -> _Spot | None:
-    """Before the loop; or at the end of the definitions, if they are outside of the loop's function."""
+def _spot(
+    program: Program, training: Training, objects: list[TrainedObject], values: list[CarriedValue]
+) -> tuple[_Spot | None, list[CarriedValue]]:
+    """Before the loop; or at the end of the definitions, if they are outside of the loop's function.
+
+    Also returns the carried values that are set there.
+    """
     file, anchor = program.file(training.anchor), training.anchor
     scope = program.scopes[anchor]
     before_loop = _Spot(anchor.lineno, indentation(file, anchor.lineno))
     if not is_function(scope):
-        return before_loop
+        return before_loop, values
     plain = [one.expression for one in objects if isinstance(one.expression, ast.Name)]
     outside = [one for one in plain if not program.local_bindings(scope, one.id) and one.id not in parameters(scope)]
     if not outside:
-        return before_loop
+        return before_loop, values
     if len(outside) < len(objects):
-        return None
+        return None, []
     made = [binding.statement for one in outside for binding in program.local_bindings(file.tree, one.id)]
     last = [one for one in file.tree.body if one in made]
     if len({one.id for one in outside}) > len({*_bound_at_top(last)} & {one.id for one in outside}):
-        return None
+        return None, []
+    values = [value for value in values if value.first in file.tree.body]
+    last += [one for one in file.tree.body if any(one is value.first for value in values)]
     end = max(one.end_lineno or one.lineno for one in last)
-    return _Spot(end + 1, "")
+    return _Spot(end + 1, ""), values
 
 
 def _bound_at_top(statements: list[ast.stmt]) -> Iterator[str]:
@@ -243,22 +259,49 @@ def _micro_loops(program: Program, training: Training) -> Iterator[Loop]:
 # Values that the loop carries.
 
 
-def carried_notices(
-    program: Program, training: Training, objects: TrainedObjects, given_to: str = lines.PREPARE
-) -> Iterator[Notice]:
-    """Yield the variables that a node that joins later does not know."""
+def _kept(program: Program, training: Training, objects: TrainedObjects) -> list[CarriedValue]:
     known = {one.text for one in objects.named}
     if isinstance(training.iteration, ast.While):
         known.add(step_counter(program, training.iteration))
+    return carried_values(program, training.anchor, known)
+
+
+def carried_notices(
+    program: Program,
+    training: Training,
+    objects: TrainedObjects,
+    given_to: str = lines.PREPARE,
+    carried: Collection[str] = (),
+) -> Iterator[Notice]:
+    """Yield the variables that a node that joins later does not know, apart from those that are `carried`."""
     passes = "steps" if training.iteration is not None else "epochs"
-    for value in carried_values(program, training.anchor, known):
+    differing = names_by_rank(program, training)
+    for value in _kept(program, training, objects):
+        if value.name in carried:
+            continue
         places = f"{'line' if len(value.lines) == 1 else 'lines'} {', '.join(map(str, value.lines))}"
-        if value.holds_weights:
-            remedy = "write it to a file with torch.save and read it from there: such a value holds no tensors"
-        else:
-            remedy = (
-                f"write `{value.name} = {lines.VALUE}({source_text(program, value.initial)})`, give it to {given_to}, "
-                f"and use `{value.name}.value` in {places}, and wherever else the script uses it"
-            )
         what = f"`{value.name}` is kept for later {passes} ({places}), but a node that joins later does not know it"
-        yield notice(program, value.first, what, remedy)
+        yield notice(program, value.first, what, _remedy(program, value, given_to, places, value.name in differing))
+
+
+def _remedy(program: Program, value: CarriedValue, given_to: str, places: str, differs: bool) -> str:
+    if value.holds_weights:
+        return "write it to a file with torch.save and read it from there: such a value holds no tensors"
+    if value.module is None or given_to != lines.PREPARE:
+        return (
+            f"write `{value.name} = {lines.VALUE}({source_text(program, value.initial)})`, give it to {given_to}, "
+            f"and use `{value.name}.value` in {places}, and wherever else the script uses it"
+        )
+    argument = f"`{carry_argument([value.name])}`"
+    if differs:
+        return (
+            "it seems to differ by rank, as the loss of a batch does, so each rank keeps its own. If it is the same "
+            f"on all ranks, give {argument} to {given_to}"
+        )
+    return f"give {argument} to {given_to}: the variable stays as it is"
+
+
+def carry_argument(names: list[str]) -> str:
+    """Return the argument of `prepare` that names variables."""
+    quoted = [f'"{name}"' for name in names]
+    return f"{lines.CARRY}={quoted[0]}" if len(names) == 1 else f"{lines.CARRY}=({', '.join(quoted)})"

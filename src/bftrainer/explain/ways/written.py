@@ -59,6 +59,13 @@ def _is_prepare(program: Program, call: ast.Call) -> bool:
     return program.name(func) in lines.PREPARE_NAMES
 
 
+def _carried(program: Program) -> list[str]:
+    """The names of variables that the script gives to `prepare`."""
+    given = [word.value for call in _prepare_calls(program) for word in call.keywords if word.arg == lines.CARRY]
+    texts = [one.value for value in given for one in ast.walk(value) if isinstance(one, ast.Constant)]
+    return [text for text in texts if isinstance(text, str)]
+
+
 def explain_written(program: Program, training: Training | None) -> Iterator[Notice]:
     """Yield the mistakes in a script that uses bftrainer."""
     yield from _unused_integrations(program)
@@ -84,7 +91,8 @@ def explain_written(program: Program, training: Training | None) -> Iterator[Not
         yield from tail_notices(program, accumulation)
         if not any(word.arg == lines.ACCUMULATE for call in _prepare_calls(program) for word in call.keywords):
             yield from count_notices(program, accumulation)
-    yield from carried_notices(program, training, objects, lines.PREPARE if prepared else "run.register")
+    given_to = lines.PREPARE if prepared else "run.register"
+    yield from carried_notices(program, training, objects, given_to, _carried(program))
     yield from training_notices(program, training)
 
 

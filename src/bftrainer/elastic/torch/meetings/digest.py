@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bftrainer.elastic.torch.value import CARRIED
 from bftrainer.errors import InputError
 
 _MOST = 1 << 22
@@ -70,13 +71,19 @@ class Digest:
 
     def written(self) -> bytes:
         """Return the digest as bytes for the leader of a meeting."""
-        values, norms = {}, {}
+        values: dict[str, str] = {}
+        norms: dict[str, float] = {}
         for name, thing in self._objects.items():
             if isinstance(thing, nn.Module):
                 norms[name] = _norm(list(thing.parameters()))
             elif not isinstance(thing, Optimizer):
                 with contextlib.suppress(Exception):  # of the script's state_dict(); snapshots report it
-                    values[name] = hashlib.sha256(_text(thing.state_dict()).encode()).hexdigest()[:16]
+                    state = thing.state_dict()
+                    # Variables that are carried are compared one by one, so that a message can name one.
+                    parts = {f'carry="{part}"': state[part] for part in state} if name == CARRIED else {name: state}
+                    values |= {
+                        part: hashlib.sha256(_text(its).encode()).hexdigest()[:16] for part, its in parts.items()
+                    }
         return json.dumps({"values": values, "norms": norms}).encode()
 
 

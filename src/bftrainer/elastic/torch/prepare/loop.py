@@ -7,6 +7,7 @@ received was used in a step: a script may add up the gradients of several batche
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from bftrainer.elastic.torch.data.batch_plan import BatchPlan, Step
 from bftrainer.elastic.torch.data.batches import Batches
 from bftrainer.elastic.torch.loop import TrainingLoop
 from bftrainer.elastic.torch.member import TrainingMember
+from bftrainer.elastic.torch.prepare.carried import CarriedVariables
 from bftrainer.elastic.torch.prepare.epoch_loader import EpochLoader, following
 from bftrainer.elastic.torch.prepare.handed_batch import HandedBatch
 from bftrainer.elastic.torch.prepare.saving import Saves
@@ -33,8 +35,10 @@ class PreparedLoop:
         reports: ProgressReports,
         training: PreparedTraining,
         saves: Saves,
+        carried: CarriedVariables,
     ) -> None:
         self._saves = saves
+        self._carried = carried
         self._member = member
         self._loop = loop
         self._reports = reports
@@ -49,6 +53,7 @@ class PreparedLoop:
     def batches(self, batches: Batches) -> Iterator[Any]:
         """Iterate over this rank's batches of the script's next epoch. `Batches` calls it."""
         member, training, plan = self._member, self._training, batches.plan
+        self._carried.refuse_hidden(sys._getframe())
         member.join()
         # The script may need a batch, though none is left.
         looks = self.looks_again or not (self._begun or self._loop.counts_epochs)
@@ -77,6 +82,7 @@ class PreparedLoop:
                             yield self._look(batches)
                             training.leave()
                         return
+                    self._check_carried()
                     self._saves.take_over()
                     loader.at_boundary()
                 loaded = loader.next()
@@ -150,12 +156,14 @@ class PreparedLoop:
             raise InputError("elastic.steps() counts all steps of a training: do not loop over a prepared loader too")
         if member.stepper.scales_lr:
             raise InputError("`lr_scaling` needs a prepared loader: in elastic.steps() the batch is not known")
+        self._carried.refuse_hidden(sys._getframe())
         member.join()
         while True:
             training.end_batch()
             if not training.is_at_boundary:
                 raise InputError("optimizer.step() must be called in each of elastic.steps(); it was not in the last")
             self._loop.between(member.progress.epoch)
+            self._check_carried()
             training.splits = False
             number = member.progress.cursor
             if number >= count or member.progress.over:
@@ -182,6 +190,11 @@ class PreparedLoop:
             seed_all(seed, step.start, micro_step)
             yield micro_step
         seed_all(seed, step.start, count)
+
+    def _check_carried(self) -> None:
+        """Refuse values that could not be sent. With other ranks they are read between two batches anyway."""
+        if self._member.world == 1:
+            self._carried.state_dict()
 
     def _next_epoch(self) -> int | None:
         """Return the epoch of the loop that begins. None if it was over before this worker came."""

@@ -8,7 +8,7 @@ over all ranks. In place of a DataLoader the script gets one that looks the same
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +25,7 @@ from bftrainer.elastic.torch.data.source import read
 from bftrainer.elastic.torch.loop import TrainingLoop
 from bftrainer.elastic.torch.member import TrainingMember
 from bftrainer.elastic.torch.prepare import backward
+from bftrainer.elastic.torch.prepare.carried import CarriedVariables, calling_frame
 from bftrainer.elastic.torch.prepare.framework import FrameworkLoop
 from bftrainer.elastic.torch.prepare.loader import PreparedLoader
 from bftrainer.elastic.torch.prepare.loop import PreparedLoop
@@ -35,7 +36,7 @@ from bftrainer.elastic.torch.prepare.training import PreparedTraining
 from bftrainer.elastic.torch.present_batch import PresentBatch
 from bftrainer.elastic.torch.reports import ProgressReports
 from bftrainer.elastic.torch.state.transfer import Stateful
-from bftrainer.elastic.torch.value import Value
+from bftrainer.elastic.torch.value import CARRIED, Value
 from bftrainer.errors import InputError
 
 _PATTERN = "bftrainer_passes"
@@ -63,7 +64,8 @@ class Preparation:
         self.saves = Saves(lambda: member.rank == 0)
         """The calls of `torch.save`."""
         self.training = PreparedTraining(member, batch, self.saves)
-        self._loop = PreparedLoop(member, loop, reports, self.training, self.saves)
+        self._carried = CarriedVariables()
+        self._loop = PreparedLoop(member, loop, reports, self.training, self.saves, self._carried)
         self.framework = FrameworkLoop(member, batch, loop, reports, self._loop, self.training)
         """The loop, for a framework that counts batches and steps itself."""
         self._member = member
@@ -72,36 +74,48 @@ class Preparation:
         self._seed = seed
         self._epochs = loop.epochs
         self._first_epoch = Value(0)
+        self._is_used = False
         self._modules: list[nn.Module] = []
         self._names: dict[str, int] = {}
         self._loaders: list[PreparedLoader] = []
 
     def prepare(
-        self, objects: Sequence[Any], *, accumulate: int | None, per_rank_batch: bool, options: Any
-    ) -> list[Any]:
-        """Prepare objects, and return them in the order given."""
+        self,
+        objects: Sequence[Any],
+        *,
+        accumulate: int | None = None,
+        per_rank_batch: bool = False,
+        carry: str | Collection[str] = (),
+        **options: Any,
+    ) -> Any:
+        """Prepare objects, and return them in the order given. A single one is returned by itself."""
         if accumulate is not None:
             self.training.accumulate = whole_number("accumulate", accumulate, 1)
-        first = not self._names
+        variables = self._carried.checked(carry, calling_frame())
+        first = not self._is_used
         if first:
             self._member.registers_by = "elastic.prepare()"
         registered = {self._name(thing): thing for thing in objects if not isinstance(thing, DataLoader)}
         if first:
             registered |= {_PATTERN: self.training.pattern, _FIRST_EPOCH: self._first_epoch}
+        if variables:
+            registered[CARRIED] = self._carried
         if registered or options:
             self._register(**registered, **options)
+        self._carried.add(variables)
+        self._is_used = True
         prepared = [self._prepared(thing, per_rank_batch) for thing in objects]
         if first:
             backward.observe(self.training)
             if self._member.membership is not None:
                 self.saves.take_charge()
             refuse_other_scalers(self._member.stepper.optimizers)
-        return prepared
+        return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
     @property
     def is_used(self) -> bool:
         """Whether the script has called `prepare`."""
-        return bool(self._names)
+        return self._is_used
 
     def epochs(self, start: int, stop: int) -> Iterator[int]:
         """Iterate over the epochs of a script that counts them from `start`.
@@ -251,5 +265,6 @@ def _kind(thing: Any) -> str:
     what = f"the class {thing.__name__}" if isinstance(thing, type) else type(thing).__name__
     raise InputError(
         "elastic.prepare() takes models, optimizers, DataLoaders, schedulers, GradScalers and objects with "
-        f"state_dict() and load_state_dict(), but got {what}; for a plain value write elastic.Value(…)"
+        f"state_dict() and load_state_dict(), but got {what}; for a plain value give the name of its variable, "
+        'carry="name", or write elastic.Value(…)'
     )
