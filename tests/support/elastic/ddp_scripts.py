@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -20,7 +19,6 @@ from support.elastic.ledger import committed
 
 OBSERVED = script("prepared/observed.py")
 TORCHRUN_S = 240.0
-TORCHRUN_ATTEMPTS = 3
 
 
 def settings(folder: Path, ranks: int) -> CoordinatorSettings:
@@ -36,19 +34,12 @@ def command(folder: Path, pace_s: float, name: str, *arguments: object) -> list[
 
 
 def under_torchrun(folder: Path, ranks: int, name: str, *arguments: object) -> dict[str, Any]:
-    """What a script saves at its end under torchrun.
-
-    A rank now and then aborts at its exit ("terminate called without an active exception"), after all that the script
-    does: PyTorch's own threads, without BFTrainer. That would say nothing of BFTrainer, so the script is run again.
-    """
-    words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", script(f"ddp/{name}")]
-    argv = [sys.executable, *words, str(folder), *map(str, arguments)]
-    for _attempt in range(TORCHRUN_ATTEMPTS):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        if subprocess.run(argv, timeout=TORCHRUN_S).returncode == 0:
-            return loaded(folder)
-    raise AssertionError(f"{name} failed {TORCHRUN_ATTEMPTS} times under torchrun")
+    """What a script saves at its end under torchrun."""
+    words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", script("ddp/by_torchrun.py")]
+    folder.mkdir(parents=True)
+    argv = [sys.executable, *words, script(f"ddp/{name}"), str(folder), *map(str, arguments)]
+    subprocess.run(argv, timeout=TORCHRUN_S, check=True)
+    return loaded(folder)
 
 
 def disturbed(
