@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings, Happening
-from bftrainer.elastic.protocol import Follow, Formed, Ready
+from bftrainer.elastic.protocol import PAUSE_PARTS, Follow, Formed, Ready
 from bftrainer.processes.launch import ProcessLauncher
 
 HERE = Path(__file__).parent / "workers"
@@ -239,3 +240,27 @@ async def measure_changes(
             await changing.begin()
             for _ in range(repetitions):
                 await changing.repeat()
+
+
+def in_parts(side: Measured, change: str) -> dict[str, Any]:
+    """One kind of change with and without the step in it."""
+    return {
+        "pause_s": round(side.beyond_step_s(change), 4),
+        "gap_s": round(side.pause_s(change), 4),
+        "step_s": round(statistics.median(side.steps_s[change]), 4),
+        "gaps_s": rounded(side.gaps[change]),
+        "steps_s": rounded(side.steps_s[change]),
+        "parts_s": parts_of(side.stayed[change]),
+        "switches_s": rounded(side.switches[change]),
+    }
+
+
+def parts_of(said: list[Formed]) -> dict[str, float]:
+    """The median of each part of the pauses that workers measured themselves."""
+    known = [formed.parts for formed in said if formed.parts]
+    return {part: round(statistics.median(parts[part] for parts in known), 4) for part in PAUSE_PARTS} if known else {}
+
+
+def rounded(times: list[float], digits: int = 4) -> list[float]:
+    """Times as they are printed."""
+    return [round(time_s, digits) for time_s in times]

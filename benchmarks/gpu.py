@@ -1,6 +1,8 @@
 """What a rescale and a step cost on a GPU, for models of torchvision and for GPT-2. Needs a GPU.
 
     python benchmarks/gpu.py [--json] [--models resnet18,…] [--backend nccl|gloo|both] [--batch 32] [--repetitions 5]
+    python benchmarks/gpu.py --sides follow,whole [--json] [--models gpt2,gpt2-medium] [--backend nccl|gloo|both]
+    python benchmarks/gpu.py --compiled [--json] [--models gpt2] [--steps 400]
     python benchmarks/gpu.py --ranks-per-node 2 [--json] [--models gpt2] [--backend nccl|gloo|both] [--repetitions 5]
 
 Two worker processes share the GPU; a third joins, leaves with notice, joins again and is killed, `repetitions` times.
@@ -12,6 +14,14 @@ Throughput: elastic training against plain DistributedDataParallel in the same p
 two processes with gloo, and one with NCCL. Several NCCL ranks on one GPU talk over loopback sockets
 (`workers/rig.py`), which says nothing about a cluster: their throughput is not measured, and their pauses include that
 slow transport.
+
+`--sides` measures only changes, of GPT-2 (124M parameters) and GPT-2 medium (355M) with AdamW in bfloat16: newcomers
+that follow the training before they join, newcomers that take the whole state when they join, or both in turns. Each
+turn is a job of its own. `pause_s` is the longest time from one commit to the next around the change (`gap_s`) without
+that of an undisturbed step after it (`step_s`), all medians; `parts_s` is what the workers spent it on.
+
+`--compiled` compares the steps per second of one rank that trains a compiled model elastically with those of a plain
+loop without BFTrainer, in the same process, in turns.
 
 `--ranks-per-node K` measures only changes, and GPT-2 unless `--models` says otherwise: 2 → 3 nodes with K ranks each,
 beside the same number of ranks at one per node (2K → 3K nodes, K of them change at once) and the same number of nodes
@@ -33,12 +43,15 @@ from typing import Any
 
 from bftrainer import __version__
 from bftrainer.elastic.local.coordinator import Coordinator, CoordinatorSettings
+from bftrainer.elastic.protocol import FOLLOW
 from bftrainer.processes.launch import ProcessLauncher
 from bftrainer.processes.warm import WarmLauncher
-from changes import CHANGES, HERE, Measured, Shape, measure_changes
+from changes import CHANGES, HERE, Measured, Shape, in_parts, measure_changes
 
 MODELS = ("resnet18", "shufflenet_v2_x1_0", "densenet121", "vgg16", "gpt2")
 BACKENDS = {"gloo": {"BFTRAINER_BACKEND": "gloo"}, "nccl": {"BFTRAINER_BACKEND": "nccl", "BFTRAINER_RIG": "1"}}
+SIDES = {"follow": "all", "whole": "0"}
+"""Whether newcomers follow the training before they join, and what says so to them."""
 CALM_S = 1.0
 SETTLED_STEPS = 10
 """Steps on the new number of ranks after which a change is over."""
@@ -116,12 +129,36 @@ async def changes_of_ranks(
     return row
 
 
-async def throughput(model: str, batch: int, ranks: int, steps: int, environment: dict[str, str]) -> dict[str, Any]:
+async def changes_by_side(
+    model: str, batch: int, names: list[str], repetitions: int, environment: dict[str, str]
+) -> dict[str, Any]:
+    """Times of changes, with newcomers that follow the training and with others, in turns."""
+    sides = {name: Measured() for name in names}
+    launcher = WarmLauncher()
+    for number in range(repetitions):
+        for name, side in sides.items():
+            await measure_job(model, batch, Shape(), {**environment, FOLLOW: SIDES[name]}, launcher, side)
+            pauses = ", ".join(
+                f"{change} {side.gaps[change][-1] - side.steps_s[change][-1]:.3f} s" for change in CHANGES
+            )
+            print(f"{model}, turn {number + 1}, {name}: {pauses}", file=sys.stderr, flush=True)
+    await launcher.close()
+    row: dict[str, Any] = {}
+    for name, side in sides.items():
+        row[name] = {change: in_parts(side, change) for change in CHANGES}
+        row[name]["newcomer_start_s"] = middle(side.starts_s)
+        row[name]["flow_rate_share"] = middle(side.flow_shares) if side.flow_shares else None
+    return row
+
+
+async def throughput(
+    model: str, batch: int, ranks: int, steps: int, environment: dict[str, str], mode: str = "compare"
+) -> dict[str, Any]:
     """Samples per second of both sides."""
     with tempfile.TemporaryDirectory() as name:
         launcher = WarmLauncher()
         settings = CoordinatorSettings(silence_s=120.0, threads=4, environment=environment)
-        argv = [str(HERE / "gpu_worker.py"), name, model, str(batch), "compare", str(steps)]
+        argv = [str(HERE / "gpu_worker.py"), name, model, str(batch), mode, str(steps)]
         async with Coordinator(argv, launcher, nodes=(ranks, ranks), settings=settings) as job:
             await job.add(ranks)
             outcome = await job.wait()
@@ -129,10 +166,11 @@ async def throughput(model: str, batch: int, ranks: int, steps: int, environment
                 raise SystemExit(f"{outcome.error}\n{outcome.traceback}")
         await launcher.close()
         rates = json.loads(Path(name, "rates.json").read_text())
-    ratios = [mine / theirs for mine, theirs in zip(rates["elastic"], rates["ddp"], strict=True)]
+    other = "ddp" if mode == "compare" else "plain"
+    ratios = [mine / theirs for mine, theirs in zip(rates["elastic"], rates["other"], strict=True)]
     return {
         "elastic_samples_per_s": round(statistics.median(rates["elastic"]), 1),
-        "ddp_samples_per_s": round(statistics.median(rates["ddp"]), 1),
+        f"{other}_samples_per_s": round(statistics.median(rates["other"]), 1),
         "ratio": round(statistics.median(ratios), 4),
     }
 
@@ -148,6 +186,29 @@ async def measure_ranks(args: argparse.Namespace) -> dict[str, Any]:
             row[backend] = await changes_of_ranks(model, args.batch, args.ranks_per_node, args.repetitions, environment)
             print(model, backend, json.dumps(row[backend]), file=sys.stderr, flush=True)
     found["load_average"] = round(os.getloadavg()[0], 2)
+    return found
+
+
+async def measure_sides(args: argparse.Namespace) -> dict[str, Any]:
+    """All models, with newcomers that follow and with others."""
+    found: dict[str, Any] = {"bftrainer": __version__, "batch": args.batch, "repetitions": args.repetitions}
+    found["models"] = {}
+    for model in args.models.split(","):
+        row = found["models"][model] = {}
+        for backend in ("gloo", "nccl") if args.backend == "both" else (args.backend,):
+            row[backend] = await changes_by_side(model, args.batch, args.sides, args.repetitions, BACKENDS[backend])
+            print(model, backend, json.dumps(row[backend]), file=sys.stderr, flush=True)
+    found["load_average"] = round(os.getloadavg()[0], 2)
+    return found
+
+
+async def measure_compiled(args: argparse.Namespace) -> dict[str, Any]:
+    """All models, compiled, on one rank."""
+    found: dict[str, Any] = {"bftrainer": __version__, "batch": args.batch, "models": {}}
+    for model in args.models.split(","):
+        row = await throughput(model, args.batch, 1, args.steps, {}, mode="compiled")
+        found["models"][model] = row
+        print(model, json.dumps(row), file=sys.stderr, flush=True)
     return found
 
 
@@ -176,6 +237,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--models", help=f"{','.join(MODELS)}; with --ranks-per-node gpt2")
     parser.add_argument("--ranks-per-node", type=int, help="compare nodes with so many ranks with nodes with one")
+    parser.add_argument("--sides", type=lambda text: text.split(","), help=" or ".join((*SIDES, ",".join(SIDES))))
+    parser.add_argument("--compiled", action="store_true", help="compare compiled models with a plain loop")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--backend", choices=["nccl", "gloo", "both"], help="both with a GPU, gloo without")
     parser.add_argument("--repetitions", type=int, default=5)
@@ -188,8 +251,16 @@ def main() -> None:
         parser.error(f"--backend {args.backend} needs a GPU; on a CPU use --backend gloo")
     if args.ranks_per_node is not None and args.ranks_per_node < 2:
         parser.error(f"--ranks-per-node must be 2 or more, but got {args.ranks_per_node}")
-    args.models = args.models or ("gpt2" if args.ranks_per_node else ",".join(MODELS))
-    found = asyncio.run(measure_ranks(args) if args.ranks_per_node else measure(args))
+    if unknown := set(args.sides or ()) - set(SIDES):
+        parser.error(f"--sides must be of {', '.join(SIDES)}, but got {', '.join(sorted(unknown))}")
+    special = args.ranks_per_node or args.sides or args.compiled
+    args.models = args.models or ("gpt2" if special else ",".join(MODELS))
+    if args.sides:
+        found = asyncio.run(measure_sides(args))
+    elif args.compiled:
+        found = asyncio.run(measure_compiled(args))
+    else:
+        found = asyncio.run(measure_ranks(args) if args.ranks_per_node else measure(args))
     if args.json:
         print(json.dumps(found, indent=1))
 

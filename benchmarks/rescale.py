@@ -49,10 +49,10 @@ from typing import Any
 
 from bftrainer import __version__
 from bftrainer.elastic.local.coordinator import CoordinatorSettings
-from bftrainer.elastic.protocol import FOLLOW, PAUSE_PARTS, Formed
+from bftrainer.elastic.protocol import FOLLOW
 from bftrainer.processes.warm import PRELOAD as WARM
 from bftrainer.processes.warm import WarmLauncher
-from changes import CHANGES, HERE, Measured, Shape, measure_changes
+from changes import CHANGES, HERE, Measured, Shape, in_parts, measure_changes, rounded
 from others import measure_other, measure_sized, missing, torchrun
 from ways import FRAMEWORKS, PRELOAD, refuse_missing, worker_command
 
@@ -238,25 +238,6 @@ def print_against(found: dict[str, Any]) -> None:
             print(f"{size:>6} MB {name:10} {said or 'not measured: ' + row['missing']}")
 
 
-def in_parts(side: Measured, change: str) -> dict[str, Any]:
-    """One kind of change with and without the step in it."""
-    return {
-        "pause_s": round(side.beyond_step_s(change), 4),
-        "gap_s": round(side.pause_s(change), 4),
-        "step_s": round(statistics.median(side.steps_s[change]), 4),
-        "gaps_s": rounded(side.gaps[change]),
-        "steps_s": rounded(side.steps_s[change]),
-        "parts_s": parts_of(side.stayed[change]),
-        "switches_s": rounded(side.switches[change]),
-    }
-
-
-def parts_of(said: list[Formed]) -> dict[str, float]:
-    """The median of each part of the pauses that workers measured themselves."""
-    known = [formed.parts for formed in said if formed.parts]
-    return {part: round(statistics.median(parts[part] for parts in known), 4) for part in PAUSE_PARTS} if known else {}
-
-
 def print_state(found: dict[str, Any]) -> None:
     """Both ways, kind by kind."""
     print(f"a state of {found['state_mb']:g} MB, medians of {found['repetitions']} turns", end=", ")
@@ -275,11 +256,6 @@ def print_state(found: dict[str, Any]) -> None:
 def heading(repetitions: int) -> dict[str, Any]:
     """What every result begins with."""
     return {"bftrainer": __version__, "cores": os.cpu_count(), "repetitions": repetitions}
-
-
-def rounded(times: list[float], digits: int = 4) -> list[float]:
-    """Times as they are printed."""
-    return [round(time_s, digits) for time_s in times]
 
 
 def warm_join(side: Measured) -> dict[str, Any]:

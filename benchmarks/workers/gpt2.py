@@ -1,4 +1,4 @@
-"""GPT-2 in plain torch, for the soak test and the GPU benchmark: 124 million parameters, synthetic tokens."""
+"""GPT-2 in plain torch, for the soak test and the GPU benchmark: 124 or 355 million parameters, synthetic tokens."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class Size:
 
 
 GPT2 = Size(layers=12, heads=12, width=768, vocabulary=50257, context=128)
+GPT2_MEDIUM = Size(layers=24, heads=16, width=1024, vocabulary=50257, context=128)
 TINY = Size(layers=2, heads=2, width=32, vocabulary=64, context=16)
 """For tests on a CPU."""
 

@@ -1,9 +1,10 @@
 """One rank of `benchmarks/gpu.py`: a model on synthetic data that are on the device already.
 
-MODEL is a name of torchvision's, cnn, gpt2 or gpt2-tiny.
+MODEL is a name of torchvision's, cnn, gpt2, gpt2-medium or gpt2-tiny. Those of GPT-2 compute in bfloat16.
 
-gpu_worker.py FOLDER MODEL BATCH train          trains for ever, writes down when it commits
-gpu_worker.py FOLDER MODEL BATCH compare STEPS  blocks of elastic training and of DistributedDataParallel in turns
+gpu_worker.py FOLDER MODEL BATCH train           trains for ever, writes down when it commits
+gpu_worker.py FOLDER MODEL BATCH compare STEPS   blocks of elastic training and of DistributedDataParallel in turns
+gpu_worker.py FOLDER MODEL BATCH compiled STEPS  the same with compiled models, and a plain loop on the other side
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rig  # noqa: F401 - sets NCCL up for one GPU
 from bftrainer import elastic
-from gpt2 import GPT2, TINY, Gpt2, make_tokens
+from gpt2 import GPT2, GPT2_MEDIUM, TINY, Gpt2, make_tokens
 
 
 class Plain(DistributedDataParallel):
@@ -33,7 +34,7 @@ class Plain(DistributedDataParallel):
 folder, name, batch, mode = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
 run = elastic.init()
 device, cuda = run.device, run.device.type == "cuda"
-sizes = {"gpt2": GPT2, "gpt2-tiny": TINY}
+sizes = {"gpt2": GPT2, "gpt2-medium": GPT2_MEDIUM, "gpt2-tiny": TINY}
 
 
 def make_model() -> nn.Module:
@@ -60,7 +61,10 @@ def make_optimizer(model: nn.Module) -> optim.Optimizer:
 
 def forward(model: nn.Module) -> Tensor:
     """The loss of a batch."""
-    return model(inputs) if name in sizes else F.cross_entropy(model(inputs), labels)
+    if name not in sizes:
+        return F.cross_entropy(model(inputs), labels)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        return model(inputs)
 
 
 def settle() -> None:
@@ -77,29 +81,30 @@ if name in sizes:
 else:
     inputs = torch.randn((batch, 1, 28, 28) if name == "cnn" else (batch, 3, 224, 224), device=device)
 labels = torch.randint(0, 10, (batch,), device=device)
-forward(model).backward()  # a newcomer's first steps, with all they compile and tune, happen before it joins
+trained = torch.compile(model) if mode == "compiled" else model
+forward(trained).backward()  # a newcomer's first steps, with all they compile and tune, happen before it joins
 optimizer.zero_grad()
 settle()
 if mode == "train":
     with (folder / f"commits-{os.getpid()}").open("a", buffering=1) as log:
         for _ in run.steps(1_000_000_000):
-            loss = forward(model)
+            loss = forward(trained)
             loss.backward()
             if run.step(samples=batch, loss=loss):
                 log.write(f"{time.monotonic()} {run.progress.step} {run.world}\n")
     sys.exit()
 block, blocks = 20, int(sys.argv[5]) // 20
 plain = optimizer_of_plain = None
-rates: dict[str, list[float]] = {"elastic": [], "ddp": []}
+rates: dict[str, list[float]] = {"elastic": [], "other": []}
 began = time.perf_counter()
 for number in run.steps(blocks * block):
     if plain is None:
-        plain = Plain(make_model())
+        plain = torch.compile(make_model()) if mode == "compiled" else Plain(make_model())
         optimizer_of_plain = make_optimizer(plain)
     if number % block == 0:
         settle()
         began = time.perf_counter()
-    loss = forward(model)
+    loss = forward(trained)
     loss.backward()
     run.step(samples=batch, loss=loss)
     if number % block == block - 1:
@@ -112,6 +117,6 @@ for number in run.steps(blocks * block):
             optimizer_of_plain.step()
             optimizer_of_plain.zero_grad(set_to_none=True)
         settle()
-        rates["ddp"].append(block * batch * run.world / (time.perf_counter() - began))
+        rates["other"].append(block * batch * run.world / (time.perf_counter() - began))
 if run.is_main:  # the first of each warms up
     (folder / "rates.json").write_text(json.dumps({side: found[1:] for side, found in rates.items()}))
