@@ -11,6 +11,7 @@ import signal
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -22,6 +23,7 @@ from bftrainer.elastic.protocol import PAUSE_PARTS, Follow, Formed, Ready
 from bftrainer.processes.launch import ProcessLauncher
 
 HERE = Path(__file__).parent / "workers"
+SAYS = "bftrainer: "
 CHANGES = ("grow", "shrink", "kill")
 DEADLINE_S = 180.0
 
@@ -117,6 +119,8 @@ class Measured:
     """The share of their normal rate that the others keep while newcomers start, for each `grow`."""
     starts_s: list[float] = field(default_factory=list)
     """From the start of newcomers until all of them are ready, for each `grow`."""
+    said: Counter[str] = field(default_factory=Counter)
+    """Lines in which BFTrainer told users something, such as whether newcomers followed; how often each was said."""
 
     def beyond_step_s(self, change: str) -> float:
         """The median of how much longer than a step one kind of change takes."""
@@ -240,6 +244,8 @@ async def measure_changes(
             await changing.begin()
             for _ in range(repetitions):
                 await changing.repeat()
+            for log in job.folder.glob("*.log"):
+                found.said.update(line for line in log.read_text(errors="replace").splitlines() if SAYS in line)
 
 
 def in_parts(side: Measured, change: str) -> dict[str, Any]:

@@ -17,8 +17,9 @@ slow transport.
 
 `--sides` measures only changes, of GPT-2 (124M parameters) and GPT-2 medium (355M) with AdamW in bfloat16: newcomers
 that follow the training before they join, newcomers that take the whole state when they join, or both in turns. Each
-turn is a job of its own. `pause_s` is the longest time from one commit to the next around the change (`gap_s`) without
-that of an undisturbed step after it (`step_s`), all medians; `parts_s` is what the workers spent it on.
+turn is a job of its own; with one side all changes are those of one job. `pause_s` is the longest time from one commit
+to the next around the change (`gap_s`) without that of an undisturbed step after it (`step_s`), all medians; `parts_s`
+is what the workers spent it on, and `said` what they told their users, such as whether newcomers followed.
 
 `--compiled` compares the steps per second of one rank that trains a compiled model elastically with those of a plain
 loop without BFTrainer, in the same process, in turns.
@@ -50,7 +51,7 @@ from changes import CHANGES, HERE, Measured, Shape, in_parts, measure_changes
 
 MODELS = ("resnet18", "shufflenet_v2_x1_0", "densenet121", "vgg16", "gpt2")
 BACKENDS = {"gloo": {"BFTRAINER_BACKEND": "gloo"}, "nccl": {"BFTRAINER_BACKEND": "nccl", "BFTRAINER_RIG": "1"}}
-SIDES = {"follow": "all", "whole": "0"}
+SIDES = {"follow": "1", "whole": "0"}
 """Whether newcomers follow the training before they join, and what says so to them."""
 CALM_S = 1.0
 SETTLED_STEPS = 10
@@ -135,9 +136,10 @@ async def changes_by_side(
     """Times of changes, with newcomers that follow the training and with others, in turns."""
     sides = {name: Measured() for name in names}
     launcher = WarmLauncher()
-    for number in range(repetitions):
+    turns, changes = (repetitions, 1) if len(sides) > 1 else (1, repetitions)
+    for number in range(turns):
         for name, side in sides.items():
-            await measure_job(model, batch, Shape(), {**environment, FOLLOW: SIDES[name]}, launcher, side)
+            await measure_job(model, batch, Shape(), {**environment, FOLLOW: SIDES[name]}, launcher, side, changes)
             pauses = ", ".join(
                 f"{change} {side.gaps[change][-1] - side.steps_s[change][-1]:.3f} s" for change in CHANGES
             )
@@ -148,6 +150,7 @@ async def changes_by_side(
         row[name] = {change: in_parts(side, change) for change in CHANGES}
         row[name]["newcomer_start_s"] = middle(side.starts_s)
         row[name]["flow_rate_share"] = middle(side.flow_shares) if side.flow_shares else None
+        row[name]["said"] = dict(side.said)
     return row
 
 

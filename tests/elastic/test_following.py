@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
+from bftrainer.elastic.torch.follow import flat
 from bftrainer.elastic.torch.follow.flat import FlatLayout, Spec
 from bftrainer.elastic.torch.follow.frames import FlowError
 from bftrainer.elastic.torch.follow.newcomer import Following
@@ -215,6 +218,34 @@ def test_a_newcomer_that_reads_nothing_does_not_hold_up_the_training(
     ended(donors)
 
 
+@pytest.mark.parametrize("most", [1, 1 << 30])
+def test_a_newcomer_that_can_never_keep_up_says_so_and_does_not_ask_again(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Either the donor ends the flow, or the newcomer sees that it comes no closer."""
+    monkeypatch.setattr("bftrainer.elastic.torch.follow.donor._LEAST_QUEUE_BYTES", most)
+    monkeypatch.setattr("bftrainer.elastic.torch.follow.newcomer._HOPELESS_S", 0.5)
+    width = 20_000
+    donors, newcomer = [Rank(sgd, width=width)], Rank(sgd, seed=1, width=width)
+    following = begun(newcomer, donors)
+
+    def slowed(call: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*args: Any) -> Any:
+            time.sleep(0.3)
+            return call(*args)
+
+        return slow
+
+    monkeypatch.setattr(newcomer.trained, "load", slowed(newcomer.trained.load))
+    monkeypatch.setattr(newcomer.trained, "repeat", slowed(newcomer.trained.repeat))
+    with training(donors):
+        with pytest.raises(FlowError, match="faster than it can follow") as raised:
+            following.begin(margin=5)
+        wait_until(lambda: not threads("bftrainer-flow"), "the end of the flow")
+    assert raised.type is FlowError  # after a FlowLostError it would ask again
+    ended(donors)
+
+
 def test_a_checksum_tells_values_places_and_layouts_apart() -> None:
     tensors = [torch.randn(300, 400), torch.randn(7), torch.tensor(3.0), torch.arange(5)]
     layout = FlatLayout([Spec.of(tensor) for tensor in tensors])
@@ -229,6 +260,15 @@ def test_a_checksum_tells_values_places_and_layouts_apart() -> None:
     assert layout.checksum(swapped, 0, layout.size) != known
     other = [tensors[0].view(400, 300), *tensors[1:]]
     assert FlatLayout([Spec.of(tensor) for tensor in other]).checksum(other, 0, layout.size) != known
+
+
+def test_parts_that_are_joined_for_a_checksum_are_whole_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flat, "_JOINED_BYTES", 100)
+    parts = [torch.full((size,), size, dtype=torch.uint8) for size in (60, 30, 20, 120, 1)]
+    joined = list(flat._joined(parts))
+    assert [one.numel() for one in joined] == [90, 20, 120, 1]
+    assert torch.cat(joined).equal(torch.cat(parts))
+    assert list(flat._joined([])) == []
 
 
 def test_shares_are_whole_together_and_come_back_as_the_tensors_they_were() -> None:

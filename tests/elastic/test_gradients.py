@@ -14,6 +14,8 @@ from torch import nn  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
 from bftrainer import elastic  # noqa: E402
+from bftrainer.elastic.torch.gradients.gradients import Gradients  # noqa: E402
+from bftrainer.elastic.torch.gradients.optimizers import Stepper  # noqa: E402
 from bftrainer.errors import InputError  # noqa: E402
 
 Disturb = Callable[[Any, Any], Any]
@@ -150,3 +152,39 @@ def test_one_step_for_two_losses_of_two_optimizers_is_refused_and_for_their_sum_
         with pytest.raises(InputError, match=r"gradients from 1, 2 backward passes .* run.step\(optimizer=…\)"):
             run.step()
         break
+
+
+def test_a_rank_that_trains_alone_for_long_looks_at_gradients_again_when_others_come() -> None:
+    stepper, model = Stepper(), nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    stepper.add([optimizer])
+    gradients = Gradients(stepper)
+    gradients.follow(riders=0)
+
+    def changes(steps: int) -> None:
+        for _ in range(steps):
+            gradients.begin(1.0, first=True, send=True)
+            model(DATA.tensors[0]).mean().backward()
+            optimizer.zero_grad(set_to_none=False)
+            gradients.check()
+
+    with pytest.raises(InputError, match="changed or cleared"):
+        changes(1)
+    for _ in range(200):
+        gradients.begin(1.0, first=True, send=True)
+    changes(3)
+    gradients.group_is(alone=False, check=lambda: None, wait=lambda work: work.wait())
+    with pytest.raises(InputError, match="changed or cleared"):
+        changes(1)
+
+
+def test_a_rank_with_two_optimizers_or_micro_batches_looks_at_all_gradients() -> None:
+    for optimizers, parts in ((1, 2), (2, 1)):
+        stepper, models = Stepper(), [nn.Linear(3, 1) for _ in range(optimizers)]
+        stepper.add([torch.optim.SGD(model.parameters(), lr=0.1) for model in models])
+        gradients = Gradients(stepper)
+        gradients.follow(riders=0)
+        for number in range(400):
+            gradients.begin(1.0, first=number % parts == 0, send=number % parts == parts - 1)
+        models[0](DATA.tensors[0]).mean().backward()
+        assert gradients.whole.passes(list(models[0].parameters())) == 1

@@ -92,7 +92,7 @@ class Asking:
 def begun(newcomer: Rank, donors: list[Rank]) -> Following:
     """A newcomer that is about to follow these donors."""
     asking: Any = Asking(donors)
-    return Following(newcomer.trained, asking, torch.device("cpu"))
+    return Following(newcomer.trained, asking)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -298,7 +299,7 @@ class TrainerSpec(BaseModel):
     @property
     def identity(self) -> tuple[str, str]:
         """What trainers of one script have in common: the script, with its folder, and the interpreter."""
-        where = str(PurePath(self.cwd, self.script)) if self.module is None else f"{self.script} in {self.cwd}"
+        where = _path(self.cwd, self.script) if self.module is None else f"{self.script} in {self.cwd}"
         return where, self.python or self.submitted_python
 
     def ranks_on(self, default: int) -> int:
@@ -393,3 +394,8 @@ def _said(problem: ValidationError) -> str:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:79] + "…"
+
+
+@lru_cache(maxsize=4096)  # the controller asks for the identities of all trainers at every tick
+def _path(folder: str, name: str) -> str:
+    return str(PurePath(folder, name))

@@ -58,7 +58,7 @@ class TrainingMember:
         # A lost peer ends the wait of a paced step.
         self.pacer = Pacer.from_environment(time.sleep if self.membership is None else self.membership.wait_for_cut)
         self.state = TrainingState(self.registry, self.stepper, self.metrics, snapshots)
-        self.flow = StateFlow(self.stepper, self.membership, device, lambda: self.progress.step)
+        self.flow = StateFlow(self.stepper, self.membership, lambda: self.progress.step)
         self.state.followed = self.flow
         self.gradients = Gradients(self.stepper)
         self.buffers = Buffers()
@@ -150,6 +150,8 @@ class TrainingMember:
             return
         self.peers.rehearse()
         rehearse_backward(self.device)
+        if self.peers.wire != self.device:
+            self.gradients.whole.pin_ahead()
         self.start_up.ready()
         self.flow.follow()
         self.membership.ready()

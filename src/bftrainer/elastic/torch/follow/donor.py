@@ -25,16 +25,18 @@ from torch.optim import Optimizer
 from bftrainer.elastic import protocol
 from bftrainer.elastic.protocol import Donate
 from bftrainer.elastic.torch.follow.flat import ALIGNMENT
-from bftrainer.elastic.torch.follow.frames import FlowError, Frames
-from bftrainer.elastic.torch.follow.memory import drop, make_ready_room, make_room
+from bftrainer.elastic.torch.follow.frames import FlowError, FlowSlowError, Frames
+from bftrainer.elastic.torch.follow.memory import drop, give_back, make_ready_room, make_room
 from bftrainer.elastic.torch.follow.trained import TrainedState, TrainedTree
 from bftrainer.errors import BFTrainerError, InputError
 
 _STALLED_S = 30.0
 """Seconds after which a newcomer that reads nothing is given up."""
 _LEAST_QUEUE_BYTES = 64 << 20
-_ROOMS = 2
-"""Gradients of so many steps have memory from the start: one is sent while the next one is copied."""
+_ROOMS = 2, 6
+"""Gradients of so many steps have memory from the start, at least and at most."""
+_USUAL_BYTES_PER_S = 1e9
+"""How fast a flow is expected to be, to have enough memory for the steps that are made while the state is sent."""
 _QUEUE_SHARES = 4
 """A flow may hold so many times its share of the state in gradients that are not sent yet."""
 
@@ -65,6 +67,7 @@ class DonorFlow:
         self._queued = 0  # bytes of gradients
         self._most_queued = _LEAST_QUEUE_BYTES
         self._free: list[Tensor] = []
+        self._pins = trained.gpu is not None
         self._room: Tensor | None = None
         self._capture_at: int | None = None
         self._tree: TrainedTree | None = None  # being copied
@@ -82,8 +85,8 @@ class DonorFlow:
 
     @property
     def alive(self) -> bool:
-        """Whether the flow has not ended."""
-        return not self.problem
+        """Whether the flow has not ended, and is not about to end."""
+        return not self.problem and not self._ending
 
     def at_step(self, step: int) -> None:
         """Begin to copy the state if this is the step that the newcomer asked for: no optimizer has stepped since."""
@@ -115,14 +118,14 @@ class DonorFlow:
         begin, end = found.layout.share(self._request.share, self._request.shares)
         with self._lock:
             if self._queued + end - begin > self._most_queued:
-                raise FlowError("the newcomer cannot keep up with the training")
+                raise FlowSlowError("the newcomer cannot keep up with the training")
             room = self._free.pop() if self._free else None
-        pinned = bool(found.gradients) and found.gradients[0].is_cuda
         if room is None or room.numel() < end - begin:
-            room = make_room(end - begin, pinned=pinned)
+            room = make_room(end - begin, pinned=False)  # the copy takes long, but less than pinning
         room = room[: end - begin]
         found.layout.copy(found.gradients, begin, end, room)
-        ready = torch.cuda.current_stream().record_event() if pinned else None
+        on_gpu = bool(found.gradients) and found.gradients[0].is_cuda
+        ready = torch.cuda.current_stream().record_event() if on_gpu else None
         header = {**found.header, "size": found.layout.size, "begin": begin, "end": end}
         self._say(_Item(header, room, ready))
 
@@ -152,6 +155,17 @@ class DonorFlow:
         if flush_s:
             self._thread.join(flush_s)
 
+    def give_up(self) -> None:
+        """Send no more steps: the newcomer is told that it is too slow, as soon as it has read what is being sent."""
+        with self._lock:
+            rooms = [item.room for item in self._queue if item.room is not None]
+            self._queue.clear()
+            self._queue.append(_Item({"kind": "slow"}))
+            self._ending = True
+            self._lock.notify_all()
+        if self._pins:
+            give_back(rooms)
+
     def _say(self, item: _Item) -> None:
         with self._lock:
             self._queue.append(item)
@@ -174,6 +188,7 @@ class DonorFlow:
 
     def _run(self) -> None:
         try:
+            self._trained.choose_gpu()
             self._flow()
         except (OSError, BFTrainerError) as problem:
             self._fail(str(problem))
@@ -182,9 +197,13 @@ class DonorFlow:
         else:
             self._fail("it is complete")
         with self._lock:
-            held: list[object] = [self._queue, self._free, self._room, self._tree]
+            rooms = [*self._free, *(item.room for item in self._queue if item.room is not None)]
+            rooms += [self._room] if self._room is not None else []
             self._queue, self._free, self._room, self._tree = deque(), [], None, None
-        drop(held)
+        if self._pins:
+            give_back(rooms)
+        else:
+            drop(rooms)
 
     def _flow(self) -> None:
         share, shares = self._request.share, self._request.shares
@@ -198,9 +217,9 @@ class DonorFlow:
         size = self._trained.estimated_bytes // shares
         self._most_queued = max(_LEAST_QUEUE_BYTES, _QUEUE_SHARES * size)
         # Memory is written to now: the system gives pages at the first write, and later the training would wait for it.
-        self._room = make_ready_room(size, pinned=self._trained.on_gpu)
+        self._room = make_ready_room(size, pinned=self._pins)
         gradients = self._trained.gradient_bytes // shares + ALIGNMENT
-        self._free = [make_ready_room(gradients, pinned=self._trained.on_gpu) for _ in range(_ROOMS)]
+        self._free = [make_ready_room(gradients, pinned=self._pins) for _ in range(self._rooms_for(size))]
         step, step_s = self._pace()
         frames.send({"kind": "hello", "share": share, "step": step, "step_s": step_s})
         header, _ = frames.receive()
@@ -210,14 +229,23 @@ class DonorFlow:
             tree, room = self._tree, self._room
         if tree is not None and room is not None:
             frames.send(*self._copy(tree, room, share, shares))
+        if self._pins and room is not None:
+            give_back([room])
         self._room = self._tree = None
         del tree, room
         self._keep_sending(frames)
 
+    def _rooms_for(self, size: int) -> int:
+        """Return for how many steps to have memory: those that are made while so much state is sent, and one more."""
+        least, most = _ROOMS
+        _, step_s = self._pace()
+        sending_s = size / min(_USUAL_BYTES_PER_S, _bytes_per_s() or math.inf)
+        return max(least, min(most, math.ceil(sending_s / step_s) + 1)) if step_s else least
+
     def _copy(self, tree: TrainedTree, room: Tensor, share: int, shares: int) -> tuple[dict[str, Any], Tensor]:
         begin, end = tree.layout.share(share, shares)
         if room.numel() < end - begin:  # the estimate was too low
-            room = make_room(end - begin, pinned=self._trained.on_gpu)
+            room = make_room(end - begin, pinned=self._pins)
         room = room[: end - begin]
         if self._source is not None:
             stream: Any = torch.cuda.Stream(_gpu_of(tree))  # type: ignore[no-untyped-call]
@@ -246,18 +274,20 @@ class DonorFlow:
                 if self.problem:
                     return
                 item = self._queue.popleft() if self._queue else None
+                behind = len(self._queue)
             if item is None:
                 frames.send({"kind": "end"})
                 return
             if item.ready is not None:
                 item.ready.synchronize()
-            frames.send(item.header, item.room)
+            frames.send({**item.header, "behind": behind}, item.room)
             if item.marked is not None:
                 self._send_sum(frames, item.header["label"], item.marked)
             if item.room is not None:
                 with self._lock:
                     self._queued -= item.room.numel()
-                    self._free.append(item.room)
+                    if item.room.is_pinned() or not self._pins:
+                        self._free.append(item.room)
 
     def _send_sum(self, frames: Frames, label: str, tree: TrainedTree) -> None:
         begin, end = tree.layout.share(self._request.share, self._request.shares)
@@ -333,7 +363,10 @@ class DonorFlows:
                     call(flow)
             except (BFTrainerError, RuntimeError) as problem:  # RuntimeError: no memory for a copy
                 print(f"bftrainer: {flow.worker} takes the state when it joins: {problem}", file=sys.stderr, flush=True)
-                flow.end(str(problem))
+                if isinstance(problem, FlowSlowError):
+                    flow.give_up()
+                else:
+                    flow.end(str(problem))
         self._drop()
 
     def _drop(self) -> None:

@@ -22,6 +22,8 @@ _BLOCK = 64
 """Words per block of a checksum. Blocks are weighted by their position; words within a block are not."""
 _SMALL_BYTES = 1 << 16
 """In tensors up to this size each word is weighted by its position."""
+_JOINED_BYTES = 256 << 20
+"""Bytes of a GPU that are summed up together."""
 _MOST_WEIGHTS = 1 << 17
 _MULTIPLIER = 0x5851F42D4C957F2D
 
@@ -95,13 +97,29 @@ class FlatLayout:
         """Return a text that is the same for tensors of the same layout with the same bytes between two places."""
         parts = [bytes_of(tensors[piece.number])[piece.first : piece.last] for piece in self.pieces(begin, end)]
         places = [(spec.shape, spec.dtype) for spec in self.specs]
-        sums: list[Tensor] = []
+        found: list[int] = []
         for device in sorted({part.device for part in parts}, key=str):
-            small = [part for part in parts if part.device == device and part.numel() <= _SMALL_BYTES]
-            sums += [_sum_of(torch.cat(small))] if small else []
-        sums += [_sum_of(part) for part in parts if part.numel() > _SMALL_BYTES]
-        found = torch.stack([value.cpu() for value in sums]).tolist() if sums else []
+            here = [part for part in parts if part.device == device]
+            small = [part for part in here if part.numel() <= _SMALL_BYTES]
+            large = [part for part in here if part.numel() > _SMALL_BYTES]
+            sums = [_sum_of(torch.cat(small))] if small else []
+            sums += [_sum_of(part) for part in (large if device.type == "cpu" else _joined(large))]
+            found += torch.stack(sums).tolist()
         return hashlib.sha256(repr((places, found)).encode()).hexdigest()
+
+
+def _joined(parts: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield parts one after the other in few large tensors: a GPU takes longer to be told of many than to copy them."""
+    group: list[Tensor] = []
+    size = 0
+    for part in parts:
+        if group and size + part.numel() > _JOINED_BYTES:
+            yield torch.cat(group)
+            group, size = [], 0
+        group.append(part)
+        size += part.numel()
+    if group:
+        yield torch.cat(group)
 
 
 def _sum_of(raw: Tensor) -> Tensor:

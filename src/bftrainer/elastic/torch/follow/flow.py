@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -31,11 +30,8 @@ _ATTEMPTS = 4
 class StateFlow:
     """The flow of trained tensors to and from this rank. See `state.followed.FollowedState`."""
 
-    def __init__(
-        self, stepper: Stepper, membership: Membership | None, device: torch.device, step: Callable[[], int]
-    ) -> None:
+    def __init__(self, stepper: Stepper, membership: Membership | None, step: Callable[[], int]) -> None:
         self._membership = membership
-        self._device = device
         self._step = step
         self._trained = TrainedState(stepper)
         self._donors = DonorFlows(self._trained)
@@ -51,14 +47,14 @@ class StateFlow:
         """Take the trained state before joining, if the manager can arrange it and there is one. Never raises."""
         membership, environment = self._membership, os.environ
         several = int(environment.get(protocol.LOCAL_WORLD) or 1) > 1
-        wanted = environment.get(protocol.FOLLOW) in (("1", "all") if self._device.type == "cpu" else ("all",))
+        wanted = environment.get(protocol.FOLLOW) == "1"
         if membership is None or several or not wanted:
             return
         if self._trained.parameter_bytes < LEAST_BYTES:
             return
         problem, was_lost, margin = "", False, 1
         for _ in range(_ATTEMPTS):
-            following = Following(self._trained, membership, self._device)
+            following = Following(self._trained, membership)
             try:
                 following.begin(margin=margin)
             except FlowError as error:

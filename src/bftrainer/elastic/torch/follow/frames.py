@@ -39,6 +39,10 @@ class FlowLostError(FlowError):
     """A connection is lost or the donors were not at the same step: following can begin again."""
 
 
+class FlowSlowError(FlowError):
+    """The newcomer cannot keep up with the training."""
+
+
 class FlowLateError(FlowLostError):
     """A donor had made the step at which the state was to be copied when it heard of it: choose a later one."""
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bftrainer.elastic.membership import Membership
 from bftrainer.elastic.torch.follow.frames import FlowError, FlowLateError, FlowLostError, Frames
-from bftrainer.elastic.torch.follow.memory import drop, make_heap_ready, make_ready_room, make_room
+from bftrainer.elastic.torch.follow.memory import drop, give_back, make_heap_ready, make_ready_room, make_room
 from bftrainer.elastic.torch.follow.trained import TrainedState
 from bftrainer.errors import BFTrainerError
 from bftrainer.processes.launch import foreground
@@ -40,6 +40,9 @@ _SLICE_S = 0.05
 _LOOK_S = 0.2
 _RING = 3
 """Steps that may have arrived and not be repeated yet."""
+_HOPELESS_STEPS, _HOPELESS_S = 20, 3.0
+"""A newcomer gives up when so many steps came in so many seconds, and the donors had never fewer left to send."""
+_TOO_FAST = "the others train faster than it can follow"
 _LAG = 1
 """A newcomer has caught up when it is at most so many steps behind."""
 
@@ -58,12 +61,14 @@ class _Link:
     """Steps that have arrived."""
     level: int = -1
     """Steps that had arrived when the donor had nothing more to send."""
+    behind: int = 0
+    """Steps that the donor had yet to send when it began to send the last one."""
 
 
 class Following:
     """The way of one newcomer from the others' state at one step to the step at which it joins."""
 
-    def __init__(self, trained: TrainedState, membership: Membership, device: torch.device) -> None:
+    def __init__(self, trained: TrainedState, membership: Membership) -> None:
         self.problem = ""
         """Why this newcomer does not follow any more; empty while it does."""
         self.repeated = 0
@@ -72,7 +77,7 @@ class Following:
         """A block that is to be kept as long as this process trains. See `make_heap_ready`."""
         self._trained = trained
         self._membership = membership
-        self._device = device
+        self._pins = trained.gpu is not None
         self._changed = threading.Condition()
         self._links: list[_Link] = []
         self._threads: list[threading.Thread] = []
@@ -140,8 +145,13 @@ class Following:
 
         Call it after `stop`. What was here before the state of the others was loaded is lost.
         """
-        held: list[object] = [self._state, self._ring, self._restore, self._links]
+        held: list[object] = [self._restore, self._links]
+        rooms = [room for _, room in self._ring] + ([self._state] if self._state is not None else [])
         self._state, self._ring, self._restore = None, [], None
+        if self._pins:
+            give_back(rooms)
+        else:
+            held.append(rooms)
         threading.Thread(target=drop, args=(held,), name="bftrainer-follow-end", daemon=True).start()
 
     def restore(self) -> None:
@@ -198,6 +208,7 @@ class Following:
 
     def _wait_until_level(self) -> None:
         before, moved = list[int](), time.monotonic()
+        least, least_at, least_read = math.inf, moved, 0
         while True:
             with self._changed:
                 now = [self._loaded, self.repeated, *(link.read for link in self._links)]
@@ -209,6 +220,11 @@ class Following:
                 before, moved = now, time.monotonic()
             elif time.monotonic() - moved > _PATIENCE_S:
                 raise FlowError(f"nothing came for {_PATIENCE_S:g} s")
+            behind, read = sum(link.behind for link in self._links), min(link.read for link in self._links)
+            if not read or behind < least:
+                least, least_at, least_read = behind if read else math.inf, time.monotonic(), read
+            elif read - least_read >= _HOPELESS_STEPS and time.monotonic() - least_at > _HOPELESS_S:
+                raise FlowError(_TOO_FAST)
         if self.problem:
             raise self._kind(self.problem)
 
@@ -222,6 +238,7 @@ class Following:
     def _start(self, call: Callable[..., None], *args: object) -> None:
         def guarded() -> None:
             try:
+                self._trained.choose_gpu()
                 call(*args)
             except OSError as problem:
                 self._fail(str(problem), FlowLostError)
@@ -255,6 +272,8 @@ class Following:
                 return
             if kind == "late":
                 raise FlowLateError("a donor heard too late at which step to copy the state")
+            if kind == "slow":
+                raise FlowError(_TOO_FAST)
             if kind == "level":
                 with self._changed:
                     link.level = link.read
@@ -268,6 +287,7 @@ class Following:
                 link.frames.receive_into(room[begin:end])
                 with self._changed:
                     link.read += kind == "step"
+                    link.behind = int(header.get("behind", 0))
             link.headers.put(header)
 
     def _room(self, kind: str, number: int, size: int) -> Tensor:
@@ -275,14 +295,14 @@ class Following:
         with self._changed:
             if kind == "state":
                 if self._state is None:
-                    self._state = make_room(size, pinned=self._on_gpu)
+                    self._state = make_room(size, pinned=False)  # used once: pinning it would take longer
                 return self._state
             self._changed.wait_for(lambda: self.repeated > number - _RING or self._stopped)
             if self._stopped:
                 raise FlowLostError("it was stopped")
             held, room = self._ring[number % _RING]
             if held != number:
-                room = room if room.numel() >= size else make_room(size, pinned=self._on_gpu)
+                room = room if room.numel() >= size else make_room(size, pinned=self._pins)
                 self._ring[number % _RING] = number, room
             return room[:size]
 
@@ -292,17 +312,11 @@ class Following:
         Call it before the state arrives. From then on every step counts.
         """
         size = self._trained.gradient_bytes
-        self._ring = [(-1, make_ready_room(size, pinned=self._on_gpu)) for _ in range(_RING)]
+        self._ring = [(-1, make_ready_room(size, pinned=self._pins)) for _ in range(_RING)]
         self.kept = make_heap_ready(self._trained.gradient_sizes)
-
-    @property
-    def _on_gpu(self) -> bool:
-        return self._device.type == "cuda"
 
     def _repeat_steps(self) -> None:
         """Load the state, and repeat the steps of the others."""
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
         while (headers := self._next_headers()) is not None:
             first, kind = headers[0], headers[0]["kind"]
             if kind == "mark":
@@ -321,7 +335,7 @@ class Following:
             if any(header["optimizer"] != first["optimizer"] for header in headers) or not self._loaded:
                 raise FlowLostError("the donors sent different steps")
             _, room = self._ring[self.repeated % _RING]
-            self._trained.repeat(first, room[: first["size"]], self._device)
+            self._trained.repeat(first, room[: first["size"]])
             with self._changed:
                 self.repeated += 1
                 self._changed.notify_all()

@@ -54,9 +54,14 @@ class TrainedState:
         return sum(param.nbytes for param in self._stepper.params)
 
     @property
-    def on_gpu(self) -> bool:
-        """Whether any trained parameter is on a GPU."""
-        return any(param.is_cuda for param in self._stepper.params)
+    def gpu(self) -> torch.device | None:
+        """The GPU that trained parameters are on; None if none is."""
+        return next((param.device for param in self._stepper.params if param.is_cuda), None)
+
+    def choose_gpu(self) -> None:
+        """Make that GPU the present thread's: a new thread begins on the first one."""
+        if (gpu := self.gpu) is not None:
+            torch.cuda.set_device(gpu)
 
     @property
     def estimated_bytes(self) -> int:
@@ -103,8 +108,13 @@ class TrainedState:
         if layout.size != flat.numel():
             raise FlowError(f"the state has {flat.numel()} bytes instead of {layout.size}")
         views, params = layout.views(flat), sum(map(len, skeleton["params"]))
-        # The optimizers keep what they are given, so that gets memory of its own.
-        state = transfer.put_together(skeleton, views[:params] + [view.clone() for view in views[params:]])
+        # The optimizers keep what they are given, so that gets memory of its own, on the device where they want it.
+        device = self.gpu or torch.device("cpu")
+        own = [
+            view.to("cpu" if slot.on_cpu else device, copy=True)
+            for slot, view in zip(slots[params:], views[params:], strict=True)
+        ]
+        state = transfer.put_together(skeleton, views[:params] + own)
         optimizers = self._stepper.optimizers
         here = [[Spec.of(param) for param in params_of([optimizer])] for optimizer in optimizers]
         if here != [[Spec.of(value) for value in values] for values in state["params"]]:
@@ -148,7 +158,7 @@ class TrainedState:
         }
         return RecordedStep(header, gradients, FlatLayout([Spec.of(gradient) for gradient in gradients]))
 
-    def repeat(self, header: Mapping[str, Any], flat: Tensor, device: torch.device) -> None:
+    def repeat(self, header: Mapping[str, Any], flat: Tensor) -> None:
         """Make a recorded step, with the gradients that lie in `flat`."""
         optimizer = self._stepper.optimizers[header["optimizer"]]
         params, present = params_of([optimizer]), header["present"]
@@ -167,8 +177,8 @@ class TrainedState:
         finally:
             for param in params:
                 param.grad = None
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # the memory of the gradients is used again
+        if (gpu := self.gpu) is not None:
+            torch.cuda.current_stream(gpu).synchronize()  # the memory of the gradients is used again
 
 
 def _in_one_block(tensors: Sequence[Tensor]) -> list[Tensor]:

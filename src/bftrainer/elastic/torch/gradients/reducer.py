@@ -8,8 +8,10 @@ on the step at which to rescale costs no extra message.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -73,14 +75,34 @@ class Reducer:
         self._own_riders: Tensor | None = None
         self._all_used = [1.0] * len(self.params)
         self._allocate(self._buckets)
-        self._handles = []
         self._arrivals: dict[int, _Arrival] = {}
         for bucket in self._buckets if eager else ():
             for param in bucket.params:
                 is_early = bucket is not self._buckets[-1]
-                hook = self._arrivals[id(param)] = _Arrival(self, bucket, is_early=is_early)
-                self._handles.append(param.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+                self._arrivals[id(param)] = _Arrival(self, bucket, is_early=is_early)
+        self._handles: list[Any] = []
+        self.sees_arrivals(True)
         self._begin()
+
+    def sees_arrivals(self, sees: bool) -> None:
+        """Say whether gradients are seen when they arrive. A rank that trains alone can do without."""
+        if sees == bool(self._handles):
+            return
+        if sees:
+            self._handles = [
+                param.register_post_accumulate_grad_hook(self._arrivals[id(param)])  # type: ignore[no-untyped-call]
+                for param in self.params
+                if id(param) in self._arrivals
+            ]
+        else:
+            self.close()
+
+    def pin_ahead(self) -> None:
+        """Have the memory pinned through which gloo sends the buckets of a GPU: else the first step waits for it."""
+        flats = [bucket.flat for bucket in self._buckets if bucket.flat is not None and bucket.flat.is_cuda]
+        with contextlib.suppress(RuntimeError):
+            held = [torch.empty_like(flat, device="cpu", pin_memory=True) for flat in flats]
+            del held  # torch keeps it for its next use
 
     def passes(self, params: Sequence[Tensor]) -> int:
         """Return the largest number of backward passes since `forget_passes` that reached one of these parameters."""
@@ -212,6 +234,7 @@ class Reducer:
         """Remove the hooks from the parameters."""
         for handle in self._handles:
             handle.remove()
+        self._handles = []
 
     @property
     def _device(self) -> torch.device:
