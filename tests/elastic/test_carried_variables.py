@@ -180,6 +180,23 @@ def test_what_cannot_be_carried_is_refused_with_a_remedy(text: str, message: str
         execute(text)
 
 
+@pytest.mark.parametrize("both", [True, False])
+def test_a_variable_that_the_script_and_another_module_have_is_refused_there(both: bool) -> None:
+    helper: dict[str, Any] = {"__name__": "helper", "elastic": elastic, "best": 7.0, "score": 7.0}
+    exec("def wrap(*objects, carry):\n    return elastic.prepare(*objects, carry=carry)", helper)
+    name = "best" if both else "score"
+    elastic.init(device="cpu")
+    module = {"__name__": "__main__", "wrap": helper["wrap"]}
+    text = f"{MODULE}wrap(model, optimizer, carry='{name}')"
+    if both:
+        with pytest.raises(
+            InputError, match="`best`, which both the script and the module helper, .* have: call it in"
+        ):
+            exec(text, module)
+    else:
+        exec(text, module)
+
+
 def test_a_call_that_is_refused_leaves_no_trace_and_later_calls_add_names() -> None:
     text = """
 try:

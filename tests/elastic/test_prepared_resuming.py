@@ -14,6 +14,7 @@ from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from bftrainer import elastic  # noqa: E402
+from bftrainer.errors import InputError  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +66,27 @@ def test_a_script_that_is_killed_goes_on_from_its_snapshot(counts: bool, tmp_pat
     assert again == list(range(14, 26))
     assert found == expected
     assert ended == ([2, 3, 4] if counts else [0, 1, 2, 3, 4])
+
+
+def test_a_second_loop_over_the_same_epochs_is_refused_and_one_over_more_goes_on() -> None:
+    elastic.init(device="cpu")
+    model = nn.Linear(3, 1)
+    loader = DataLoader(TensorDataset(torch.ones(8, 3)), batch_size=4)
+    model, optimizer, loader = elastic.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    seen = []
+
+    def train_until(*epochs: int) -> None:
+        for epoch in elastic.epochs(*epochs):
+            seen.append(epoch)
+            for (x,) in loader:
+                model(x).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    train_until(0)
+    train_until(2)
+    for again in ((2,), (1,)):
+        with pytest.raises(InputError, match=r"looped over already: .* Write elastic.epochs\(2, \d\) for . more"):
+            train_until(*again)
+    train_until(2, 4)
+    assert seen == [0, 1, 2, 3]

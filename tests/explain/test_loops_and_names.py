@@ -260,6 +260,37 @@ for epoch in {header}:
     assert (8 in noticed(explanation.warnings)) == (wanted is None)
 
 
+COUNTED = """\
+net = nn.Linear(1, 1)
+optimizer = torch.optim.Adam(net.parameters())
+loader = DataLoader(data)
+best, epoch = 0.0, 0
+while epoch < 8:
+    for x in loader:
+        net(x).mean().backward()
+        optimizer.step()
+    best = max(best, evaluate(net))
+    epoch += 1
+"""
+
+
+def test_a_while_loop_over_epochs_becomes_epochs_and_its_counter_is_not_carried(tmp_path: Path) -> None:
+    explanation = explain_text(tmp_path, HEAD + COUNTED)
+    text = "\n".join(after(explanation, tmp_path)["train.py"])
+    assert "for epoch in elastic.epochs(8):" in text
+    assert "epoch += 1" not in text
+    assert 'carry="best"' in text
+
+
+def test_a_while_loop_over_epochs_that_cannot_be_rewritten_is_refused(tmp_path: Path) -> None:
+    for text in (f"{COUNTED}print(epoch)\n", COUNTED.replace("epoch += 1", "epoch += 2")):
+        explanation = explain_text(tmp_path, HEAD + text)
+        refused = explanation.refused
+        assert ["elastic.epochs(n)" in one.remedy for one in refused] == [True]
+        carried = [line for line in after(explanation, tmp_path).get("train.py", []) if "carry" in line]
+        assert all("epoch" not in line.partition("carry")[2] for line in carried)
+
+
 def test_an_epoch_loop_that_is_no_range_is_left_with_a_word(tmp_path: Path) -> None:
     explanation = explain_text(
         tmp_path,

@@ -33,6 +33,14 @@ class Binding:
     element: bool = False
 
 
+def item_of(binding: Binding) -> Binding:
+    """Return the item itself, if a tuple is written out: `best, waited = 0.0, 0`."""
+    value, index = binding.value, binding.index
+    if isinstance(value, ast.Tuple | ast.List) and index is not None and index < len(value.elts):
+        return Binding(value.elts[index], binding.statement)
+    return binding
+
+
 class Program:
     """The files of a script."""
 

@@ -1,4 +1,4 @@
-"""Counted loops: turns `while True:` with a counter of its own into `for n in elastic.steps(…):`."""
+"""Counted loops: turns `while` with a counter of its own into `for n in elastic.steps(…):`, or `elastic.epochs`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bftrainer.explain import lines
 from bftrainer.explain.edits import Edits, add_import
-from bftrainer.explain.reading.program import Program
+from bftrainer.explain.reading.program import Loop, Program, item_of
 from bftrainer.explain.reading.source import SourceFile
 
 
@@ -22,20 +22,34 @@ class _Limit:
 
 
 def step_counter(program: Program, loop: ast.While) -> str:
-    """Return the variable that counts the steps of a loop; empty if none was found."""
+    """Return the variable that counts the passes of a loop; empty if none was found."""
     found = _counting(program, loop)
     return "" if found is None else found[0].counter
 
 
-def count_steps(program: Program, loop: ast.While, edits: Edits) -> bool:
-    """Put the new header of a loop into `edits`, and remove its counting. Returns whether the loop counts steps."""
+def own_counters(program: Program, loop: Loop | None) -> set[str]:
+    """Return the variables that count the passes of a `while` loop, whether or not it can be written in another way."""
+    if not isinstance(loop, ast.While):
+        return set()
+    compared = {node.id for node in ast.walk(loop.test) if isinstance(node, ast.Name)}
+    counted = {
+        node.target.id for node in loop.body if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
+    }
+    return (compared & counted) | ({step_counter(program, loop)} - {""})
+
+
+def count_passes(program: Program, loop: ast.While, edits: Edits, counts: str) -> bool:
+    """Put the new header of a loop into `edits`, and remove its counting. Returns whether the loop counts its passes.
+
+    `counts` is the function to loop over: `elastic.steps` or `elastic.epochs`.
+    """
     found = _counting(program, loop)
     if found is None or loop.test.end_lineno != loop.lineno:
         return False
     limit, counting = found
     file = program.file(loop)
     count = ast.unparse(limit.limit) + (" + 1" if limit.inclusive else "")
-    header = f"for {limit.counter} in {lines.STEPS}({count})"
+    header = f"for {limit.counter} in {counts}({count})"
     edits.replace(file, loop.lineno, loop.col_offset, loop.test.end_col_offset or 0, header)
     for one in counting:
         edits.remove(file, one.lineno, one.end_lineno or one.lineno)
@@ -90,7 +104,7 @@ def _tests_before_counting(loop: ast.While, limit: _Limit, increment: ast.stmt) 
 
 def _begins_at_zero(program: Program, loop: ast.While, counter: str) -> bool:
     bindings = program.local_bindings(program.scopes[loop], counter)
-    values = [one.value for one in bindings if not isinstance(one.statement, ast.AugAssign)]
+    values = [item_of(one).value for one in bindings if not isinstance(one.statement, ast.AugAssign)]
     return any(isinstance(value, ast.Constant) and value.value == 0 for value in values)
 
 

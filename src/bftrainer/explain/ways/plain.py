@@ -18,8 +18,18 @@ from bftrainer.explain.reading.program import Loop, Program, is_function, parame
 from bftrainer.explain.reading.reach import reach
 from bftrainer.explain.report import Evidence, Notice
 from bftrainer.explain.training.by_rank import names_by_rank
-from bftrainer.explain.training.carried import CarriedValue, carried_values
-from bftrainer.explain.training.counted import count_steps, step_counter
+from bftrainer.explain.training.carried import (
+    ARRAY,
+    SPECIAL,
+    WEIGHTS,
+    CarriedValue,
+    carried_values,
+    imported_values,
+    kept_in_objects,
+    read_after,
+    unset_values,
+)
+from bftrainer.explain.training.counted import count_passes, own_counters
 from bftrainer.explain.training.loops import Training, range_of
 from bftrainer.explain.training.objects import TrainedObject, TrainedObjects, find_objects
 
@@ -51,7 +61,8 @@ def explain_plain(program: Program, training: Training, edits: Edits) -> Iterato
     objects = find_objects(program, training)
     differing = names_by_rank(program, training)
     values = [value for value in _kept(program, training, objects) if value.name not in differing]
-    carried = yield from _prepare(program, training, objects, [value for value in values if value.module], edits)
+    plain = [value for value in values if value.module is not None and not value.elsewhere and not value.holds]
+    carried = yield from _prepare(program, training, objects, plain, edits)
     yield from _loops(program, training, edits)
     accumulation = find_accumulation(program, training)
     for one in accumulation:
@@ -194,13 +205,24 @@ def _inline_loader(
 
 
 def _loops(program: Program, training: Training, edits: Edits) -> Iterator[Notice]:
-    if training.epoch is not None and not replace_range(program, training.epoch, lines.EPOCHS, edits):
-        yield epoch_notice(program, training.epoch)
+    epoch = training.epoch
+    if isinstance(epoch, ast.While) and (counters := own_counters(program, epoch)):
+        if counters & read_after(program, epoch) or not count_passes(program, epoch, edits, lines.EPOCHS):
+            yield notice(
+                program,
+                epoch,
+                "a node that joins later counts the epochs of this loop from its beginning",
+                f"write it as `for epoch in {lines.EPOCHS}(n):`, which begins in the current epoch, without a counter "
+                "of your own",
+                refused=True,
+            )
+    elif epoch is not None and not replace_range(program, epoch, lines.EPOCHS, edits):
+        yield epoch_notice(program, epoch)
     loop = training.iteration
     if loop is None:
         return
     if isinstance(loop, ast.While):
-        counted = count_steps(program, loop, edits)
+        counted = count_passes(program, loop, edits, lines.STEPS)
     else:
         counted = replace_range(program, loop, lines.STEPS, edits)
     if not counted:
@@ -261,8 +283,7 @@ def _micro_loops(program: Program, training: Training) -> Iterator[Loop]:
 
 def _kept(program: Program, training: Training, objects: TrainedObjects) -> list[CarriedValue]:
     known = {one.text for one in objects.named}
-    if isinstance(training.iteration, ast.While):
-        known.add(step_counter(program, training.iteration))
+    known |= own_counters(program, training.iteration) | own_counters(program, training.epoch)
     return carried_values(program, training.anchor, known)
 
 
@@ -282,11 +303,34 @@ def carried_notices(
         places = f"{'line' if len(value.lines) == 1 else 'lines'} {', '.join(map(str, value.lines))}"
         what = f"`{value.name}` is kept for later {passes} ({places}), but a node that joins later does not know it"
         yield notice(program, value.first, what, _remedy(program, value, given_to, places, value.name in differing))
+    for name, statement in unset_values(program, training.anchor):
+        yield notice(
+            program,
+            statement,
+            f"`{name}` has its first value from an early pass of the loop, but a node that joins later has none",
+            f"set it before the loop, for example to None, and then ask `bftrainer submit --explain` again: a value "
+            f"that is kept for later {passes} has to be known to such a node",
+        )
+    unknown = f"is kept for later {passes}, but a node that joins later does not know it"
+    for name, statement in kept_in_objects(program, training.anchor):
+        if name not in carried:
+            remedy = f"set it to {lines.VALUE}(…) of its first value, give it to {given_to}, and use `{name}.value`"
+            yield notice(program, statement, f"`{name}` {unknown}", f"{remedy}; or keep it in a variable of its own")
+    for name, statement in imported_values(program, training.anchor):
+        if name not in carried:
+            remedy = (
+                f"give `{carry_argument([name])}` to {given_to}" if given_to == lines.PREPARE else "do not import it"
+            )
+            yield notice(program, statement, f"`{name}` {unknown}", f"{remedy}, if it is the same on all ranks")
 
 
 def _remedy(program: Program, value: CarriedValue, given_to: str, places: str, differs: bool) -> str:
-    if value.holds_weights:
+    if value.holds == WEIGHTS:
         return "write it to a file with torch.save and read it from there: such a value holds no tensors"
+    if value.holds == ARRAY:
+        return "keep a plain number (`.item()`, `float(…)`) or a list of them: such a value holds no tensors and arrays"
+    if value.holds == SPECIAL:
+        return "use a list or a dict in its place: a node that joins receives no sets and no containers of other types"
     if value.module is None or given_to != lines.PREPARE:
         return (
             f"write `{value.name} = {lines.VALUE}({source_text(program, value.initial)})`, give it to {given_to}, "
@@ -297,6 +341,11 @@ def _remedy(program: Program, value: CarriedValue, given_to: str, places: str, d
         return (
             "it seems to differ by rank, as the loss of a batch does, so each rank keeps its own. If it is the same "
             f"on all ranks, give {argument} to {given_to}"
+        )
+    if value.elsewhere:
+        return (
+            f"it is changed in {value.elsewhere}(). If it is the same on all ranks, give {argument} to {given_to}: the "
+            "variable stays as it is"
         )
     return f"give {argument} to {given_to}: the variable stays as it is"
 

@@ -48,6 +48,12 @@ class CarriedVariables(FreshState):
                     f"`carry` names `{name}`, but the module that calls elastic.prepare() has no such variable yet; "
                     f"set it before that call. If it is a local variable of a function, {_remedy(name)}"
                 )
+            script = _script_of(frame)
+            if frame.f_globals is not script and name in script:
+                raise InputError(
+                    f"`carry` names `{name}`, which both the script and the module {frame.f_globals['__name__']}, "
+                    "which calls elastic.prepare(), have: call it in the script, or rename one of them"
+                )
         found = dict.fromkeys(names, frame.f_globals)
         _read({**self._homes, **found})
         return found
@@ -105,6 +111,16 @@ def calling_frame() -> FrameType:
         frame = frame.f_back
     assert frame is not None
     return frame
+
+
+def _script_of(frame: FrameType) -> Globals:
+    """Return the variables of the script's module; nothing if no frame of it is found."""
+    outer: FrameType | None = frame
+    while outer is not None:
+        if outer.f_globals.get("__name__") == "__main__" and not _is_of_package(outer):
+            return outer.f_globals
+        outer = outer.f_back
+    return {}
 
 
 def _is_of_script(frame: FrameType, module: Globals) -> bool:

@@ -73,6 +73,8 @@ class Preparation:
         self._register = register
         self._seed = seed
         self._epochs = loop.epochs
+        self._looped_to: int | None = None
+        """Where the last loop over `epochs` ended or will end; None before the first one."""
         self._first_epoch = Value(0)
         self._is_used = False
         self._modules: list[nn.Module] = []
@@ -128,6 +130,13 @@ class Preparation:
         return self._numbered(start, stop)
 
     def _numbered(self, start: int, stop: int) -> Iterator[int]:
+        if self._looped_to is not None and stop <= self._looped_to:
+            raise InputError(
+                f"the epochs before {self._looped_to} were looped over already: elastic.epochs counts those of the "
+                f"whole training, so a second loop goes on where the first one ended. Write elastic.epochs("
+                f"{self._looped_to}, {self._looped_to + stop - start}) for {stop - start} more"
+            )
+        self._looped_to = stop
         if not self._member.joined:
             self._first_epoch.value = start
             self._member.join()
