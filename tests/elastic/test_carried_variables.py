@@ -101,7 +101,7 @@ def test_a_variable_that_differs_by_rank_is_named() -> None:
         return Digest({CARRIED: carried(module)}).written()
 
     refuse_drift([note(best=0.1, bad=[1]), note(best=0.1 + 1e-12, bad=[1])])
-    with pytest.raises(InputError, match='`carry="bad"`, which is registered, differs between rank 0 and rank 1'):
+    with pytest.raises(InputError, match='named by `carry="bad"` differs between rank 0 and rank 1'):
         refuse_drift([note(best=0.1, bad=[1]), note(best=0.1, bad=[2])])
 
 

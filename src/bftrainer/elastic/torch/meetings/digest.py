@@ -63,6 +63,9 @@ def _to_six_digits(value: float) -> float:
     return float(f"{value:.6g}") if math.isfinite(value) else -1.0
 
 
+_CARRIED_AS = "carry="
+
+
 class Digest:
     """Short description of one rank's registered objects."""
 
@@ -80,7 +83,9 @@ class Digest:
                 with contextlib.suppress(Exception):  # of the script's state_dict(); snapshots report it
                     state = thing.state_dict()
                     # Variables that are carried are compared one by one, so that a message can name one.
-                    parts = {f'carry="{part}"': state[part] for part in state} if name == CARRIED else {name: state}
+                    parts = (
+                        {f'{_CARRIED_AS}"{part}"': state[part] for part in state} if name == CARRIED else {name: state}
+                    )
                     values |= {
                         part: hashlib.sha256(_text(its).encode()).hexdigest()[:16] for part, its in parts.items()
                     }
@@ -94,6 +99,12 @@ def refuse_drift(notes: Sequence[bytes]) -> None:
         other = json.loads(note)
         for name, value in first["values"].items():
             if other["values"].get(name, value) != value:
+                if name.startswith(_CARRIED_AS):
+                    raise InputError(
+                        f"the variable named by `{name}` differs between rank 0 and rank {rank}: a carried variable "
+                        "must be the same on all ranks. Change it on all of them (not under `if elastic.is_main():`), "
+                        "and not from what one rank has computed, as the loss of its batch"
+                    )
                 raise InputError(
                     f"`{name}`, which is registered, differs between rank 0 and rank {rank}: registered state must "
                     "be the same on all ranks. Change it on all ranks in the same way, from values that all have: "
