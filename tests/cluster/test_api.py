@@ -31,6 +31,25 @@ def test_without_a_good_token_only_health_answers(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
+def test_a_mistyped_name_is_answered_with_the_likely_one_among_the_callers_own(tmp_path: Path) -> None:
+    async def scene(client: httpx.AsyncClient, bench: Bench, tokens: dict[str, str]) -> None:
+        async def told(caller: str, ref: str) -> str:
+            answer = await client.get(f"/v1/trainers/{ref}", headers=by(tokens, caller))
+            assert answer.status_code == 404
+            return str(answer.json()["error"])
+
+        for name in ("resnet", "gpt"):
+            made = await client.post("/v1/trainers", json={**SPEC, "name": name}, headers=by(tokens, "ann"))
+            assert made.status_code == 201
+        assert await told("ann", "resnt") == "there is no trainer 'resnt': did you mean 'resnet'?"
+        assert await told("root", "Res-Net") == "there is no trainer 'Res-Net': did you mean 'resnet'?"
+        assert await told("bob", "resnt") == "there is no trainer 'resnt'"
+        assert await told("ann", "vgg") == "there is no trainer 'vgg'"
+        assert await told("ann", "r" * 500) == f"there is no trainer '{'r' * 64}'"
+
+    play(tmp_path, scene)
+
+
 def test_a_trainer_is_submitted_shown_and_cancelled(tmp_path: Path) -> None:
     async def scene(client: httpx.AsyncClient, bench: Bench, tokens: dict[str, str]) -> None:
         mine = by(tokens, "ann")

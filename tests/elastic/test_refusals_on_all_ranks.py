@@ -57,6 +57,11 @@ def test_a_second_init_in_a_worker_is_refused(tmp_path: Path) -> None:
     outcome = play(on(1), tmp_path, [WORKER, str(tmp_path), "second-init"])
     assert outcome.status == "failed"
     assert "elastic.init() was already called in this script: use the run that it returned" in outcome.error
+    (log,) = (tmp_path / "logs").glob("*.log")
+    line = next(number for number, text in enumerate(Path(WORKER).read_text().splitlines(), 1) if "second-init" in text)
+    said = [text for text in log.read_text().splitlines() if "already called" in text]
+    assert [text.startswith(f"bftrainer: {WORKER}:{line + 1}: ") for text in said] == [True], log.read_text()
+    assert "Traceback" not in log.read_text()
 
 
 def test_a_script_that_all_ranks_end_with_an_error_status_has_failed(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 
-from bftrainer.elastic import protocol
+from bftrainer.elastic import protocol, refusals
 from bftrainer.elastic.protocol import (
     Arrived,
     Donate,
@@ -297,7 +297,11 @@ class Membership:
                 os._exit(protocol.RESTART)
             lines = "".join(traceback.format_exception(kind, error, trace))
             self.send(Failed(f"{kind.__name__}: {error}".rstrip(": "), lines, self.is_fresh()))
-            before(kind, error, trace)
+            refusal = refusals.as_line(error, trace)
+            if refusal is None:
+                before(kind, error, trace)
+            else:
+                print(refusal, file=sys.stderr, flush=True)
 
         sys.excepthook = tell
 

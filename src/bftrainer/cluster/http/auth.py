@@ -15,6 +15,7 @@ from bftrainer.cluster.http.limits import NO_TOKEN, bearer
 from bftrainer.cluster.http.state import ApiState
 from bftrainer.cluster.store.rows import TokenRow, TrainerRow
 from bftrainer.cluster.store.store import ID
+from bftrainer.util.suggest import closest
 
 _LONGEST_REF = 64
 
@@ -84,5 +85,7 @@ def find_trainer(api: ApiState, ref: str, caller: TokenRow) -> TrainerRow:
         if row is None and caller.role == "admin":
             row = api.store.trainer(ref)
     if row is None:
-        raise HTTPException(404, f"there is no trainer {ref[:_LONGEST_REF]!r}")
+        near = closest(ref, api.store.totals.newest_names(visible_owner(caller)))
+        hint = f": did you mean {near!r}?" if near else ""
+        raise HTTPException(404, f"there is no trainer {ref[:_LONGEST_REF]!r}{hint}")
     return row

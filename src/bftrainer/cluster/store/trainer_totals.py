@@ -93,3 +93,9 @@ class TrainerTotals:
         sql = f"SELECT number, name, owner, CASE WHEN state IN {FINISHED} THEN ended END FROM trainers WHERE number = ?"  # noqa: S608
         found = (self._db.row(sql, (number,)) for number in sorted(numbers))
         return [(ids.trainer_id(row[0]), *row[1:]) for row in found if row is not None]
+
+    def newest_names(self, owner: str | None = None, most: int = 500) -> list[str]:
+        """Return the names of the newest trainers, at most so many; with an `owner`, of that owner's."""
+        mine, whose = ("", ()) if owner is None else ("WHERE owner = ?", (text(owner),))
+        sql = f"SELECT name FROM trainers {mine} ORDER BY number DESC LIMIT ?"  # noqa: S608
+        return [name for (name,) in self._db.rows(sql, (*whose, most))]
