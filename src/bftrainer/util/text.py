@@ -28,6 +28,12 @@ def printable_line(message: object, most: int) -> str:
     return "".join(character if character.isprintable() else "?" for character in line)
 
 
+def short_repr(value: object) -> str:
+    """Return how Python writes a value, in at most 80 characters."""
+    shown = repr(value)
+    return shown if len(shown) <= 80 else shown[:79] + "…"
+
+
 def last_line(output: str) -> str:
     """Return the last line that is not blank, without the white space around it; empty if there is none."""
     return next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "")

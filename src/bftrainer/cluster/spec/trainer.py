@@ -23,6 +23,7 @@ from bftrainer.elastic.defaults import MOST_RANKS
 from bftrainer.errors import InputError
 from bftrainer.processes import variables
 from bftrainer.util.suggest import unknown
+from bftrainer.util.text import short_repr
 
 Launcher = Literal["elastic", "ddp", "torchrun", "hosts"]
 
@@ -163,7 +164,7 @@ class TrainerSpec(BaseModel):
         """Take `true` and `false` also as texts: a YAML file has only those."""
         known = {True: True, False: False, "true": True, "false": False}
         if not isinstance(given, bool | str) or given not in known:
-            raise ValueError(f"log_all_ranks must be {_RULES['log_all_ranks']}, but got {_short(given)}")
+            raise ValueError(f"log_all_ranks must be {_RULES['log_all_ranks']}, but got {short_repr(given)}")
         return known[given]
 
     @field_validator("preload", mode="before")
@@ -175,7 +176,7 @@ class TrainerSpec(BaseModel):
         if not bad and NO_PRELOAD in names and len(names) > 1:
             bad = [",".join(names)]
         if bad:
-            raise ValueError(f"preload must be {_RULES['preload']}, but got {_short(bad[0])}")
+            raise ValueError(f"preload must be {_RULES['preload']}, but got {short_repr(bad[0])}")
         return tuple(names)
 
     @field_validator("ranks_per_node", mode="before")
@@ -185,7 +186,7 @@ class TrainerSpec(BaseModel):
         number = int(given) if isinstance(given, str) and _SHORT_NUMBER.fullmatch(given) else given
         if number == "gpu" or (type(number) is int and 1 <= number <= MOST_RANKS):
             return number
-        raise ValueError(f"ranks_per_node must be {_RULES['ranks_per_node']}, but got {_short(given)}")
+        raise ValueError(f"ranks_per_node must be {_RULES['ranks_per_node']}, but got {short_repr(given)}")
 
     @field_validator("ranks", mode="before")
     @classmethod
@@ -193,7 +194,7 @@ class TrainerSpec(BaseModel):
         """Convert a text such as `4`, as YAML files have it, to a number."""
         number = int(given) if isinstance(given, str) and _SHORT_NUMBER.fullmatch(given) else given
         if number is not None and (type(number) is not int or not 1 <= number <= MOST_NODES):
-            raise ValueError(f"ranks must be {_RULES['ranks']}, but got {_short(given)}")
+            raise ValueError(f"ranks must be {_RULES['ranks']}, but got {short_repr(given)}")
         return number
 
     @field_validator("deadline", mode="before")
@@ -204,21 +205,21 @@ class TrainerSpec(BaseModel):
             words = "no time" if isinstance(given, bool) else given
             time = datetime.fromisoformat(words) if isinstance(words, str) else words
         except ValueError:
-            raise ValueError(f"deadline must be {_RULES['deadline']}, but got {_short(given)}") from None
+            raise ValueError(f"deadline must be {_RULES['deadline']}, but got {short_repr(given)}") from None
         return time.replace(tzinfo=time.tzinfo or UTC).timestamp() if isinstance(time, datetime) else time
 
     @field_validator("name")
     @classmethod
     def _a_good_name(cls, name: str | None) -> str | None:
         if name is not None and not NAME.fullmatch(name):
-            raise ValueError(f"name must be {_RULES['name']}, but got {_short(name)}")
+            raise ValueError(f"name must be {_RULES['name']}, but got {short_repr(name)}")
         return name
 
     @field_validator("group")
     @classmethod
     def _a_good_group(cls, group: str) -> str:
         if group and not NAME.fullmatch(group):
-            raise ValueError(f"group must be {_RULES['name']}, but got {_short(group)}")
+            raise ValueError(f"group must be {_RULES['name']}, but got {short_repr(group)}")
         return group
 
     @field_validator("params")
@@ -236,10 +237,10 @@ class TrainerSpec(BaseModel):
         if script == "-m" or script.startswith("-m "):
             module = script[3:].strip()
             if not _MODULE.fullmatch(module):
-                raise ValueError(f"script must be `-m` and the name of a module, but got {_short(script)}")
+                raise ValueError(f"script must be `-m` and the name of a module, but got {short_repr(script)}")
             return f"-m {module}"
         if not script.strip():
-            raise ValueError(f"script must be {_RULES['script']}, but got {_short(script)}")
+            raise ValueError(f"script must be {_RULES['script']}, but got {short_repr(script)}")
         return script
 
     @field_validator("env")
@@ -248,7 +249,7 @@ class TrainerSpec(BaseModel):
         for name in env:
             if not _ENV_NAME.fullmatch(name):
                 rule = "a letter or underscore, then letters, digits and underscores"
-                raise ValueError(f"env: a name must be {rule}, but got {_short(name)}")
+                raise ValueError(f"env: a name must be {rule}, but got {short_repr(name)}")
             if name in _OURS:
                 raise ValueError(f"env: {name} is set by BFTrainer itself: leave it out")
         size = sum(len(name.encode()) + len(value.encode()) + 2 for name, value in env.items())
@@ -340,7 +341,7 @@ def parse_spec(given: object, where: str = "") -> TrainerSpec:
     place = f"{where}: " if where else ""
     if not isinstance(given, Mapping):
         raise InputError(
-            f"{place}a trainer must be a mapping of keys such as script and nodes, but got {_short(given)}"
+            f"{place}a trainer must be a mapping of keys such as script and nodes, but got {short_repr(given)}"
         )
     try:
         spec = TrainerSpec.model_validate(dict(given))
@@ -355,12 +356,14 @@ def node_range(given: object) -> tuple[int, int]:
     """Return the least and most nodes of a text such as `4` or `1-8`. Raises ValueError."""
     match = _RANGE.fullmatch(str(given)) if isinstance(given, str | int) and not isinstance(given, bool) else None
     if match is None:
-        raise ValueError(f"nodes must be {_RULES['nodes']}, but got {_short(given)}")
+        raise ValueError(f"nodes must be {_RULES['nodes']}, but got {short_repr(given)}")
     least, most = int(match[1]), int(match[2] or match[1])
     if not 1 <= least <= MOST_NODES:
-        raise ValueError(f"nodes must be 1 or more and at most {MOST_NODES:,}, but got {_short(given)}")
+        raise ValueError(f"nodes must be 1 or more and at most {MOST_NODES:,}, but got {short_repr(given)}")
     if most < least:
-        raise ValueError(f"nodes must be a range from the least to the most, but got {_short(given)}: {least} > {most}")
+        raise ValueError(
+            f"nodes must be a range from the least to the most, but got {short_repr(given)}: {least} > {most}"
+        )
     return least, most
 
 
@@ -388,12 +391,7 @@ def _said(problem: ValidationError) -> str:
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
     inside = f" ({'.'.join(where)})" if len(where) > 1 else ""
-    return f"{key} must be {_RULES.get(key, 'something else')}, but got {_short(error['input'])}{inside}"
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:79] + "…"
+    return f"{key} must be {_RULES.get(key, 'something else')}, but got {short_repr(error['input'])}{inside}"
 
 
 @lru_cache(maxsize=4096)  # the controller asks for the identities of all trainers at every tick

@@ -9,9 +9,9 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeGuard
 
+from bftrainer.explain.reading.bindings import Binding
 from bftrainer.explain.reading.kinds import THROUGH, WRAPS, Kind, kind_by_hint, kind_of_base, kind_of_name
 from bftrainer.explain.reading.source import SourceFile, dotted, qualified
 
@@ -21,24 +21,6 @@ MOST_LOOKED_AT = 120
 """Expressions that are followed for one answer."""
 DEEPEST = 12
 """Calls that are followed within each other."""
-
-
-@dataclass(frozen=True, eq=False)
-class Binding:
-    """A value that a name is given. `index`: the item of the value; `element`: any item of it."""
-
-    value: ast.expr
-    statement: ast.AST
-    index: int | None = None
-    element: bool = False
-
-
-def item_of(binding: Binding) -> Binding:
-    """Return the item itself, if a tuple is written out: `best, waited = 0.0, 0`."""
-    value, index = binding.value, binding.index
-    if isinstance(value, ast.Tuple | ast.List) and index is not None and index < len(value.elts):
-        return Binding(value.elts[index], binding.statement)
-    return binding
 
 
 class Program:

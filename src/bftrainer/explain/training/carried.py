@@ -10,8 +10,9 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from bftrainer.explain.reading.bindings import Binding, item_of
 from bftrainer.explain.reading.flow import flow_of, mentioned
-from bftrainer.explain.reading.program import Binding, Function, Loop, Program, is_function, item_of, parameters
+from bftrainer.explain.reading.program import Function, Loop, Program, is_function, parameters
 from bftrainer.explain.reading.reach import reach
 from bftrainer.explain.reading.source import dotted
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from bftrainer.explain import lines
 from bftrainer.explain.edits import Edits, add_import
-from bftrainer.explain.reading.program import Loop, Program, item_of
+from bftrainer.explain.reading.bindings import item_of
+from bftrainer.explain.reading.program import Loop, Program
 from bftrainer.explain.reading.source import SourceFile
 
 

@@ -9,7 +9,8 @@ import ast
 import re
 from typing import TypeGuard
 
-from bftrainer.explain.reading.program import Binding, Program, returns
+from bftrainer.explain.reading.bindings import Binding
+from bftrainer.explain.reading.program import Program, returns
 from bftrainer.explain.reading.source import dotted
 
 DEEPEST = 12
