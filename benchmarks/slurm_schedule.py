@@ -360,11 +360,13 @@ parent._MAIN = idle + parent._MAIN  # what workers are forked from, and so the w
 from bftrainer.cluster.agent.workers import AgentWorkers
 taken = AgentWorkers.taken
 async def taken_soon(self, within_s):
-    for process in [process for worker in self.processes.running for process in worker.processes]:
+    workers = [process.pid for worker in self.processes.running for process in worker.processes]
+    parents = [process.pid for launcher in self._scripts.values() for process in launcher.parents]
+    for pid, nice in [*((pid, 0) for pid in workers), *((pid, 19) for pid in parents)]:
         try:
-            for thread in os.listdir(f"/proc/{{process.pid}}/task"):
+            for thread in os.listdir(f"/proc/{{pid}}/task"):
                 os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))
-                os.setpriority(os.PRIO_PROCESS, int(thread), 0)
+                os.setpriority(os.PRIO_PROCESS, int(thread), nice)
         except OSError:  # it has ended
             pass
     await taken(self, within_s)
@@ -382,7 +384,8 @@ def gentle_python(folder: Path) -> Path:
     A real pilot has the cores of its node: what its workers import and compute takes nothing from slurmctld, from the
     main jobs and from the pilots of other nodes. Here all of them share a few cores. So the workers are at idle
     priority, and the agents, whose end a main job waits for, between the two. When a node is taken, its workers may
-    save state before they end: they do that at normal priority, as on a node with cores of its own.
+    save state before they end: they do that at normal priority, as on a node with cores of its own. So does the warm
+    parent, which tells the agent of their ends; it stays behind the agents, since nobody waits for its own end.
     """
     path = folder / "gentle-python"
     path.write_text(_GENTLE.format(python=sys.executable))

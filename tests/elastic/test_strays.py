@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from bftrainer.processes.launch import ColdLauncher, ProcessLauncher
+from bftrainer.processes.launch import ColdLauncher, Command, ProcessLauncher
 from bftrainer.processes.warm import WarmLauncher
 from support.elastic.strays import begin
 from support.processes import is_alive
@@ -62,6 +64,58 @@ def test_what_another_worker_of_the_same_parent_has_started_goes_on(how: str, tm
             await launcher.close()
 
     asyncio.run(main())
+
+
+SPY = """
+from pathlib import Path
+from bftrainer.processes import strays
+look = strays._processes
+def noted():
+    with Path({looks!r}).open("a") as file:
+        file.write("look\\n")
+    return look()
+strays._processes = noted
+"""
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_only_after_a_worker_that_leaves_something_all_processes_are_looked_at(leaves: bool, tmp_path: Path) -> None:
+    looks, script = tmp_path / "looks", tmp_path / "worker.py"
+    (tmp_path / "spy.py").write_text(SPY.format(looks=str(looks)))
+    script.write_text("import subprocess\n" + ("subprocess.Popen(['sleep', '600'])\n" if leaves else ""))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+
+    async def main() -> None:
+        launcher = WarmLauncher(preload=("spy",))
+        command = Command((str(script),), environment, str(tmp_path), str(tmp_path / "log"))
+        try:
+            assert await (await launcher.start(command)).wait() == 0  # the parent has looked when it began
+            assert looks.exists(), (tmp_path / "log").read_text()
+            looks.write_text("")
+            assert await (await launcher.start(command)).wait() == 0
+            assert bool(looks.read_text()) == leaves
+        finally:
+            await launcher.close()
+
+    asyncio.run(main())
+
+
+REAPER = """
+import os, subprocess, sys
+from bftrainer.processes import strays
+assert strays.become_reaper()
+found = [strays.any_child()]
+orphan = int(subprocess.run(["sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!"], stdout=subprocess.PIPE).stdout)
+found.append(strays.any_child())
+strays.end_trees([orphan])
+found.append(strays.any_child())
+print(found)
+"""
+
+
+def test_a_reaper_knows_of_orphans_until_they_are_reaped() -> None:
+    done = subprocess.run([sys.executable, "-c", REAPER], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "[False, True, False]\n", done.stderr
 
 
 def test_when_the_launcher_closes_nothing_is_left(tmp_path: Path) -> None:

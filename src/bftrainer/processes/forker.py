@@ -123,6 +123,8 @@ class _Forker:
         """Processes that lost their parent, each with the workers that may have started the process."""
         self._own: set[int] = set()
         """Processes that the preloaded modules have started."""
+        self._adopts = False
+        """Whether what workers leave behind becomes a child of this process."""
         self._pid = os.getpid()
         self._parent = os.getppid()
         self._woken, self._waker = socket.socketpair()
@@ -147,7 +149,7 @@ class _Forker:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._stop)
         self._own = set(strays.children())
-        strays.become_reaper()
+        self._adopts = strays.become_reaper()
         # From here on there are children to end first, so the manager's death must not kill this process.
         die_with_parent(os.getppid(), signal.SIGTERM)
         gc.freeze()  # so that the children's garbage collection leaves shared pages alone
@@ -170,7 +172,8 @@ class _Forker:
         for pid in self._pids.values():
             self._signal(pid, signal.SIGKILL, group=True)
         self._reap(0)
-        strays.end_trees(strays.children())
+        if self._may_have_strays():
+            strays.end_trees(strays.children())
         return None
 
     def _import_all(self) -> dict[str, Any]:
@@ -242,16 +245,23 @@ class _Forker:
                 end_group(pid)
                 _, status = os.waitpid(pid, 0)
                 del self._pids[number]
-                strays.end_marked(self._marks.pop(number))
-                self._end_adopted(number)
+                mark = self._marks.pop(number)
+                if self._may_have_strays():
+                    strays.end_marked(mark)
+                    self._end_adopted(number)
                 self._tell(exited=number, status=os.waitstatus_to_exitcode(status))
         for pid in self._orphans():
             with suppress(ChildProcessError):
                 if os.waitpid(pid, os.WNOHANG)[0]:
                     self._adopted.pop(pid, None)
 
+    def _may_have_strays(self) -> bool:
+        return not self._adopts or strays.any_child()
+
     def _orphans(self) -> list[int]:
         """Return the children that this process has adopted."""
+        if not self._may_have_strays():
+            return []
         workers = self._own.union(self._pids.values())
         return [pid for pid in strays.children() if pid not in workers]
 

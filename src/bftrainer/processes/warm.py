@@ -94,11 +94,16 @@ class WarmLauncher:
                 await parent.close(patience_s)
         await self._cold.close()
 
+    @property
+    def parents(self) -> list[Process]:
+        """The parents that are ready."""
+        done = [task for task in self._parents.values() if task.done() and not task.cancelled()]
+        return [task.result().process for task in done if task.exception() is None]
+
     def kill_parents(self) -> None:
         """Kill the parents, for example if they do not obey. All that they have started ends with them."""
-        for task in self._parents.values():
-            if task.done() and not task.cancelled() and task.exception() is None:
-                task.result().process.kill_group()
+        for parent in self.parents:
+            parent.kill_group()
 
     async def _first_parent(self, command: Command, inherited: tuple[int, socket.socket] | None) -> WarmParent:
         if inherited is not None:
