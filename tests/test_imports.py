@@ -40,6 +40,13 @@ def test_a_trainer_that_is_not_pytorch_needs_nothing_but_python() -> None:
 
 
 @pytest.mark.waits
+def test_an_agent_starts_without_what_it_rarely_needs() -> None:
+    loaded = modules_after("import bftrainer.cluster.agent.agent")
+    assert "bftrainer.cluster.agent.workers" in loaded
+    assert not loaded & {"torch", "numpy", "bftrainer.cluster.agent.own_starts"}
+
+
+@pytest.mark.waits
 def test_what_a_script_imports_is_light_until_it_begins() -> None:
     assert not modules_after("from bftrainer import elastic") & {"torch", "numpy"}
 

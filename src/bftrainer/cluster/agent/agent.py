@@ -22,13 +22,13 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bftrainer.cluster.agent.call_back import CallBack, call_back_of
 from bftrainer.cluster.agent.folder import print_to, private_folder
 from bftrainer.cluster.agent.hardware import NodeHardware, find_hardware
 from bftrainer.cluster.agent.link import ControllerLink
 from bftrainer.cluster.agent.options import AgentOptions, ResolvedAgent, read_environment, resolve
-from bftrainer.cluster.agent.own_starts import OwnStarts
 from bftrainer.cluster.agent.signals import Signals, exit_soon
 from bftrainer.cluster.agent.workers import AgentWorkers
 from bftrainer.cluster.owners.folders import own_home
@@ -57,6 +57,9 @@ from bftrainer.processes import variables
 from bftrainer.processes.forker import fork_forker
 from bftrainer.processes.gpu_use import GpuUseReader
 from bftrainer.processes.warm import PRELOAD
+
+if TYPE_CHECKING:
+    from bftrainer.cluster.agent.own_starts import OwnStarts
 
 LOOK_AT_LOGS_S = 0.2
 READ_GPUS_S = 10.0
@@ -157,7 +160,11 @@ class Agent:
     def _own_starts(self) -> OwnStarts | None:
         """Return the rules of the owner of this agent; None if it has none."""
         owner, state_id = self._settings.owner, self._environment.get(variables.STATE_ID, "")
-        return OwnStarts(owner, own_home(), state_id) if owner else None
+        if not owner:
+            return None
+        from bftrainer.cluster.agent.own_starts import OwnStarts  # what it imports is a third of an agent's start
+
+        return OwnStarts(owner, own_home(), state_id)
 
     def _given_to_all(self) -> Mapping[str, str]:
         given = {variables.NODE: self._settings.node, protocol.HOST: self._settings.host}

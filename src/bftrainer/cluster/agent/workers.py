@@ -19,14 +19,13 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from bftrainer.cluster.agent.compile_caches import add_caches, machine_kind
 from bftrainer.cluster.agent.hardware import NodeHardware
 from bftrainer.cluster.agent.log_tails import LogTails
-from bftrainer.cluster.agent.own_starts import OwnStarts
 from bftrainer.cluster.agent.worker_table import MOST_TRACEBACK, WorkerTable
 from bftrainer.cluster.wire.messages import FromAgent, Heard, Prepare, RankStatus, Start
 from bftrainer.elastic import protocol
@@ -50,6 +49,9 @@ from bftrainer.processes.launch import Command, Process
 from bftrainer.processes.rank_places import RankPlace
 from bftrainer.processes.warm import WarmLauncher
 from bftrainer.util.text import one_line
+
+if TYPE_CHECKING:
+    from bftrainer.cluster.agent.own_starts import OwnStarts
 
 TAIL = 4000
 """How many characters of a worker's last output are sent with the message that it has ended."""
