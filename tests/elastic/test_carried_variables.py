@@ -172,6 +172,10 @@ SHADOWED = LOCAL.replace("score", "best")
             'best = [[0]] * 2; elastic.prepare(model, optimizer, carry="best")',
             "`best`, .* is or holds a list that is also in another place of it",
         ),
+        (
+            "import enum; best = enum.IntEnum('Phase', 'WARM').WARM; elastic.prepare(optimizer, carry='best')",
+            "`best`, which `carry` names, must be a plain value, but got the Phase WARM; keep its .value",
+        ),
         ("elastic.prepare(model, optimizer, best)", 'give the name of its variable, carry="name"'),
     ],
 )
@@ -272,6 +276,37 @@ def test_a_loop_in_another_module_of_the_script_with_such_a_local_variable_is_re
         with pytest.raises(InputError, match=r"optimizer.step\(\) must be called in each"):
             engine["fit"](elastic.steps(1))
     assert module["best"] == 0.0
+
+
+def test_a_loop_in_a_module_that_is_found_by_another_path_is_refused_too(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    engine: dict[str, Any] = {"__name__": "engine"}
+    text = "def fit(steps):\n    best = 0\n    for _ in steps:\n        best += 1"
+    exec(compile(text, tmp_path / "real" / "engine.py", "exec"), engine)
+    execute(f"__file__ = {str(tmp_path / 'link' / 'train.py')!r}\nelastic.prepare(optimizer, carry='best')")
+    with pytest.raises(InputError, match=r"but fit\(\), in which the training loop runs, has a local variable"):
+        engine["fit"](elastic.steps(1))
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ("best = 0.0\ndef fit(steps):\n    global best\n    for _ in steps:\n        best += 1", True),
+        ("best = []\ndef fit(steps):\n    for _ in steps:\n        best.append(1)", True),
+        ("best = 0.0\ndef fit(steps):\n    for _ in steps:\n        print(best)", False),
+        ("best = []\ndef fit(steps):\n    for _ in steps:\n        pass", False),
+    ],
+)
+def test_a_loop_in_another_module_that_changes_its_own_variable_of_the_name_is_refused(
+    text: str, refused: bool, tmp_path: Path
+) -> None:
+    engine: dict[str, Any] = {"__name__": "engine"}
+    exec(compile(text, tmp_path / "engine.py", "exec"), engine)
+    execute(f"__file__ = {str(tmp_path / 'train.py')!r}\nelastic.prepare(optimizer, carry='best')")
+    message = "uses that of the module engine, which would be lost" if refused else "must be called in each"
+    with pytest.raises(InputError, match=message):
+        engine["fit"](elastic.steps(1))
 
 
 @pytest.mark.parametrize(

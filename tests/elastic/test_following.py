@@ -267,6 +267,7 @@ def test_parts_that_are_joined_for_a_checksum_are_whole_and_in_order(monkeypatch
     parts = [torch.full((size,), size, dtype=torch.uint8) for size in (60, 30, 20, 120, 1)]
     joined = list(flat._joined(parts))
     assert [one.numel() for one in joined] == [90, 20, 120, 1]
+    assert [one is part for one, part in zip(joined[1:], parts[2:], strict=True)] == [True] * 3, "no copy of one part"
     assert torch.cat(joined).equal(torch.cat(parts))
     assert list(flat._joined([])) == []
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.optim import SGD  # noqa: E402
 
-from bftrainer.elastic.torch.follow import memory, newcomer  # noqa: E402
+from bftrainer.elastic.torch.follow import donor, memory, newcomer  # noqa: E402
 from bftrainer.elastic.torch.state.transfer import Registry  # noqa: E402
 from support.elastic.following import Rank, begun, training  # noqa: E402
 from support.waiting import wait_until  # noqa: E402
@@ -49,8 +49,34 @@ def test_a_newcomer_makes_the_memory_of_its_steps_before_the_state_arrives(monke
     assert len(sizes) == 1  # that of the state: steps have theirs
     assert following.kept is not None
     following.stop("the test is over")
-    for donor in donors:
-        donor.flows.close()
+    for one in donors:
+        one.flows.close()
+
+
+def test_the_memory_for_gradients_of_optimizers_of_different_sizes_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    def two(model: Any) -> list[Any]:
+        return [SGD(model[0].parameters(), lr=0.01), SGD([*model[2].parameters(), *model[4].parameters()], lr=0.01)]
+
+    made_late: list[int] = []
+
+    def make_room(size: int, *, pinned: bool) -> Any:
+        made_late.append(size)
+        return memory.make_room(size, pinned=pinned)
+
+    monkeypatch.setattr(donor, "make_room", make_room)
+    one, joins = Rank(two, width=512), Rank(two, seed=1, width=512)
+    following = begun(joins, [one])
+    with training([one]):
+        following.begin(margin=100)
+        seen = following.repeated
+        wait_until(lambda: following.repeated > seen + 20 or following.problem)
+    assert not following.problem
+    (flow,) = one.flows._flows
+    wait_until(lambda: not flow._queued, "the end of the queue")
+    # Steps may come faster than they are sent. What is made then is kept for later steps.
+    assert len(made_late) < len(flow._free)
+    following.stop("the test is over")
+    one.flows.close()
 
 
 def test_memory_that_is_made_ready_is_kept_only_where_the_heap_has_it() -> None:

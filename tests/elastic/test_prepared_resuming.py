@@ -90,3 +90,53 @@ def test_a_second_loop_over_the_same_epochs_is_refused_and_one_over_more_goes_on
             train_until(*again)
     train_until(2, 4)
     assert seen == [0, 1, 2, 3]
+
+
+def stop_early(folder: Path, *, counts: bool, dies_at: int | None = None, carry: str = "") -> int:
+    """Train until the loss has not become less for four epochs, which never happens; the epochs that were begun."""
+    run = elastic.init(snapshots=folder, snapshot_every_s=1e-6, device="cpu")
+    torch.manual_seed(0)
+    x = torch.randn(32, 3, generator=torch.Generator().manual_seed(1))
+    y = x.sum(1, keepdim=True)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    loader = DataLoader(TensorDataset(x, y), batch_size=8)
+    best, bad, begun = elastic.Value(float("inf")), elastic.Value(0), 0
+    model, optimizer, loader, best, bad = run.prepare(model, optimizer, loader, best, bad, carry=carry or ())
+    for epoch in run.epochs(20) if counts else range(20):
+        begun = epoch + 1
+        for inputs, targets in loader:
+            if run.progress.step == dies_at:
+                run._member.state.save()
+                raise _KilledError
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            loss = nn.functional.mse_loss(model(x), y).item()
+        best.value, bad.value = min(loss, best.value), 0 if loss < best.value else bad.value + 1
+        if bad.value >= 4:
+            break
+    run.finish()
+    return begun
+
+
+def test_early_stopping_in_an_epoch_that_is_over_is_refused(tmp_path: Path) -> None:
+    assert stop_early(tmp_path / "whole", counts=False) == 20
+    for counts in (True, False):
+        with pytest.raises(_KilledError):
+            stop_early(tmp_path / str(counts), counts=counts, dies_at=50)
+    assert stop_early(tmp_path / "True", counts=True) == 20
+    with pytest.raises(
+        InputError, match=r"the script ended in epoch \d, but epoch 12 is in progress: .*elastic.epochs"
+    ):
+        stop_early(tmp_path / "False", counts=False)
+
+
+carried_number = 0
+
+
+def test_carried_variables_need_epochs_that_are_counted(tmp_path: Path) -> None:
+    assert stop_early(tmp_path / "counts", counts=True, carry="carried_number") == 20
+    with pytest.raises(InputError, match=r"`carry` needs a loop over elastic.epochs\(n\), but this script counts its"):
+        stop_early(tmp_path / "range", counts=False, carry="carried_number")

@@ -133,6 +133,8 @@ def test_a_variable_of_the_module_goes_into_the_prepare_line(
     [
         ("best = 0.0", "best = max(best, total)"),
         ("best = 0.0", "if total > 3:\n    best = best + 1"),
+        ("best = 0.0", "match total > 3:\n    case True:\n        best = best + 1"),
+        ("best = 0.0", "match 3:\n    case 3:\n        best = best + total"),
         ("losses = []", "losses.append(loss.item())"),
         ("losses = []", "mean = total / 9\nlosses.append(mean)"),
         ("rate, t0 = 0.0, time.time()", "t1 = time.time()\nrate = 0.9 * rate + 0.1 * (t1 - t0)\nt0 = t1"),

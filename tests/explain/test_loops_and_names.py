@@ -184,6 +184,51 @@ it, n = 0, 100
     assert explanation.notices == ()
 
 
+STEP = "net(get_batch()).mean().backward()\n    optimizer.step()"
+
+
+@pytest.mark.parametrize(
+    ("header", "body"),
+    [
+        ("while True:", f"it += 1\n    if it > 100:\n        break\n    {STEP}"),  # one step fewer than range(100 + 1)
+        ("while it < 100:", f"it += 1\n    rate = 0.1 / it\n    {STEP}"),  # the number begins at 1
+        ("while it < 100:", f"{STEP}\n    it += 1\n    log(it)"),
+        ("while it < 100:", f"{STEP}\n    if bad():\n        it = 0\n    it += 1"),
+        ("while it < 100:", f"{STEP}\n    if bad():\n        continue\n    it += 1"),
+        ("while it < 100:", f"{STEP}\n    it += 1\nprint(it)"),
+    ],
+)
+def test_a_while_loop_that_uses_its_counter_in_another_way_is_not_rewritten(
+    tmp_path: Path, header: str, body: str
+) -> None:
+    made = "net = nn.Linear(1, 1)\noptimizer = torch.optim.Adam(net.parameters())\nit = 0\n"
+    explanation = explain_text(tmp_path, f"{HEAD}{made}{header}\n    {body}\n")
+    lines = after(explanation, tmp_path)["train.py"]
+    assert header in lines
+    assert ["elastic.steps(n)" in one.remedy for one in explanation.refused] == [True]
+    assert not any("carry" in line for line in lines)
+    epochs = f"loader = DataLoader(data)\n{header}\n    {body}\n".replace("get_batch()", "x")
+    epochs = epochs.replace(STEP.replace("get_batch()", "x"), f"for x in loader:\n        {STEP}".replace(
+        "\n    optimizer", "\n        optimizer").replace("get_batch()", "x"))  # fmt: skip
+    explanation = explain_text(tmp_path, f"{HEAD}{made}{epochs}")
+    assert ["elastic.epochs(n)" in one.remedy for one in explanation.refused] == [True]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"it += 1\n    {STEP}",
+        f"for x in data:\n        if bad(x):\n            continue\n    {STEP}\n    it += 1",
+        f"{STEP}\n    log(it)\n    it += 1\n    if bad():\n        continue",
+    ],
+)
+def test_a_while_loop_that_counts_in_a_harmless_place_becomes_steps(tmp_path: Path, body: str) -> None:
+    made = "net = nn.Linear(1, 1)\noptimizer = torch.optim.Adam(net.parameters())\nit = 0\n"
+    explanation = explain_text(tmp_path, f"{HEAD}{made}while it < 100:\n    {body}\n")
+    assert "for it in elastic.steps(100):" in after(explanation, tmp_path)["train.py"]
+    assert explanation.refused == ()
+
+
 def test_only_the_counter_of_the_steps_is_known_to_a_newcomer(tmp_path: Path) -> None:
     text = """\
 net = nn.Linear(1, 1)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 
-from bftrainer.elastic import protocol, refusals
+from bftrainer.elastic import protocol, refusal_line
 from bftrainer.elastic.protocol import (
     Arrived,
     Donate,
@@ -297,7 +297,7 @@ class Membership:
                 os._exit(protocol.RESTART)
             lines = "".join(traceback.format_exception(kind, error, trace))
             self.send(Failed(f"{kind.__name__}: {error}".rstrip(": "), lines, self.is_fresh()))
-            refusal = refusals.as_line(error, trace)
+            refusal = refusal_line.as_line(error, trace)
             if refusal is None:
                 before(kind, error, trace)
             else:

@@ -368,6 +368,7 @@ class Run:
         `epochs` and `steps` call it when they end. After a `break` it is called when the script ends. Call it yourself
         to do something after a `break` that needs the complete training, such as saving the model.
         """
+        self._preparation.refuse_end_in_repeat()
         self._loop.finish()
         self._preparation.finished()
 

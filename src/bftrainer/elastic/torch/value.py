@@ -6,6 +6,7 @@ every rank only if every rank sets it to the same value.
 
 from __future__ import annotations
 
+from enum import Enum
 from numbers import Integral, Real
 from typing import Any
 
@@ -59,6 +60,8 @@ def plain(value: Any, holder: str = "an elastic.Value") -> Any:
     kind = type(value)
     if kind in _ATOMS:
         return value
+    if isinstance(value, Enum):  # some are numbers or text, but a script may ask for their names
+        raise InputError(f"{holder} must be a plain value, but got the {kind.__name__} {value.name}; keep its .value")
     if isinstance(value, str):
         return str(value)
     if isinstance(value, Integral):

@@ -60,6 +60,9 @@ class _RankWalk:
             for block in (node.body, *(handler.body for handler in node.handlers), node.orelse, node.finalbody):
                 known = known | self.block(block, known, differs=differs)
             return known
+        if isinstance(node, ast.Match):
+            differs = differs or self._is_by_rank(node.subject, known)
+            return known.union(*(self.block(case.body, known, differs=differs) for case in node.cases))
         if isinstance(node, ast.With | ast.AsyncWith):
             return self.block(node.body, known, differs=differs)
         return self._simple(node, known, differs)

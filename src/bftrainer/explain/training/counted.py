@@ -32,7 +32,8 @@ def own_counters(program: Program, loop: Loop | None) -> set[str]:
     """Return the variables that count the passes of a `while` loop, whether or not it can be written in another way."""
     if not isinstance(loop, ast.While):
         return set()
-    compared = {node.id for node in ast.walk(loop.test) if isinstance(node, ast.Name)}
+    ends = [one.test for one in loop.body if isinstance(one, ast.If) and isinstance(one.body[-1], ast.Break)]
+    compared = {node.id for test in (loop.test, *ends) for node in ast.walk(test) if isinstance(node, ast.Name)}
     counted = {
         node.target.id for node in loop.body if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
     }
@@ -71,7 +72,7 @@ def _counting(program: Program, loop: ast.While) -> tuple[_Limit, list[ast.stmt]
     increment = counters[limit.counter]
     counting: list[ast.stmt] = [increment] if limit.test is None else [increment, limit.test]
     removable = len(loop.body) > len(counting) and all(_has_own_lines(program.file(loop), one) for one in counting)
-    return (limit, counting) if removable and not _tests_before_counting(loop, limit, increment) else None
+    return (limit, counting) if removable and _counts_exactly(loop, limit, increment) else None
 
 
 def _is_plus_one(node: ast.AugAssign) -> bool:
@@ -98,9 +99,32 @@ def _compared(node: ast.expr, *, stays: bool, test: ast.If | None = None) -> _Li
     return None
 
 
-def _tests_before_counting(loop: ast.While, limit: _Limit, increment: ast.stmt) -> bool:
-    """Whether the test comes after the work of a step, but before the step is counted: one step more."""
-    return limit.test is not None and 0 < loop.body.index(limit.test) < loop.body.index(increment)
+def _counts_exactly(loop: ast.While, limit: _Limit, increment: ast.stmt) -> bool:
+    """Whether a loop over the numbers below the limit makes as many passes, and its body sees the same numbers."""
+    counted = loop.body.index(increment)
+    tested = counted if limit.test is None else loop.body.index(limit.test)
+    if 0 < tested < counted or counted < tested < len(loop.body) - 1:
+        return False  # the last pass ends in the middle of the work
+    kept = [one for one in loop.body if one is not increment and one is not limit.test]
+    if any(isinstance(name.ctx, ast.Store) for name in _names(kept, limit.counter)):
+        return False
+    if _names([one for one in loop.body[counted + 1 :] if one is not limit.test], limit.counter):
+        return False  # the number of the next pass is used
+    return not any(map(_continues, loop.body[: max(counted, tested)]))
+
+
+def _names(statements: list[ast.stmt], name: str) -> list[ast.Name]:
+    nodes = (node for one in statements for node in ast.walk(one))
+    return [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
+
+
+def _continues(node: ast.AST) -> bool:
+    """Whether a statement may go on with the next pass of the loop that it is in."""
+    if isinstance(node, ast.Continue):
+        return True
+    inner = (*node.orelse,) if isinstance(node, Loop) else tuple(ast.iter_child_nodes(node))
+    own = not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda)
+    return own and any(map(_continues, inner))
 
 
 def _begins_at_zero(program: Program, loop: ast.While, counter: str) -> bool:

@@ -222,7 +222,8 @@ def _loops(program: Program, training: Training, edits: Edits) -> Iterator[Notic
     if loop is None:
         return
     if isinstance(loop, ast.While):
-        counted = count_passes(program, loop, edits, lines.STEPS)
+        is_read = own_counters(program, loop) & read_after(program, loop)
+        counted = not is_read and count_passes(program, loop, edits, lines.STEPS)
     else:
         counted = replace_range(program, loop, lines.STEPS, edits)
     if not counted:

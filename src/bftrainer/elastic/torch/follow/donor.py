@@ -48,6 +48,8 @@ class _Item:
     header: dict[str, Any]
     room: Tensor | None = None
     ready: Any = None
+    whole: Tensor | None = None
+    """The memory that `room` is the beginning of, for gradients: it is used again."""
     marked: TrainedTree | None = None
     """The state of which a checksum is sent afterwards."""
 
@@ -119,15 +121,17 @@ class DonorFlow:
         with self._lock:
             if self._queued + end - begin > self._most_queued:
                 raise FlowSlowError("the newcomer cannot keep up with the training")
-            room = self._free.pop() if self._free else None
-        if room is None or room.numel() < end - begin:
-            room = make_room(end - begin, pinned=False)  # the copy takes long, but less than pinning
-        room = room[: end - begin]
+            # With several optimizers, the gradients of one may need more memory than those of another.
+            fitting = [at for at, each in enumerate(self._free) if each.numel() >= end - begin]
+            whole = self._free.pop(fitting[-1]) if fitting else None
+        if whole is None:
+            whole = make_room(end - begin, pinned=False)  # the copy takes long, but less than pinning
+        room = whole[: end - begin]
         found.layout.copy(found.gradients, begin, end, room)
         on_gpu = bool(found.gradients) and found.gradients[0].is_cuda
         ready = torch.cuda.current_stream().record_event() if on_gpu else None
         header = {**found.header, "size": found.layout.size, "begin": begin, "end": end}
-        self._say(_Item(header, room, ready))
+        self._say(_Item(header, room, ready, whole))
 
     def mark(self, label: str, key: Sequence[int]) -> None:
         """Tell the newcomer how far this rank is. A checksum of its share of the trained state follows.
@@ -158,7 +162,7 @@ class DonorFlow:
     def give_up(self) -> None:
         """Send no more steps: the newcomer is told that it is too slow, as soon as it has read what is being sent."""
         with self._lock:
-            rooms = [item.room for item in self._queue if item.room is not None]
+            rooms = [item.whole for item in self._queue if item.whole is not None]
             self._queue.clear()
             self._queue.append(_Item({"kind": "slow"}))
             self._ending = True
@@ -197,7 +201,7 @@ class DonorFlow:
         else:
             self._fail("it is complete")
         with self._lock:
-            rooms = [*self._free, *(item.room for item in self._queue if item.room is not None)]
+            rooms = [*self._free, *(item.whole for item in self._queue if item.whole is not None)]
             rooms += [self._room] if self._room is not None else []
             self._queue, self._free, self._room, self._tree = deque(), [], None, None
         if self._pins:
@@ -283,11 +287,11 @@ class DonorFlow:
             frames.send({**item.header, "behind": behind}, item.room)
             if item.marked is not None:
                 self._send_sum(frames, item.header["label"], item.marked)
-            if item.room is not None:
+            if item.room is not None and item.whole is not None:
                 with self._lock:
                     self._queued -= item.room.numel()
-                    if item.room.is_pinned() or not self._pins:
-                        self._free.append(item.room)
+                    if item.whole.is_pinned() or not self._pins:
+                        self._free.append(item.whole)
 
     def _send_sum(self, frames: Frames, label: str, tree: TrainedTree) -> None:
         begin, end = tree.layout.share(self._request.share, self._request.shares)

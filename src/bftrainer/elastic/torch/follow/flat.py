@@ -114,12 +114,16 @@ def _joined(parts: Sequence[Tensor]) -> Iterator[Tensor]:
     size = 0
     for part in parts:
         if group and size + part.numel() > _JOINED_BYTES:
-            yield torch.cat(group)
+            yield _one(group)
             group, size = [], 0
         group.append(part)
         size += part.numel()
     if group:
-        yield torch.cat(group)
+        yield _one(group)
+
+
+def _one(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)  # a copy of a large one may not fit on the GPU
 
 
 def _sum_of(raw: Tensor) -> Tensor:

@@ -6,13 +6,15 @@ globals of the script's module and writes received values there. It refuses what
 
 from __future__ import annotations
 
+import dis
 import inspect
 import keyword
 import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from bftrainer.elastic.torch.state.transfer import FreshState
@@ -62,6 +64,11 @@ class CarriedVariables(FreshState):
         """Carry the variables that `checked` has returned."""
         self._homes |= variables
 
+    @property
+    def names(self) -> Collection[str]:
+        """The variables that are carried."""
+        return self._homes.keys()
+
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the values. A variable that holds a numpy number is set to the plain number.
 
@@ -90,11 +97,11 @@ class CarriedVariables(FreshState):
         is where the loop runs.
         """
         while frame is not None and self._homes:
+            for name, home in self._homes.items():
+                self._refuse_other_module(name, home, frame)
             for name in _locals_of(frame) & self._homes.keys():
                 home = self._homes[name]
-                value = home.get(name)
-                is_same = isinstance(value, list | dict) and frame.f_locals.get(name) is value
-                if _is_of_script(frame, home) and not is_same:
+                if _is_of_script(frame, home) and not _is_shared(home.get(name), frame.f_locals.get(name)):
                     function = frame.f_code.co_name
                     raise InputError(
                         f"`carry` names the variable `{name}` of the module, but {function}(), in which the training "
@@ -102,6 +109,19 @@ class CarriedVariables(FreshState):
                         f"{function}(), or {_remedy(name)}"
                     )
             frame = frame.f_back
+
+    def _refuse_other_module(self, name: str, home: Globals, frame: FrameType) -> None:
+        """Refuse a training loop in another module of the script that has a variable of its own of that name."""
+        module = frame.f_globals
+        if module is home or name not in module or not _is_of_script(frame, home):
+            return
+        changes = name in _assigned(frame.f_code) or isinstance(module[name], list | dict)
+        if changes and name in frame.f_code.co_names and not _is_shared(home.get(name), module[name]):
+            raise InputError(
+                f"`carry` names the variable `{name}` of the module {home['__name__']}, but {frame.f_code.co_name}(), "
+                f"in which the training loop runs, uses that of the module {module['__name__']}, which would be lost; "
+                f"call elastic.prepare() in that module, or {_remedy(name)}"
+            )
 
 
 def calling_frame() -> FrameType:
@@ -127,10 +147,28 @@ def _is_of_script(frame: FrameType, module: Globals) -> bool:
     """Return whether a frame runs code of a module, or of another one of the user's below the same folder."""
     if frame.f_globals is module:
         return True
-    path, script = Path(frame.f_code.co_filename), module.get("__file__")
-    if script is None or _is_of_package(frame) or any(_INSTALLED.fullmatch(part) for part in path.parts):
+    script = module.get("__file__")
+    if script is None or _is_of_package(frame):
         return False
-    return path.is_relative_to(Path(script).absolute().parent)
+    path, folder = _resolved(frame.f_code.co_filename), _resolved(script).parent
+    return path.is_relative_to(folder) and not any(map(_INSTALLED.fullmatch, path.relative_to(folder).parts))
+
+
+def _is_shared(one: Any, other: Any) -> bool:
+    """Return whether two variables hold the same list or dict, so that a change of either is one of both."""
+    return isinstance(one, list | dict) and one is other
+
+
+@lru_cache(maxsize=256)
+def _assigned(code: CodeType) -> frozenset[str]:
+    """Return the variables of its module that some code assigns to."""
+    stores = ("STORE_GLOBAL", "STORE_NAME")
+    return frozenset(str(step.argval) for step in dis.get_instructions(code) if step.opname in stores)
+
+
+@lru_cache(maxsize=256)
+def _resolved(path: str) -> Path:
+    return Path(path).resolve()
 
 
 def _is_of_package(frame: FrameType) -> bool:

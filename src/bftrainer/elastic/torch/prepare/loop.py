@@ -46,6 +46,9 @@ class PreparedLoop:
         self._begun = 0  # loops over the loader so far
         self._epoch: int | None = None  # the epoch whose loop is under way
         self._epochs_begun = 0  # how often the script had begun an epoch when that loop began
+        self._repeats = False  # the last loop that the script began is of an epoch that was over
+        self.keeps_values = False
+        """Whether the script has values of its own in the state: it may decide by them when it ends."""
         self._given: dict[int, int] = {}  # batches given in the loop under way, by id of its plan
         self.looks_again = False
         """Whether every loop of an epoch that is over gives one batch, and not only the first one."""
@@ -78,6 +81,7 @@ class PreparedLoop:
                 if training.is_at_boundary:
                     if not self._loop.between(epoch):
                         # The others are in a later epoch, and so is the state received from them.
+                        self._repeats = not (self._loop.counts_epochs or member.progress.over)
                         if looks and not given:
                             yield self._look(batches)
                             training.leave()
@@ -208,7 +212,27 @@ class PreparedLoop:
             self._epoch, self._epochs_begun = progress.epoch, self._loop.epochs_begun
             return self._epoch
         number, self._begun = self._begun, self._begun + 1
-        return number if self.enter(number) else None
+        if number and self._carried.names:
+            raise InputError(
+                "`carry` needs a loop over elastic.epochs(n), but this script counts its epochs itself: a node that "
+                "joins later would run the code of all epochs that are over on the carried values. Write "
+                "`for epoch in elastic.epochs(n):`"
+            )
+        entered = self.enter(number)
+        self._repeats = not (entered or self._member.progress.over)
+        return number if entered else None
+
+    def refuse_end_in_repeat(self) -> None:
+        """Refuse the end of a script that keeps values and ends in an epoch that was over before this worker came.
+
+        Its code of that epoch has decided by values of the present one, for example to stop early.
+        """
+        if self.keeps_values and self._repeats:
+            raise InputError(
+                f"the script ended in epoch {self._begun - 1}, but epoch {self._member.progress.epoch} is in progress: "
+                "this node joined later, or resumed the training, and ran the code of epochs that are over on values "
+                "of the present one. Write `for epoch in elastic.epochs(n):`, which begins in the right epoch"
+            )
 
     def enter(self, epoch: int) -> bool:
         """Go on to an epoch, by its number. Return False if it was over before this worker came."""

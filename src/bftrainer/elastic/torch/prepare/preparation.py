@@ -105,6 +105,7 @@ class Preparation:
         if registered or options:
             self._register(**registered, **options)
         self._carried.add(variables)
+        self._loop.keeps_values |= bool(variables) or any(isinstance(thing, Value) for thing in objects)
         self._is_used = True
         prepared = [self._prepared(thing, per_rank_batch) for thing in objects]
         if first:
@@ -143,6 +144,10 @@ class Preparation:
         first = self._first_epoch.value
         for epoch in self._epochs(max(0, stop - first), finishes=False):
             yield epoch + first
+
+    def refuse_end_in_repeat(self) -> None:
+        """Refuse an end of the script that values of a later epoch have led to."""
+        self._loop.refuse_end_in_repeat()
 
     def finished(self) -> None:
         """Write what the lost main rank should have written. The training is complete."""

@@ -6,6 +6,7 @@ BFTrainer tell the user nothing: `as_line` returns what to print instead.
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,7 @@ from bftrainer.errors import BFTrainerError
 
 _OURS = Path(__file__).resolve().parents[1]
 _INSTALLED = ("site-packages", "dist-packages")
+_PYTHONS = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
 
 
 def as_line(error: BaseException, trace: TracebackType | None) -> str | None:
@@ -32,4 +34,5 @@ def as_line(error: BaseException, trace: TracebackType | None) -> str | None:
 def _is_users(filename: str) -> bool:
     path = Path(filename).resolve()
     installed = any(part in path.parts for part in _INSTALLED)
-    return not filename.startswith("<") and not installed and not path.is_relative_to(_OURS)
+    others = any(path.is_relative_to(folder) for folder in (_OURS, *_PYTHONS))
+    return not (filename.startswith("<") or installed or others)

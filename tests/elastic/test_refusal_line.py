@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
-from bftrainer.elastic import refusals
+from bftrainer.elastic import refusal_line
 from bftrainer.errors import BFTrainerError, InputError
 
 
@@ -20,7 +21,7 @@ def caught(path: Path, text: str) -> BaseException:
 
 def shown(path: Path, text: str) -> str | None:
     problem = caught(path, text)
-    return refusals.as_line(problem, problem.__traceback__)
+    return refusal_line.as_line(problem, problem.__traceback__)
 
 
 def test_a_refusal_is_one_line_with_the_place_in_the_script(tmp_path: Path) -> None:
@@ -35,15 +36,16 @@ def test_frames_inside_bftrainer_and_installed_packages_are_no_place(tmp_path: P
     problem = caught(installed, "raise InputError('no')\n")
     here = problem.__traceback__
     assert here is not None
-    assert refusals.as_line(problem, here.tb_next) == "bftrainer: no"
-    assert refusals.as_line(problem, None) == "bftrainer: no"
-    assert not refusals._is_users(str(Path(refusals.__file__)))
-    assert not refusals._is_users("<frozen runpy>")
+    assert refusal_line.as_line(problem, here.tb_next) == "bftrainer: no"
+    assert refusal_line.as_line(problem, None) == "bftrainer: no"
+    assert not refusal_line._is_users(str(Path(refusal_line.__file__)))
+    assert not refusal_line._is_users("<frozen runpy>")
+    assert not refusal_line._is_users(str(Path(contextlib.__file__)))
 
 
 def test_a_folder_whose_name_begins_like_the_packages_is_the_users(tmp_path: Path) -> None:
-    package = Path(refusals.__file__).resolve().parents[1]
-    assert refusals._is_users(str(package.with_name(f"{package.name}-scripts") / "train.py"))
+    package = Path(refusal_line.__file__).resolve().parents[1]
+    assert refusal_line._is_users(str(package.with_name(f"{package.name}-scripts") / "train.py"))
 
 
 def test_other_errors_keep_their_traceback(tmp_path: Path) -> None:
