@@ -11,8 +11,9 @@ schedule has bursts that want all nodes, arrays, `--exclusive`, `--nodelist`, de
 wait is from sbatch, or from when it could start, to the first line of its script. BFTrainer's share of it is the
 difference to the floor, job by job. Also measured: for how much of the idle node-time, in spells of 5 s and more, a
 pilot held the node, and a worker on it worked. All virtual nodes share the machine's cores, so workers run at idle
-priority, and the kernel is told meanwhile not to group processes by session. With `--counting` the workers count
-instead of training with PyTorch. Needs root and Slurm.
+priority and the controller, which has a host of its own elsewhere, behind Slurm's daemons and the main jobs. The kernel
+is told meanwhile not to group processes by session. With `--counting` the workers count instead of training with
+PyTorch. Needs root and Slurm.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from slurm_schedule import (
     PILOT,
     MainJob,
     Played,
+    behind_others,
     cycle_phase,
     failed,
     gentle_python,
@@ -262,7 +264,8 @@ def _bftrainer(lab: Lab, schedule: Schedule, folder: Path, worker: Path) -> Arm:
     pool = {"partition": "scavenger", "python": str(gentle_python(folder)), "interval_s": "1"}
     options = [word for name, value in pool.items() for word in ("--set", f"pool.{name}={value}")]
     env = {"SLURM_CONF": str(lab.conf)}
-    with Live(folder / "state", "--pool", "slurm", "--drain", *options, env=env) as live:
+    python = str(behind_others(folder))
+    with Live(folder / "state", "--pool", "slurm", "--drain", *options, env=env, python=python) as live:
         for name in ("one", "two"):
             pace = {"BFTRAINER_PACE": PACE}
             live.submit(worker, str(steps), nodes=f"1-{lab.count // 2}", name=name, env=pace)

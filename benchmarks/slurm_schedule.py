@@ -393,6 +393,14 @@ def gentle_python(folder: Path) -> Path:
     return path
 
 
+def behind_others(folder: Path) -> Path:
+    """A Python that leaves the cores to Slurm and main jobs, for a controller that has a host of its own elsewhere."""
+    path = folder / "python-behind-others"
+    path.write_text(f'#!/bin/sh\nexec nice -n 10 {shlex.quote(sys.executable)} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
 @contextmanager
 def priorities_across_sessions() -> Iterator[None]:
     """Let priorities count between all processes of the machine.
