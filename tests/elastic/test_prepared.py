@@ -212,7 +212,8 @@ def test_a_node_that_is_lost_after_the_last_batch_of_all_has_the_code_after_it_r
 
     outcome = play(scenario, tmp_path, [script("prepared/last_epoch.py"), str(tmp_path)], nodes=(2, 8))
     assert outcome.status == "done", outcome
-    times = sorted(path.read_text().split() for path in tmp_path.glob("evaluates-*"))
+    # A rank that joined a step later was given other batches, so the first numbers need not be equal.
+    times = sorted((path.read_text().split() for path in tmp_path.glob("evaluates-*")), key=len)
     assert [len(each) for each in times] == [1, 2, 2]
     assert [each[1] for each in times if len(each) > 1] == ["0", "0"], "no batch is given again"
     assert set(torch.load(tmp_path / "model.pt")) == {"weight", "bias"}
