@@ -184,49 +184,60 @@ it, n = 0, 100
     assert explanation.notices == ()
 
 
-STEP = "net(get_batch()).mean().backward()\n    optimizer.step()"
+MADE = """\
+net = nn.Linear(1, 1)
+optimizer = torch.optim.Adam(net.parameters())
+loader = DataLoader(data)
+it = 0
+"""
+A_STEP = "net(get_batch()).mean().backward(); optimizer.step()"
+AN_EPOCH = "for x in loader: net(x).mean().backward(); optimizer.step()"
 
 
+@pytest.mark.parametrize(("work", "function"), [(A_STEP, "elastic.steps(n)"), (AN_EPOCH, "elastic.epochs(n)")])
 @pytest.mark.parametrize(
     ("header", "body"),
     [
-        ("while True:", f"it += 1\n    if it > 100:\n        break\n    {STEP}"),  # one step fewer than range(100 + 1)
-        ("while it < 100:", f"it += 1\n    rate = 0.1 / it\n    {STEP}"),  # the number begins at 1
-        ("while it < 100:", f"{STEP}\n    it += 1\n    log(it)"),
-        ("while it < 100:", f"{STEP}\n    if bad():\n        it = 0\n    it += 1"),
-        ("while it < 100:", f"{STEP}\n    if bad():\n        continue\n    it += 1"),
-        ("while it < 100:", f"{STEP}\n    it += 1\nprint(it)"),
+        ("while True:", "it += 1\n    if it > 100:\n        break\n    WORK"),  # one pass fewer than range(100 + 1)
+        ("while it < 100:", "it += 1\n    rate = 0.1 / it\n    WORK"),  # the number begins at 1
+        ("while it < 100:", "WORK\n    it += 1\n    log(it)"),
+        ("while it < 100:", "WORK\n    if bad():\n        it = 0\n    it += 1"),
+        ("while it < 100:", "WORK\n    if bad():\n        continue\n    it += 1"),
+        ("while it < 100:", "WORK\n    it += 1\nprint(it)"),
     ],
 )
 def test_a_while_loop_that_uses_its_counter_in_another_way_is_not_rewritten(
-    tmp_path: Path, header: str, body: str
+    tmp_path: Path, work: str, function: str, header: str, body: str
 ) -> None:
-    made = "net = nn.Linear(1, 1)\noptimizer = torch.optim.Adam(net.parameters())\nit = 0\n"
-    explanation = explain_text(tmp_path, f"{HEAD}{made}{header}\n    {body}\n")
+    explanation = explain_text(tmp_path, f"{HEAD}{MADE}{header}\n    {body.replace('WORK', work)}\n")
     lines = after(explanation, tmp_path)["train.py"]
     assert header in lines
-    assert ["elastic.steps(n)" in one.remedy for one in explanation.refused] == [True]
+    assert [function in one.remedy for one in explanation.refused] == [True]
     assert not any("carry" in line for line in lines)
-    epochs = f"loader = DataLoader(data)\n{header}\n    {body}\n".replace("get_batch()", "x")
-    epochs = epochs.replace(STEP.replace("get_batch()", "x"), f"for x in loader:\n        {STEP}".replace(
-        "\n    optimizer", "\n        optimizer").replace("get_batch()", "x"))  # fmt: skip
-    explanation = explain_text(tmp_path, f"{HEAD}{made}{epochs}")
-    assert ["elastic.epochs(n)" in one.remedy for one in explanation.refused] == [True]
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        f"it += 1\n    {STEP}",
-        f"for x in data:\n        if bad(x):\n            continue\n    {STEP}\n    it += 1",
-        f"{STEP}\n    log(it)\n    it += 1\n    if bad():\n        continue",
+        "it += 1\n    WORK",
+        "for x in data:\n        if bad(x):\n            continue\n    WORK\n    it += 1",
+        "WORK\n    log(it)\n    it += 1\n    if bad():\n        continue",
     ],
 )
 def test_a_while_loop_that_counts_in_a_harmless_place_becomes_steps(tmp_path: Path, body: str) -> None:
-    made = "net = nn.Linear(1, 1)\noptimizer = torch.optim.Adam(net.parameters())\nit = 0\n"
-    explanation = explain_text(tmp_path, f"{HEAD}{made}while it < 100:\n    {body}\n")
+    explanation = explain_text(tmp_path, f"{HEAD}{MADE}while it < 100:\n    {body.replace('WORK', A_STEP)}\n")
     assert "for it in elastic.steps(100):" in after(explanation, tmp_path)["train.py"]
     assert explanation.refused == ()
+
+
+@pytest.mark.parametrize(
+    ("header", "end"), [("while it < 100:", "it += 1"), ("while True:", "it += 1\n    if it >= 100:\n        break")]
+)
+def test_a_count_of_bad_passes_that_ends_the_loop_is_carried(tmp_path: Path, header: str, end: str) -> None:
+    patience = "bad += 1\n    if improved():\n        bad = 0\n    if bad > 5:\n        break"
+    text = f"{HEAD}{MADE}bad = 0\n{header}\n    {A_STEP}\n    {patience}\n    {end}\n"
+    lines = after(explain_text(tmp_path, text), tmp_path)["train.py"]
+    assert any('carry="bad"' in line for line in lines), lines
 
 
 def test_only_the_counter_of_the_steps_is_known_to_a_newcomer(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def find_trainer(api: ApiState, ref: str, caller: TokenRow) -> TrainerRow:
         if row is None and caller.role == "admin":
             row = api.store.trainer(ref)
     if row is None:
-        near = closest(ref, api.store.totals.newest_names(visible_owner(caller)))
+        near = closest(ref[:_LONGEST_REF], api.store.totals.newest_names(visible_owner(caller)))
         hint = f": did you mean {near!r}?" if near else ""
         raise HTTPException(404, f"there is no trainer {ref[:_LONGEST_REF]!r}{hint}")
     return row

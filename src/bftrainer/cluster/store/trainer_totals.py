@@ -44,7 +44,7 @@ ON CONFLICT (owner, state) DO UPDATE SET {", ".join(f"{name} = {name} + excluded
 
 
 class TrainerTotals:
-    """Sums over the trainers of a database; `Store.totals`."""
+    """Sums over the trainers of a database, and what is read of many of them at once; `Store.totals`."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -94,7 +94,7 @@ class TrainerTotals:
         found = (self._db.row(sql, (number,)) for number in sorted(numbers))
         return [(ids.trainer_id(row[0]), *row[1:]) for row in found if row is not None]
 
-    def newest_names(self, owner: str | None = None, most: int = 500) -> list[str]:
+    def newest_names(self, owner: str | None = None, most: int = 100) -> list[str]:
         """Return the names of the newest trainers, at most so many; with an `owner`, of that owner's."""
         mine, whose = ("", ()) if owner is None else ("WHERE owner = ?", (text(owner),))
         sql = f"SELECT name FROM trainers {mine} ORDER BY number DESC LIMIT ?"  # noqa: S608

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bftrainer.explain import lines
@@ -32,12 +33,22 @@ def own_counters(program: Program, loop: Loop | None) -> set[str]:
     """Return the variables that count the passes of a `while` loop, whether or not it can be written in another way."""
     if not isinstance(loop, ast.While):
         return set()
-    ends = [one.test for one in loop.body if isinstance(one, ast.If) and isinstance(one.body[-1], ast.Break)]
-    compared = {node.id for test in (loop.test, *ends) for node in ast.walk(test) if isinstance(node, ast.Name)}
     counted = {
         node.target.id for node in loop.body if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
     }
-    return (compared & counted) | ({step_counter(program, loop)} - {""})
+    compared = {node.id for node in ast.walk(loop.test) if isinstance(node, ast.Name)}
+    found = (compared & counted) | ({step_counter(program, loop)} - {""})
+    return found or set(_counters_of_an_endless_loop(loop, counted)[:1])
+
+
+def _counters_of_an_endless_loop(loop: ast.While, counted: set[str]) -> list[str]:
+    """Return those of the `counted` variables that end a `while True` and that nothing else in it sets."""
+    if not isinstance(loop.test, ast.Constant):
+        return []
+    ends = [one.test for one in loop.body if isinstance(one, ast.If) and isinstance(one.body[-1], ast.Break)]
+    tested = [node.id for test in ends for node in ast.walk(test) if isinstance(node, ast.Name)]
+    set_once = [name for name in tested if sum(isinstance(one.ctx, ast.Store) for one in _names(loop.body, name)) == 1]
+    return [name for name in set_once if name in counted]
 
 
 def count_passes(program: Program, loop: ast.While, edits: Edits, counts: str) -> bool:
@@ -113,7 +124,7 @@ def _counts_exactly(loop: ast.While, limit: _Limit, increment: ast.stmt) -> bool
     return not any(map(_continues, loop.body[: max(counted, tested)]))
 
 
-def _names(statements: list[ast.stmt], name: str) -> list[ast.Name]:
+def _names(statements: Sequence[ast.stmt], name: str) -> list[ast.Name]:
     nodes = (node for one in statements for node in ast.walk(one))
     return [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
 
@@ -122,7 +133,7 @@ def _continues(node: ast.AST) -> bool:
     """Whether a statement may go on with the next pass of the loop that it is in."""
     if isinstance(node, ast.Continue):
         return True
-    inner = (*node.orelse,) if isinstance(node, Loop) else tuple(ast.iter_child_nodes(node))
+    inner = node.orelse if isinstance(node, Loop) else list(ast.iter_child_nodes(node))
     own = not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda)
     return own and any(map(_continues, inner))
 
