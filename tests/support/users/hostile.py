@@ -102,11 +102,14 @@ def ask_the_api(targets):
 
 def own_secret():
     """The join secret of this trainer's own agent, which runs under the same account."""
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            for variable in (entry / "environ").read_bytes().split(b"\0"):
-                if variable.startswith(b"BFTRAINER_SECRET="):
-                    return variable.partition(b"=")[2].decode()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:  # processes come and go while /proc is read
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                for variable in (entry / "environ").read_bytes().split(b"\0"):
+                    if variable.startswith(b"BFTRAINER_SECRET="):
+                        return variable.partition(b"=")[2].decode()
+        time.sleep(0.1)
     return ""
 
 
