@@ -37,7 +37,17 @@ def learn(run: Any, first: Any, second: Any) -> None:
                 run.evaluate(validate)
 
 
+def shows_late(kind: type[BaseException], error: BaseException, _: object) -> None:
+    """A hook of the script's own, such as of an error tracker."""
+    time.sleep(0.5)
+    print(f"shown late: {kind.__name__}: {error}", file=sys.stderr, flush=True)
+
+
+if mode == "own-hook":
+    sys.excepthook = shows_late
 run = elastic.init()
+if mode == "own-hook":
+    raise ValueError("no data")
 if mode == "second-init":
     elastic.init()
 data: Any = TensorDataset(torch.ones(8, 2))

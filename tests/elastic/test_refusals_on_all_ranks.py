@@ -64,6 +64,13 @@ def test_a_second_init_in_a_worker_is_refused(tmp_path: Path) -> None:
     assert "Traceback" not in log.read_text()
 
 
+def test_an_error_is_in_the_log_before_the_job_ends_for_it(tmp_path: Path) -> None:
+    outcome = play(on(1), tmp_path, [WORKER, str(tmp_path), "own-hook"])
+    assert (outcome.status, outcome.error) == ("failed", "node-1: ValueError: no data")
+    (log,) = (tmp_path / "logs").glob("*.log")
+    assert "shown late: ValueError: no data" in log.read_text()
+
+
 def test_a_script_that_all_ranks_end_with_an_error_status_has_failed(tmp_path: Path) -> None:
     outcome = play(on(2), tmp_path, [WORKER, str(tmp_path), "status"], nodes=(2, 2))
     assert outcome.status == "failed"

@@ -41,6 +41,8 @@ from bftrainer.processes import start_up, unguided
 from bftrainer.processes.launch import foreground
 
 REPORT_EVERY_S = 1.0
+_SHOWING_S = 10.0
+"""Seconds that a failed script has to show its error, by a hook of its own perhaps, before the manager is told."""
 _HANGING_UP_S = 2.0
 """Seconds that a worker waits, after its last message, for the manager to close the connection."""
 
@@ -296,12 +298,25 @@ class Membership:
                 print(f"bftrainer: a peer was lost ({error}); starting again", file=sys.stderr, flush=True)
                 os._exit(protocol.RESTART)
             lines = "".join(traceback.format_exception(kind, error, trace))
-            self.send(Failed(f"{kind.__name__}: {error}".rstrip(": "), lines, self.is_fresh()))
-            refusal = refusal_line.as_line(error, trace)
-            if refusal is None:
-                before(kind, error, trace)
-            else:
-                print(refusal, file=sys.stderr, flush=True)
+            unsent = [Failed(f"{kind.__name__}: {error}".rstrip(": "), lines, self.is_fresh())]
+
+            def send() -> None:
+                with contextlib.suppress(IndexError):  # it is sent
+                    self.send(unsent.pop())
+
+            # Shown first: once the manager knows, it ends the job, and this process with it.
+            late = threading.Timer(_SHOWING_S, send)
+            late.daemon = True
+            late.start()
+            try:
+                refusal = refusal_line.as_line(error, trace)
+                if refusal is None:
+                    before(kind, error, trace)
+                else:
+                    print(refusal, file=sys.stderr, flush=True)
+            finally:
+                late.cancel()
+                send()
 
         sys.excepthook = tell
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import urllib.error
 import urllib.request
 from datetime import timedelta
@@ -114,16 +115,18 @@ def own_secret():
 
 
 def join(targets, secret, node):
-    """Say that this is the agent of a node. Returns the controller's answer."""
+    """Say that this is the agent of a node. Returns the controller's answer, or what happened instead."""
     url = targets["url"].replace("http", "ws", 1) + "/v1/agents"
     try:
         headers = {"Authorization": f"Bearer {secret}"}
-        with connect(url, additional_headers=headers, open_timeout=10, ssl=trust(targets)) as link:
+        with connect(url, additional_headers=headers, open_timeout=30, ssl=trust(targets)) as link:
             link.send(json.dumps({"type": "join", "node": node, "host": "127.0.0.1", "agent": "hostile"}))
-            answer = json.loads(link.recv(timeout=10))
+            answer = json.loads(link.recv(timeout=30))
             return answer["type"] + " " + str(answer.get("reason", ""))
     except InvalidStatus as refusal:
         return f"status {refusal.response.status_code}"
+    except Exception as problem:
+        return f"{type(problem).__name__} {problem}"
 
 
 @attack
@@ -217,7 +220,7 @@ def attack_all():
         try:
             found[name] = function(targets)
         except Exception as problem:
-            found[name] = {"the attack itself": repr(problem)}
+            found[name] = {"the attack itself": repr(problem), "at": traceback.format_exc()}
     beside = Path(sys.argv[2] + ".new")
     beside.write_text(json.dumps(found))
     beside.rename(sys.argv[2])
