@@ -222,7 +222,7 @@ def test_what_a_script_says_fails_its_own_trainer_at_most(
 @given(st.lists(frames, min_size=1, max_size=6), st.lists(frames, max_size=4))
 @settings(max_examples=60, deadline=None)
 def test_what_an_agent_says_ends_its_connection_at_most(first: list[Any], again: list[Any]) -> None:
-    play([[HERE, [join("n1", status_of("t1-1")), *first]], [again, HERE]])
+    assert play([[HERE, [join("n1", status_of("t1-1")), *first]], [again, HERE]])["t2"] == "running"
 
 
 @pytest.mark.parametrize(
