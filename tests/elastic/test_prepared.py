@@ -219,6 +219,28 @@ def test_a_node_that_is_lost_after_the_last_batch_of_all_has_the_code_after_it_r
     assert set(torch.load(tmp_path / "model.pt")) == {"weight", "bias"}
 
 
+@pytest.mark.parametrize("of_main", [True, False])
+def test_the_code_after_the_last_batch_of_all_counts_once_on_a_node_that_joins_for_its_repetition(
+    of_main: bool, tmp_path: Path
+) -> None:
+    async def scenario(job: Coordinator) -> None:
+        await job.add(3)
+        await until(lambda: len(list(tmp_path.glob("evaluates-*"))) == 3)
+        job.signal(job.members[0 if of_main else -1], signal.SIGKILL)
+        await until(lambda: len(job.nodes) == 2)
+        await job.add(1)
+        newcomer = job.nodes[-1]
+        await until(lambda: job.roster.is_ready(newcomer))
+        (tmp_path / "go").touch()
+
+    outcome = play(scenario, tmp_path, [script("prepared/last_epoch.py"), str(tmp_path)], nodes=(2, 8))
+    assert outcome.status == "done", outcome
+    assert len(list(tmp_path.glob("evaluates-*"))) == 4, "the newcomer evaluates, too"
+    found = [json.loads(path.read_text()) for path in tmp_path.glob("found-*.json")]
+    assert len(found) == 3
+    assert found == [[found[0][0], 0, 3]] * 3
+
+
 def test_a_newcomer_that_joins_after_the_last_batch_of_the_first_epoch_can_look_at_one(tmp_path: Path) -> None:
     async def scenario(job: Coordinator) -> None:
         await job.add(1)

@@ -57,7 +57,7 @@ def test_an_elastic_script_that_torchrun_starts_several_times_is_refused(tmp_pat
     path = tmp_path / "train.py"
     path.write_text("from bftrainer import elastic\nelastic.init()\n")
     said = run_alone(tmp_path, path, status=1, WORLD_SIZE="2", TORCHELASTIC_RUN_ID="none")
-    assert "start the script by `bftrainer submit`, without `torchrun`" in said
+    assert "start the script by `bftrainer submit` without `--launcher`, and not by `torchrun`" in said
     run_alone(tmp_path, path, WORLD_SIZE="1", TORCHELASTIC_RUN_ID="none")
 
 

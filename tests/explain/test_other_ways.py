@@ -242,6 +242,66 @@ def test_an_accelerator_is_replaced_however_it_is_imported(tmp_path: Path, text:
     assert after(explanation, tmp_path)["train.py"] == wanted
 
 
+ACCELERATED = """\
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+
+def main():
+    accelerator = Accelerator()
+    loader = DataLoader(data, batch_size=4, shuffle=True)
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    {values}
+    for epoch in {epochs}:
+        for x, y in loader:
+            accelerator.backward(loss_of(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+        error = evaluate(model)
+        {judge}
+
+main()
+"""
+JUDGE = """if error < best{v}:
+            best{v} = error
+            bad{v} = 0
+        else:
+            bad{v} += 1
+            if bad{v} > 3:
+                break"""
+
+
+def test_an_accelerated_loop_that_keeps_values_counts_epochs_as_all_nodes_do(tmp_path: Path) -> None:
+    text = ACCELERATED.format(values="best, bad = 9e9, 0", epochs="range(epochs)", judge=JUDGE.format(v=""))
+    explanation = explain_text(tmp_path, text)
+    found = after(explanation, tmp_path)["train.py"]
+    assert "    for epoch in elastic.epochs(epochs):" in found
+    assert "from bftrainer import elastic" in found
+    assert "register_for_checkpointing" in noticed(explanation.warnings)[8]
+
+    plain = explain_text(tmp_path, ACCELERATED.format(values="", epochs="range(epochs)", judge="print(error)"))
+    assert "    for epoch in range(epochs):" in after(plain, tmp_path)["train.py"], "then range works"
+    unknown = explain_text(tmp_path, text.replace("range(epochs)", "epochs"))
+    assert "elastic.epochs" in noticed(unknown.warnings)[9]
+
+
+@pytest.mark.parametrize(
+    "values",
+    ["best, bad = elastic.Value(9e9), elastic.Value(0)", "best = elastic.Value(9e9); bad = elastic.Value(0)"],
+)
+def test_an_elastic_accelerated_loop_that_keeps_values_is_told_to_count_so(tmp_path: Path, values: str) -> None:
+    text = ACCELERATED.replace("    accelerator = Accelerator()", "    accelerator = bft.ElasticAccelerator()").replace(
+        "from accelerate import Accelerator\n",
+        "from bftrainer import elastic; from bftrainer.integrations import accelerate as bft\n",
+    )
+    judge = JUDGE.format(v=".value")
+    told = explain_text(tmp_path, text.format(values=values, epochs="range(epochs)", judge=judge))
+    assert told.way == "elastic"
+    assert set(noticed(told.warnings)) == {9}
+    assert "elastic.epochs" in noticed(told.warnings)[9]
+    fine = explain_text(tmp_path, text.format(values=values, epochs="elastic.epochs(epochs)", judge=judge))
+    assert fine.notices == ()
+
+
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
@@ -453,6 +513,25 @@ def test_data_chosen_by_the_rank_keeps_a_script_from_training_in_place(line: str
     found = explain_text(tmp_path, f"{IN_PLACE}rank, world = dist.get_rank(), dist.get_world_size()\n{line}\n")
     assert found.way == "torchrun"
     assert any("chooses data by the rank" in one.what for one in found.notices if one.refused)
+
+
+SHARE = "class Share(torch.utils.data.Dataset):\n    def __init__(self, size, part=0, device=None):\n        pass\n\n"
+
+
+@pytest.mark.parametrize(
+    ("made", "way"),
+    [
+        ("Share(64, dist.get_rank())", "torchrun"),
+        ("Share(64, part=rank)", "torchrun"),
+        ("Share(64, device=rank)", "ddp"),
+        ("Share(64, device=torch.device('cuda', rank))", "ddp"),
+        ("Share(64, 0, f'cuda:{rank}')", "ddp"),
+        ("dict(part=rank)", "ddp"),
+    ],
+)
+def test_a_dataset_made_by_the_rank_keeps_a_script_from_training_in_place(made: str, way: str, tmp_path: Path) -> None:
+    found = explain_text(tmp_path, f"{IN_PLACE}{SHARE}rank = dist.get_rank()\ndata = {made}\n")
+    assert found.way == way, found.notices
 
 
 def test_a_rank_for_devices_and_for_the_main_rank_keeps_no_script_from_training_in_place(tmp_path: Path) -> None:

@@ -166,13 +166,15 @@ def test_a_hugging_face_trainer_needs_two_lines() -> None:
     assert explanation.notices == ()
 
 
-def test_accelerate_needs_another_import() -> None:
+def test_accelerate_needs_another_import_and_elastic_epochs_where_values_are_kept() -> None:
     explanation = checked("accelerate_loop.py")
     assert explanation.way == "accelerate"
     assert changed(explanation) == [
         (2, "from accelerate import DistributedType"),
         (2, "from bftrainer.integrations.accelerate import ElasticAccelerator as Accelerator"),
         (2, None),
+        (6, "from bftrainer import elastic"),
+        (19, "for epoch in elastic.epochs(3):"),
     ]
     assert explanation.refused == ()
     assert set(noticed(explanation.warnings)) == {18}

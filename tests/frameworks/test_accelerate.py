@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bftrainer.elastic.local.coordinator import Coordinator
 from support.elastic.churn import disturb
 from support.elastic.frameworks import HUGGING_FACE, needs
 from support.elastic.jobs import SETTINGS, on, play, run_alone, script
 from support.elastic.ledger import committed
+from support.waiting import until
 
 torch = pytest.importorskip("torch")
 needs("accelerate", "transformers")
 
+from safetensors.torch import load_file  # noqa: E402
+
 pytestmark = pytest.mark.waits
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "accelerate_loop.py")
+SAVES = str(Path(__file__).parent / "scripts" / "accelerate_saves.py")
 EVENTS = ["join"] * 3 + ["leave"] * 2 + ["kill"] * 3
 TRAINED = 90
 
@@ -90,6 +96,29 @@ def test_a_loop_computes_what_it_does_undisturbed(
     check_same(found, expected)
     assert len(list((tmp_path / "disturbed").glob("epoch-*/model.safetensors"))) == epochs
     assert not list((tmp_path / "disturbed").glob(".unfinished*"))
+
+
+@pytest.mark.short
+def test_what_the_main_rank_should_have_saved_when_it_was_lost_is_saved_by_the_next(tmp_path: Path) -> None:
+    async def scenario(job: Coordinator) -> None:
+        await job.add(3)
+        await until(lambda: len(list(tmp_path.glob("expected-0-*"))) == 2 and list(tmp_path.glob("waits-*")))
+        (main,) = tmp_path.glob("waits-*")
+        job.signal(main.name.removeprefix("waits-"), signal.SIGKILL)
+
+    outcome = play(scenario, tmp_path, [SAVES, str(tmp_path)], preload=HUGGING_FACE, nodes=(2, 8))
+    assert outcome.status == "done", outcome
+    for epoch in range(2):
+        expected = torch.load(next(tmp_path.glob(f"expected-{epoch}-*")))
+        saved = [
+            torch.load(tmp_path / f"plain-{epoch}.pt"),
+            load_file(tmp_path / f"safe-{epoch}.safetensors"),
+            load_file(tmp_path / f"model-{epoch}" / "model.safetensors"),
+        ]
+        for found in saved:
+            assert found.keys() == expected.keys()
+            assert all(torch.equal(found[name], expected[name]) for name in expected), epoch
+    assert not list(tmp_path.rglob(".unfinished*"))
 
 
 def test_alone_it_computes_what_accelerate_does(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ ELASTIC_TRAINER = "bft.elastic({trainer})"
 IMPORT_LIGHTNING = "from bftrainer.integrations.lightning import ElasticStrategy"
 ELASTIC_STRATEGY = "ElasticStrategy()"
 """The argument `strategy` of a Lightning Trainer."""
+REGISTER_IN_ACCELERATE = "accelerator.register_for_checkpointing"
+"""Takes the values of a script with an Accelerator, as `prepare` does elsewhere."""
 IMPORT_ACCELERATOR = "from bftrainer.integrations.accelerate import ElasticAccelerator as {name}"
 
 INIT_NAMES = frozenset({"bftrainer.elastic.init"})

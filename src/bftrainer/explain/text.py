@@ -24,10 +24,12 @@ def _lines(explanation: Explanation) -> Iterator[str]:
     if explanation.diff:
         yield from ("", "Change these lines:", "")
         yield from (f"  {line}".rstrip() for line in explanation.diff.splitlines())
-    yield from _notices("Refused as it is:", explanation.refused)
+    restarts = explanation.way == "torchrun"  # what is refused is why there is no other way
+    yield from _notices("Why no other way:" if restarts else "Refused as it is:", explanation.refused)
     yield from _notices("Look at:" if explanation.way != "none" else "What is possible:", explanation.warnings)
     if explanation.command:
-        first = "When that is mended, submit it:" if explanation.refused else "Submit it:"
+        mended = explanation.refused and not restarts
+        first = "When that is mended, submit it:" if mended else "Submit it:"
         yield from ("", "Then submit it:" if explanation.changes else first, "", f"  {explanation.command}")
 
 

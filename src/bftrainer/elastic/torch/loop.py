@@ -50,10 +50,11 @@ class TrainingLoop:
         member, state = self._member, self._member.state
         self._reports.epochs = count
         member.join()
-        undo: Callable[[], None] | None = None
         self.counts_epochs = True
         while member.progress.epoch < count and not member.progress.over:
             epoch = member.progress.epoch
+            # The script's code after the last batch counts once, also on a rank that has received its effect.
+            undo = member.registry.keep_untrained(member.stepper.optimizers) if member.progress.ended else None
             self.begin_epoch()
             yield epoch
             if member.progress.epoch == epoch:
@@ -61,15 +62,15 @@ class TrainingLoop:
             if member.progress.epoch == epoch:
                 state.put_right()  # the script may have left the loop over batches early
                 if undo is not None:
-                    undo()  # so that the script's code after the last batch counts once
+                    undo()
                 if epoch + 1 == count and not member.unbroken_fence("the end of the last epoch"):
                     # A peer, perhaps rank 0, was lost during an evaluation: run the code after the last batch again.
-                    undo = member.registry.keep_untrained(member.stepper.optimizers)
+                    member.progress.ended = True
                     continue
                 if member.stepper.scheduler_every == "epoch":
                     member.stepper.schedule()
                 progress = member.progress
-                progress.epoch, progress.cursor, progress.part = epoch + 1, 0, 0
+                progress.epoch, progress.cursor, progress.part, progress.ended = epoch + 1, 0, 0, False
         if finishes:
             self.finish()
 

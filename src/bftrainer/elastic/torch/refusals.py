@@ -42,7 +42,7 @@ def refuse_torchrun() -> None:
     if several and protocol.CHANNEL not in os.environ:
         raise InputError(
             "torchrun has started this script, but BFTrainer starts and connects the processes itself: start the "
-            "script by `bftrainer submit`, without `torchrun`"
+            "script by `bftrainer submit` without `--launcher`, and not by `torchrun`"
         )
 
 

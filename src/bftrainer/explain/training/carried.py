@@ -149,7 +149,7 @@ def kept_in_objects(program: Program, loop: Loop) -> Iterator[tuple[str, ast.AST
             name, holder = _dotted(target), target.value
             if name in seen or _is_clock(statement) or target.attr in _OF_TORCH:
                 continue
-            if any(_is_value(one.value) for one in program.bindings(holder)):
+            if any(_is_value(item_of(one).value) for one in program.bindings(holder)):
                 continue
             is_outside = holder.id not in own and holder.id != "self" and program.kind(holder) is None
             if is_outside and (isinstance(statement, ast.AugAssign) or name in read):

@@ -13,7 +13,7 @@ from bftrainer.explain.reading.program import Program
 from bftrainer.explain.report import Notice
 from bftrainer.explain.training.loops import Training
 from bftrainer.explain.training.objects import TrainedObjects
-from bftrainer.explain.ways.plain import carried_notices, training_notices
+from bftrainer.explain.ways.plain import carried_notices, early_end_notice, replace_range, training_notices
 
 TORCHRUN = "submit it with --launcher torchrun: it restarts from its checkpoint at each change"
 _HUGGING_FACE = ("transformers.", "trl.", "sentence_transformers.")
@@ -111,7 +111,10 @@ def explain_accelerate(program: Program, training: Training | None, edits: Edits
                 refused=True,
             )
     if training is not None:
-        yield from carried_notices(program, training, TrainedObjects(), "accelerator.register_for_checkpointing")
+        kept = list(carried_notices(program, training, TrainedObjects(), lines.REGISTER_IN_ACCELERATE))
+        yield from kept
+        if kept and training.epoch is not None and not replace_range(program, training.epoch, lines.EPOCHS, edits):
+            yield early_end_notice(program, training.epoch)
         yield from training_notices(program, training)
 
 

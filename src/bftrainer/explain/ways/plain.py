@@ -250,6 +250,17 @@ def epoch_notice(program: Program, loop: Loop) -> Notice:
     )
 
 
+def early_end_notice(program: Program, loop: Loop) -> Notice:
+    """Advise `elastic.epochs` for a loop that decides by values of its own."""
+    return notice(
+        program,
+        loop,
+        "on a node that joins later this loop runs from its beginning, and its code decides by values of the current "
+        "epoch: one that ends early ends there, before that node has trained",
+        f"write it as `for epoch in {lines.EPOCHS}(n):`, which begins in the current epoch",
+    )
+
+
 def replace_range(program: Program, loop: Loop, name: str, edits: Edits) -> bool:
     """Have a loop go over `name(n)` instead of `range(n)`. Returns whether it could be done.
 

@@ -1,7 +1,7 @@
 """Data that a script chooses by its rank, without a sampler: what keeps it from training in place.
 
-With `--launcher ddp` each script sees rank 0. So code that takes every n-th sample from its rank on would take the part
-of rank 0 on all ranks, and the other parts would be missing.
+With `--launcher ddp` each script sees rank 0. So code that takes every n-th sample from its rank on, or makes a dataset
+by its rank, would take the part of rank 0 on all ranks, and the other parts would be missing.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ _REMEDY = "use a DistributedSampler, or submit it with --launcher torchrun: it r
 _RANK_CALLS = frozenset(["get_rank", "get_node_local_rank"])
 _RANK_KEYS = frozenset(["RANK", "LOCAL_RANK"])
 _CHOOSING = frozenset(["range", "arange", "islice", "Subset", "linspace", "select", "narrow", "shard", "chunk"])
+_PLACES = frozenset(["device", "cuda", "gpu"])
 _DEVICES = frozenset(["device_count", "n_gpus", "num_gpus", "ngpus", "n_gpu"])
 
 
 def data_by_rank(program: Program) -> Iterator[Notice]:
-    """Yield the lines in which a rank is part of an index, of a range or of a remainder."""
+    """Yield the lines in which a rank is part of an index, of a range, of a remainder or of what makes a dataset."""
     for file in program.files:
         names = _rank_names(file.tree)
         for node in ast.walk(file.tree):
-            parts = _choosing(node)
+            parts = _choosing(node) or _making(program, node)
             if any(_is_rank(part, names) for part in parts) and not any(_is_device(part) for part in parts):
                 what = "chooses data by the rank, but each script sees rank 0, so that the other parts would be missing"
                 yield notice(program, node, what, _REMEDY, refused=True)
@@ -40,6 +41,24 @@ def _choosing(node: ast.AST) -> list[ast.AST]:
     if isinstance(node, ast.Call) and _last(node.func) in _CHOOSING:
         return [part for argument in [*node.args, *node.keywords] for part in ast.walk(argument)]
     return []
+
+
+def _making(program: Program, node: ast.AST) -> list[ast.AST]:
+    """Return the expressions that a dataset of the script is made with, apart from the device that it is put on."""
+    if not isinstance(node, ast.Call):
+        return []
+    bases = [_last(base) for cls in program.classes(node.func) for base in cls.bases]
+    if not any(base.endswith("Dataset") for base in bases):
+        return []
+    arguments = [*node.args, *(keyword for keyword in node.keywords if keyword.arg not in _PLACES)]
+    return [part for argument in arguments if not _is_place(argument) for part in ast.walk(argument)]
+
+
+def _is_place(argument: ast.AST) -> bool:
+    return any(
+        _last(part) in _PLACES or (isinstance(part, ast.Constant) and part.value in _PLACES | {"cuda:"})
+        for part in ast.walk(argument)
+    )
 
 
 def _rank_names(tree: ast.Module) -> frozenset[str]:

@@ -15,7 +15,7 @@ from bftrainer.explain.reading.source import dotted
 from bftrainer.explain.report import Evidence, Notice
 from bftrainer.explain.training.loops import Training, range_of, step_calls
 from bftrainer.explain.training.objects import TrainedObjects, find_objects
-from bftrainer.explain.ways.plain import carried_notices, epoch_notice, training_notices
+from bftrainer.explain.ways.plain import carried_notices, early_end_notice, epoch_notice, training_notices
 
 _GRADIENT_CALLS = frozenset({"clip_grad_norm_", "clip_grad_value_", "unscale_"})
 
@@ -41,6 +41,10 @@ def _imported(node: ast.AST) -> list[str]:
     if isinstance(node, ast.ImportFrom) and node.module and not node.level:
         return [f"{node.module}.{alias.name}" for alias in node.names]
     return []
+
+
+def _uses_accelerate(node: ast.AST) -> bool:
+    return any(name.startswith(f"{lines.INTEGRATIONS}.accelerate") for name in _imported(node))
 
 
 def _init_calls(program: Program) -> list[ast.Call]:
@@ -92,6 +96,11 @@ def explain_written(program: Program, training: Training | None) -> Iterator[Not
         if not any(word.arg == lines.ACCUMULATE for call in _prepare_calls(program) for word in call.keywords):
             yield from count_notices(program, accumulation)
     given_to = lines.PREPARE if prepared else "run.register"
+    if any(_uses_accelerate(node) for file in program.files for node in ast.walk(file.tree)):
+        given_to = lines.REGISTER_IN_ACCELERATE
+        keeps_values = any(program.name(call.func).endswith(lines.VALUE) for call in program.calls)
+        if keeps_values and training.epoch is not None and range_of(training.epoch) is not None:
+            yield early_end_notice(program, training.epoch)
     yield from carried_notices(program, training, objects, given_to, _carried(program))
     yield from training_notices(program, training)
 

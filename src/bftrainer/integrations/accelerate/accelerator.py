@@ -262,6 +262,27 @@ class ElasticAccelerator(Accelerator):
 
     # Files and trackers.
 
+    def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
+        """Save to a file on the main rank. If that is lost before the next step, its successor saves it."""
+        if not isinstance(f, str | os.PathLike) or self.project_configuration.save_on_each_node:
+            follow_rank(self._run)
+            super().save(obj, f, safe_serialization)
+            return
+        place, save = Path(os.path.abspath(f)), super().save  # noqa: PTH100 - as the script would find it
+
+        def write() -> None:
+            follow_rank(self._run)
+            with unfinished_room(place.parent) as room:
+                save(obj, str(room / place.name), safe_serialization)
+                publish(room / place.name, place)
+
+        if self._run.preparation.repeats_epochs:
+            return
+        if self.is_main_process:
+            write()
+        else:
+            self._run.preparation.saves.leave_out(str(place), write)
+
     def save_state(self, output_dir: Any = None, safe_serialization: bool = True, **options: Any) -> Any:
         """Save a checkpoint on the main rank, as a whole. BFTrainer does not need it to resume."""
         if output_dir is None or self.project_configuration.automatic_checkpoint_naming:

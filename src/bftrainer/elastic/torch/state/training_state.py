@@ -50,6 +50,10 @@ class Progress:
     part: int = 0
     """Committed calls of `run.step(optimizer=…)` for the batch at `cursor`."""
 
+    ended: bool = False
+    """Whether the script's code after the last batch of the last epoch has run. It runs again if a peer was lost in it;
+    its effect is in the state."""
+
     over: bool = False
     """Whether the script has left its training loop. A worker that joins now has nothing to train."""
 
