@@ -89,6 +89,20 @@ ENDINGS = {
 }
 
 
+def test_what_a_warm_parent_forks_shows_nobody_the_secret_of_its_first_command(run: Run, tmp_path: Path) -> None:
+    text = "import os; print(os.environ.get('BFTRAINER_SECRET'), b'SECRET=' in open('/proc/self/environ', 'rb').read())"
+
+    async def scene() -> None:
+        launcher = WarmLauncher(preload=("json",))
+        first = await output(launcher, script(tmp_path, text, BFTRAINER_SECRET="of-one-agent"))
+        assert first == (0, "of-one-agent False\n")
+        env = {name: value for name, value in os.environ.items() if name != "BFTRAINER_SECRET"}
+        assert await output(launcher, replace(script(tmp_path, text), env=env)) == (0, "None False\n")
+        await launcher.close()
+
+    run(scene())
+
+
 def test_a_forked_script_is_as_one_started_cold(run: Run, warm: WarmLauncher, tmp_path: Path) -> None:
     cold = ColdLauncher()
     (tmp_path / "package").mkdir()

@@ -20,6 +20,7 @@ from signal import SIGKILL
 from typing import Any, cast
 
 from bftrainer.errors import BFTrainerError
+from bftrainer.processes import variables
 from bftrainer.processes.launch import ColdProcess, Command, Process, RunAs, open_output, spawn
 from bftrainer.util.text import printable_line
 
@@ -90,7 +91,8 @@ class WarmParent:
         ours, theirs = socket.socketpair()
         with theirs:
             argv = (python, "-c", _MAIN, str(theirs.fileno()), *preload)
-            whole = Command(argv, command.env, command.cwd, None, python=False)
+            # What it forks gets the command's environment, but shows its parent's in /proc.
+            whole = Command(argv, variables.inherited(command.env), command.cwd, None, python=False)
             process = spawn(whole, python, (theirs.fileno(),), run_as)
         return await cls.ready(process, ours)
 

@@ -101,19 +101,6 @@ def ask_the_api(targets):
     return each(ask, targets["requests"])
 
 
-def own_secret():
-    """The join secret of this trainer's own agent, which runs under the same account."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:  # processes come and go while /proc is read
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                for variable in (entry / "environ").read_bytes().split(b"\0"):
-                    if variable.startswith(b"BFTRAINER_SECRET="):
-                        return variable.partition(b"=")[2].decode()
-        time.sleep(0.1)
-    return ""
-
-
 def join(targets, secret, node):
     """Say that this is the agent of a node. Returns the controller's answer, or what happened instead."""
     url = targets["url"].replace("http", "ws", 1) + "/v1/agents"
@@ -131,12 +118,11 @@ def join(targets, secret, node):
 
 @attack
 def join_for_another(targets):
-    secret = own_secret()
+    secret = targets["secret"]
     prefix, body, mac = secret.split(".")
     fields = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
     forged = base64.urlsafe_b64encode(json.dumps([targets["owner"], *fields[1:]]).encode()).decode().rstrip("=")
     return {
-        "has a secret": str(bool(secret)),
         "as another's node": join(targets, secret, targets["node"]),
         "as its own node, beside its own agent": join(targets, secret, fields[1]),
         "as the head": join(targets, secret, "@head"),
@@ -167,7 +153,7 @@ def lend_for_another(targets):
 
     return {
         "with its own token": knock(targets["token"]),
-        "with the secret of its own agent": knock(own_secret()),
+        "with the secret of its own agent": knock(targets["secret"]),
         "without a token": knock(""),
     }
 
