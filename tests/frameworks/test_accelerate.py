@@ -118,7 +118,8 @@ def test_what_the_main_rank_should_have_saved_when_it_was_lost_is_saved_by_the_n
         for found in saved:
             assert found.keys() == expected.keys()
             assert all(torch.equal(found[name], expected[name]) for name in expected), epoch
-    assert not list(tmp_path.rglob(".unfinished*"))
+    assert load_file(tmp_path / "begin" / "model.safetensors").keys() == torch.load(tmp_path / "begin.pt").keys()
+    assert not list(tmp_path.rglob(".*"))
 
 
 def test_alone_it_computes_what_accelerate_does(tmp_path: Path) -> None:

@@ -1,11 +1,10 @@
-"""Whole folders and files: they appear under their names when all is written, or not at all.
+"""Whole folders: a folder appears under its name when all its files are written, or not at all.
 
 Checkpoints are folders. A process that is killed while it writes one must leave none that a later start would load.
 """
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -16,15 +15,20 @@ from bftrainer.util.files import sync
 
 _UNFINISHED = ".unfinished-"
 """Beginning of the name of a folder in which others are written. Only the main rank writes, one at a time."""
+_BEGINNING = ".beginning-"
+"""The same before training, when ranks do not know each other yet and several may write."""
 
 
 @contextmanager
-def unfinished_room(folder: Path) -> Iterator[Path]:
-    """Give an empty folder inside `folder`, for what `publish` moves out of it. The rest is removed."""
+def unfinished_room(folder: Path, *, alone: bool = True) -> Iterator[Path]:
+    """Give an empty folder inside `folder`, for folders that `publish` moves out of it. The rest is removed.
+
+    `alone`: no other process writes here, so what is left of killed ones is removed, too.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(f"{_UNFINISHED}*"):  # by a process that was killed
+    for left in folder.glob(f"{_UNFINISHED}*") if alone else ():
         shutil.rmtree(left, ignore_errors=True)
-    room = folder / f"{_UNFINISHED}{secrets.token_hex(4)}"
+    room = folder / f"{_UNFINISHED if alone else _BEGINNING}{secrets.token_hex(4)}"
     room.mkdir()
     try:
         yield room
@@ -33,14 +37,14 @@ def unfinished_room(folder: Path) -> Iterator[Path]:
 
 
 def publish(written: Path, place: Path) -> None:
-    """Move a folder or a file from the room to its place. One that is there already is replaced."""
+    """Move a folder from the room to its place. A folder that is there already is replaced."""
     for path in (*(entry for entry in written.rglob("*") if entry.is_file()), written):
         sync(path)
-    if written.is_file():
-        os.replace(written, place)  # noqa: PTH105 - at once
-        sync(place.parent)
-        return
-    if place.exists():
-        place.rename(written.with_name(f"{written.name}.former"))
-    written.rename(place)
+    try:
+        if place.exists():
+            place.rename(written.with_name(f"{written.name}.former"))
+        written.rename(place)
+    except OSError:
+        if not place.is_dir():
+            raise  # else another process has put the same folder there meanwhile
     sync(place.parent)

@@ -19,9 +19,12 @@ folder = Path(sys.argv[1])
 accelerator = ElasticAccelerator(cpu=True)
 torch.manual_seed(0)
 x = torch.randn(32, 4)
-model, optimizer, loader = nn.Linear(4, 1), None, DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
+loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
+model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+accelerator.save_state(folder / "begin")
+accelerator.save(model.state_dict(), folder / "begin.pt")
 for epoch in elastic.epochs(2):
     for inputs, targets in loader:
         accelerator.backward(nn.functional.mse_loss(model(inputs), targets))

@@ -28,6 +28,7 @@ from bftrainer.integrations.accelerate.loader import ElasticLoader
 from bftrainer.integrations.accelerate.stepping import ElasticOptimizer, ElasticScheduler
 from bftrainer.integrations.process_state import follow_rank, refuse_launcher
 from bftrainer.integrations.whole_folder import publish, unfinished_room
+from bftrainer.util.files import replacing
 
 _RESUME = (
     "cannot be used in an elastic script: BFTrainer goes on by itself, at the very batch at which the training was. "
@@ -272,9 +273,8 @@ class ElasticAccelerator(Accelerator):
 
         def write() -> None:
             follow_rank(self._run)
-            with unfinished_room(place.parent) as room:
-                save(obj, str(room / place.name), safe_serialization)
-                publish(room / place.name, place)
+            with replacing(place, "wb") as file:
+                save(obj, file.name if safe_serialization else file, safe_serialization)
 
         if self._run.preparation.repeats_epochs:
             return
@@ -292,9 +292,9 @@ class ElasticAccelerator(Accelerator):
             )
         place, save = Path(os.fspath(output_dir)), super().save_state
 
-        def write() -> None:
+        def write(*, alone: bool = True) -> None:
             follow_rank(self._run)
-            with unfinished_room(place.parent) as room:
+            with unfinished_room(place.parent, alone=alone) as room:
                 save(str(room / place.name), safe_serialization, **options)
                 publish(room / place.name, place)
 
@@ -303,7 +303,7 @@ class ElasticAccelerator(Accelerator):
             self._framework.on_main("save_state()", write)
             follow_rank(self._run)
         elif self.is_main_process and not self._run.preparation.repeats_epochs:
-            write()
+            write(alone=False)
         return place
 
     def load_state(self, *args: Any, **kwargs: Any) -> None:
