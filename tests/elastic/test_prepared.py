@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from bftrainer.elastic import protocol
 from bftrainer.elastic.local.coordinator import Coordinator
+from bftrainer.elastic.protocol import Leaving, Taken
 from support.elastic.churn import disturb
 from support.elastic.jobs import SETTINGS, on, play, run_alone, script
 from support.elastic.ledger import committed
@@ -239,6 +241,29 @@ def test_the_code_after_the_last_batch_of_all_counts_once_on_a_node_that_joins_f
     found = [json.loads(path.read_text()) for path in tmp_path.glob("found-*.json")]
     assert len(found) == 3
     assert found == [[found[0][0], 0, 3]] * 3
+
+
+def test_nothing_is_saved_of_code_between_two_steps_that_has_run_in_part(tmp_path: Path) -> None:
+    heard: list[bool] = []
+
+    async def scenario(job: Coordinator) -> None:
+        await job.add(3)
+        await until(lambda: len(list(tmp_path.glob("evaluates-*"))) == 3)
+        main, *others = job.members
+        for node in others:
+            job.signal(node, signal.SIGKILL)
+        await until(lambda: len(job.nodes) == 1)
+        job._workers.say(main, protocol.as_json(Taken(20.0)))
+        await until(lambda: any(heard))  # it has heard of it while it waits
+        (tmp_path / "go").touch()
+        await until(lambda: not job.nodes)
+        await job.stop()
+
+    argv = [script("prepared/last_epoch.py"), str(tmp_path)]
+    watch = lambda happening: heard.append(isinstance(happening.message, Leaving))  # noqa: E731
+    assert play(scenario, tmp_path, argv, watch=watch).status == "stopped"
+    # A run that resumed from the state at the end of that code would run it a second time.
+    assert [path.name for path in tmp_path.glob("snapshots/*.bft")] == []
 
 
 def test_a_newcomer_that_joins_after_the_last_batch_of_the_first_epoch_can_look_at_one(tmp_path: Path) -> None:

@@ -75,6 +75,14 @@ def test_while_a_step_is_applied_it_is_saved_at_the_next_boundary(stage: Stage) 
     assert stage.saved == [1.5]
 
 
+def test_in_the_middle_of_the_scripts_code_it_ends_without_saving(stage: Stage) -> None:
+    from_the_listener(stage, 2.0)
+    with pytest.raises(Ended):
+        stage.last.end_if_taken(saves=False)
+    assert stage.saved == []
+    assert stage.sent[0] == Broken(7, "its node is taken")
+
+
 def test_who_is_told_twice_saves_once(stage: Stage) -> None:
     from_the_listener(stage, 2.0)
     from_the_listener(stage, 1.0)

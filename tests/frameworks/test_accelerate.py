@@ -105,8 +105,9 @@ def test_what_the_main_rank_should_have_saved_when_it_was_lost_is_saved_by_the_n
         await until(lambda: len(list(tmp_path.glob("expected-0-*"))) == 2 and list(tmp_path.glob("waits-*")))
         (main,) = tmp_path.glob("waits-*")
         job.signal(main.name.removeprefix("waits-"), signal.SIGKILL)
+        await job.add(1)
 
-    outcome = play(scenario, tmp_path, [SAVES, str(tmp_path)], preload=HUGGING_FACE, nodes=(2, 8))
+    outcome = play(scenario, tmp_path, [SAVES, str(tmp_path)], preload=HUGGING_FACE, nodes=(3, 8))
     assert outcome.status == "done", outcome
     for epoch in range(2):
         expected = torch.load(next(tmp_path.glob(f"expected-{epoch}-*")))

@@ -34,6 +34,8 @@ class TrainingLoop:
         self._counted = False  # left after the expected number of batches, with samples left
         self.counts_epochs = False
         """Whether the script is in a loop over `epochs`."""
+        self.before_rest: Callable[[], None] = lambda: None
+        """Called between two batches, before the state is saved or sent."""
         self.epochs_begun = 0
         """How often the script was at the top of an epoch. The last epoch begins again if a peer is lost at its end."""
 
@@ -205,6 +207,8 @@ class TrainingLoop:
         if self._member.progress.epoch != epoch:
             return False
         self._batch.at_boundary()
+        self._member.state.put_right()
+        self.before_rest()
         self._member.rest()
         return True
 

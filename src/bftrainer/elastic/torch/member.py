@@ -246,7 +246,7 @@ class TrainingMember:
         assert membership is not None
         self._forming = True
         self.last_save.at_rest = self.state.has_state and not self._inside
-        self.last_save.end_if_taken()
+        self.last_save.end_if_taken(saves=not self._inside)
         paused_at = self.meter.last_at if self.state.has_state else time.perf_counter()
         try:
             assignment, form_s, sync_s = self.peers.form_anew(self._sync)
@@ -285,10 +285,11 @@ class TrainingMember:
     def _leave(self, generation: Generation) -> NoReturn:
         """End this rank at a step boundary."""
         assert self.membership is not None
-        self.last_save.end_if_taken()
+        self.last_save.end_if_taken(saves=not self._inside)
         former = self._assignment.members if self._assignment is not None else ()
-        if self.state.has_state and self.local_rank == 0 and not set(generation.members) & set(former):
-            self.state.save()  # no node that has the state stays; one rank per node saves
+        is_last = not set(generation.members) & set(former)  # no node that has the state stays
+        if self.state.has_state and self.local_rank == 0 and is_last and not self._inside:
+            self.state.save()  # one rank per node saves
         self.left = True
         self.loaders.close()
         self.flow.leave(f"{generation.id}/0", self.state.key())

@@ -41,6 +41,8 @@ class PreparedLoop:
         self._carried = carried
         self._member = member
         self._loop = loop
+        # A file that the lost main rank should have written is there before the state says that it is.
+        loop.before_rest = saves.take_over
         self._reports = reports
         self._training = training
         self._begun = 0  # loops over the loader so far

@@ -80,12 +80,17 @@ class LastSave:
             self.end_if_taken()
         return True
 
-    def end_if_taken(self) -> None:
-        """Save the state, which is at rest, and end this process if the node is taken."""
+    def end_if_taken(self, *, saves: bool = True) -> None:
+        """Save the state, which is at rest, and end this process if the node is taken.
+
+        Without `saves` it only ends: the script's code after the last step has run in part, so the state is neither
+        that of the step nor a later one.
+        """
         if self._end_by is None:
             return
         self.at_rest = False  # another signal must not start a second save
         try:
-            self._save(max(0.0, self._end_by - self._clock()))
+            if saves:
+                self._save(max(0.0, self._end_by - self._clock()))
         finally:
             self._exit(TAKEN)
