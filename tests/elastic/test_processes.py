@@ -68,8 +68,8 @@ import subprocess, sys, time
 child = subprocess.Popen(["sleep", "1000"])
 sys.stdout.write(f"{child.pid}\\n")
 sys.stdout.flush()
-if sys.argv[1:] != ["leave"]:
-    time.sleep(1000)
+while sys.argv[1:] != ["leave"]:
+    time.sleep(0.1)  # Python runs the handler of a signal that comes just before a sleep only after it
 """
 
 
