@@ -251,7 +251,8 @@ import signal, sys, time
 def leave(*_): print("asked"); sys.exit(7)
 signal.signal(signal.SIGTERM, signal.SIG_IGN if "ignores" in sys.argv else leave)
 print("up")
-time.sleep(1000)
+while True:
+    time.sleep(0.1)  # a signal just before a sleep is handled after it
 """
 
     async def scene() -> None:
