@@ -201,15 +201,20 @@ def test_the_loss_of_the_main_rank_after_the_loop_loses_no_result_and_a_newcomer
     assert len(list(tmp_path.glob("trained-*"))) in (2, 3)
 
 
+async def lose_one_of_three(job: Coordinator, folder: Path, *, of_main: bool) -> None:
+    """Lose the main rank or another one while three nodes evaluate after the last epoch."""
+    await job.add(3)
+    await until(lambda: len(list(folder.glob("evaluates-*"))) == 3)
+    job.signal(job.members[0 if of_main else -1], signal.SIGKILL)
+    await until(lambda: len(job.nodes) == 2)
+
+
 @pytest.mark.parametrize("of_main", [True, False])
 def test_a_node_that_is_lost_after_the_last_batch_of_all_has_the_code_after_it_run_again(
     of_main: bool, tmp_path: Path
 ) -> None:
     async def scenario(job: Coordinator) -> None:
-        await job.add(3)
-        await until(lambda: len(list(tmp_path.glob("evaluates-*"))) == 3)
-        job.signal(job.members[0 if of_main else -1], signal.SIGKILL)
-        await until(lambda: len(job.nodes) == 2)
+        await lose_one_of_three(job, tmp_path, of_main=of_main)
         (tmp_path / "go").touch()
 
     outcome = play(scenario, tmp_path, [script("prepared/last_epoch.py"), str(tmp_path)], nodes=(2, 8))
@@ -226,10 +231,7 @@ def test_the_code_after_the_last_batch_of_all_counts_once_on_a_node_that_joins_f
     of_main: bool, tmp_path: Path
 ) -> None:
     async def scenario(job: Coordinator) -> None:
-        await job.add(3)
-        await until(lambda: len(list(tmp_path.glob("evaluates-*"))) == 3)
-        job.signal(job.members[0 if of_main else -1], signal.SIGKILL)
-        await until(lambda: len(job.nodes) == 2)
+        await lose_one_of_three(job, tmp_path, of_main=of_main)
         await job.add(1)
         newcomer = job.nodes[-1]
         await until(lambda: job.roster.is_ready(newcomer))

@@ -1,4 +1,4 @@
-"""Whole folders: a folder appears complete or not at all, and writers do not disturb each other."""
+"""Complete folders: a folder appears complete or not at all, and writers do not disturb each other."""
 
 from __future__ import annotations
 
@@ -43,3 +43,18 @@ def test_several_writers_that_do_not_know_each_other_leave_one_folder(
 def test_a_folder_that_cannot_be_put_there_is_an_error(tmp_path: Path) -> None:
     with unfinished_room(tmp_path) as room, pytest.raises(OSError, match="No such file"):
         publish(written(room, "text"), tmp_path / "nowhere" / "step_1")
+
+
+def test_a_former_folder_that_cannot_be_replaced_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, target: Path) -> Path:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with unfinished_room(tmp_path) as room:
+        publish(written(room, "first"), tmp_path / "step_1")
+    with unfinished_room(tmp_path) as room:
+        late = written(room, "second")
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "rename", refuse)
+            with pytest.raises(PermissionError):
+                publish(late, tmp_path / "step_1")
+    assert (tmp_path / "step_1" / "model").read_text() == "first"

@@ -1,10 +1,11 @@
-"""Whole folders: a folder appears under its name when all its files are written, or not at all.
+"""Complete folders: a folder appears under its name when all its files are written, or not at all.
 
 Checkpoints are folders. A process that is killed while it writes one must leave none that a later start would load.
 """
 
 from __future__ import annotations
 
+import errno
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -40,11 +41,11 @@ def publish(written: Path, place: Path) -> None:
     """Move a folder from the room to its place. A folder that is there already is replaced."""
     for path in (*(entry for entry in written.rglob("*") if entry.is_file()), written):
         sync(path)
+    if place.exists():
+        place.rename(written.with_name(f"{written.name}.former"))
     try:
-        if place.exists():
-            place.rename(written.with_name(f"{written.name}.former"))
         written.rename(place)
-    except OSError:
-        if not place.is_dir():
+    except OSError as problem:
+        if problem.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise  # else another process has put the same folder there meanwhile
     sync(place.parent)
